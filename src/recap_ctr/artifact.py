@@ -1,0 +1,180 @@
+"""The deployable directory: weights, vocabularies, schema and a manifest that vouches for every byte of them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from recap_ctr.calibrate import Calibration, calibration_from_dict
+from recap_ctr.config import Frozen
+from recap_ctr.data.encode import Encoder, vocabulary_file
+from recap_ctr.errors import InputError
+from recap_ctr.models import build, parse_model
+from recap_ctr.nn.weights import load_tensors, save_tensors
+from recap_ctr.schema import read_schema
+from recap_ctr.storage import atomic_directory, atomic_file, fingerprint, sha256
+
+FORMAT = 1
+MANIFEST, WEIGHTS, SCHEMA, CARD = "manifest.json", "model.safetensors", "schema.toml", "MODEL_CARD.md"
+
+
+@dataclass(frozen=True, eq=False)
+class Artifact:
+    """A loaded model with all it takes to score raw rows."""
+
+    name: str
+    config: Frozen
+    model: nn.Module
+    encoder: Encoder
+    calibration: Calibration
+    shift: float
+    """Added to the model's logit before calibration: the correction for sampled negatives."""
+    manifest: dict[str, Any]
+
+
+def write_artifact(
+    path: Path,
+    *,
+    name: str,
+    config: Frozen,
+    weights: dict[str, Tensor],
+    encoder: Encoder,
+    calibration: Calibration,
+    shift: float,
+    metrics: dict[str, Any],
+    data: dict[str, Any],
+    training: dict[str, Any],
+) -> None:
+    """Write the artifact, or replace the one that stands there; at no moment is half of one loadable."""
+    with atomic_directory(path) as partial:
+        described = encoder.save(partial)
+        save_tensors(partial / WEIGHTS, weights)
+        with atomic_file(partial / SCHEMA) as file:
+            file.write(encoder.schema.to_toml().encode())
+        manifest: dict[str, Any] = {
+            "kind": "artifact",
+            "format": FORMAT,
+            "model": {"name": name, "config": config.model_dump(mode="json")},
+            "parameters": sum(tensor.numel() for key, tensor in weights.items() if not _is_statistic(key)),
+            "fields": described,
+            "calibration": calibration.to_dict(),
+            "shift": shift,
+            "metrics": metrics,
+            "data": data,
+            "training": training,
+        }
+        with atomic_file(partial / CARD) as file:
+            file.write(model_card(manifest, encoder).encode())
+        files = [WEIGHTS, SCHEMA, CARD, *_vocabularies(encoder)]
+        manifest["files"] = {
+            file: {"bytes": (partial / file).stat().st_size, "sha256": sha256(partial / file)}
+            for file in files
+        }
+        manifest["checksum"] = fingerprint(manifest)
+        with atomic_file(partial / MANIFEST) as out:
+            out.write(_canonical(manifest))
+
+
+def load_artifact(path: Path) -> Artifact:
+    """Load after checking every file against the manifest, and the manifest against itself."""
+    path = resolve(path)
+    manifest = read_artifact_manifest(path)
+    for file, entry in manifest["files"].items():
+        _check_file(path, file, entry)
+    schema = read_schema(path / SCHEMA)
+    try:
+        encoder = Encoder.load(path, schema, manifest["fields"])
+        name = manifest["model"]["name"]
+        config = parse_model(name, manifest["model"]["config"])
+        model = build(name, config, encoder.layout)
+        model.load_state_dict(load_tensors(path / WEIGHTS)[0])
+        calibration = calibration_from_dict(manifest["calibration"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{path}: the parts of the artifact don't fit together: {error}") from None
+    return Artifact(name, config, model.eval(), encoder, calibration, float(manifest["shift"]), manifest)
+
+
+def resolve(path: Path) -> Path:
+    """A run's directory stands for the artifact inside it."""
+    inside = path / "artifact"
+    return inside if not (path / MANIFEST).is_file() and (inside / MANIFEST).is_file() else path
+
+
+def read_artifact_manifest(path: Path) -> dict[str, Any]:
+    path = resolve(path)
+    file = path / MANIFEST
+    if not file.is_file() or file.is_symlink():
+        raise InputError(f"{path} holds no artifact", fix="give a directory that `recap train` wrote")
+    raw = file.read_bytes()
+    damaged = InputError(f"{file} is damaged", fix="copy the artifact again from where it was made")
+    try:
+        manifest = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise damaged from None
+    if not isinstance(manifest, dict) or manifest.get("kind") != "artifact":
+        raise InputError(f"{path} holds no artifact", fix="give a directory that `recap train` wrote")
+    if manifest.get("format") != FORMAT:
+        raise InputError(
+            f"{path} is an artifact of format {manifest.get('format')!r}; this version reads {FORMAT}",
+            fix="upgrade recap-ctr, or pack the model anew",
+        )
+    checksum = manifest.pop("checksum", None)
+    if checksum != fingerprint(manifest) or raw != _canonical({**manifest, "checksum": checksum}):
+        raise damaged
+    known = {WEIGHTS, SCHEMA, CARD, *(vocabulary_file(i) for i in range(len(manifest["fields"])))}
+    if not {WEIGHTS, SCHEMA} <= set(manifest["files"]) <= known:
+        raise damaged
+    return manifest
+
+
+def _canonical(manifest: dict[str, Any]) -> bytes:
+    return (json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _vocabularies(encoder: Encoder) -> list[str]:
+    plain = (not fitted.field.is_value and not fitted.field.hash_buckets for fitted in encoder.fields)
+    return [vocabulary_file(i) for i, kept in enumerate(plain) if kept]
+
+
+def _check_file(path: Path, name: str, entry: dict[str, Any]) -> None:
+    file = path / name
+    if file.is_symlink() or not file.is_file():
+        raise InputError(f"{file} is missing", fix="copy the artifact again from where it was made")
+    if file.stat().st_size != entry["bytes"] or sha256(file) != entry["sha256"]:
+        raise InputError(f"{file} is damaged: it differs from its checksum", fix="copy the artifact again")
+
+
+def _is_statistic(key: str) -> bool:
+    return key.rpartition(".")[2].startswith(("running_", "num_batches"))
+
+
+def model_card(manifest: dict[str, Any], encoder: Encoder) -> str:
+    """What the model is, what it was trained on, and how good it was, for whoever finds the directory."""
+    lines = [
+        f"# {manifest['model']['name'].upper()} click model",
+        "",
+        f"{manifest['parameters']:,} parameters over {encoder.layout.num_fields} fields"
+        f" and {encoder.layout.num_rows:,} vocabulary entries.",
+        f"Trained on {manifest['data']['rows']:,} rows of {manifest['data']['name']}"
+        f" (fingerprint {manifest['data']['fingerprint']}), seed {manifest['training']['seed']}.",
+        "",
+        "| rows | AUC | logloss | calibrated logloss | base rate logloss |",
+        "|---|---|---|---|---|",
+    ]
+    for split, found in manifest["metrics"].items():
+        lines.append(
+            f"| {split}, {found['rows']:,} | {found['raw']['auc']:.5f} | {found['raw']['logloss']:.5f} |"
+            f" {found['calibrated']['logloss']:.5f} | {found['base_rate_logloss']:.5f} |"
+        )
+    kept = [at.field.name for at in encoder.fields if not at.field.is_value and not at.field.hash_buckets]
+    lines += [
+        "",
+        "`score` is the calibrated probability of a click; unseen and missing values are scored through a shared vector.",
+        f"Raw values are stored for: {', '.join(kept) or 'none'}.",
+        "",
+        "Not for decisions about people (credit, housing, employment); scores drift as the traffic does: evaluate often.",
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""The axes along which estimators are averaged: one file each."""

@@ -1,0 +1,199 @@
+"""Calibration: a monotone map from logits to logits, fitted on validation rows and stored in the artifact.
+
+Monotone means that calibration never changes a ranking (AUC) except by ties, only the probabilities.
+
+Shape suffixes: N rows, K knots.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from recap_ctr.errors import InputError
+from recap_ctr.metrics import Bools, Floats, check_rows, logit, refuse_one_class, sigmoid, softplus
+
+JsonDict = dict[str, str | float | list[float]]
+
+
+@dataclass(frozen=True)
+class AffineCalibration:
+    """z -> scale * z + shift, scale > 0: temperature and base rate (Platt scaling).
+
+    >>> AffineCalibration(2.0, -1.0).apply([0.0, 1.0]).tolist()
+    [-1.0, 1.0]
+    """
+
+    scale: float
+    shift: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.scale < math.inf and math.isfinite(self.shift)):
+            raise InputError(
+                f"calibration with scale {self.scale} and shift {self.shift} is not an increasing map"
+            )
+
+    def apply(self, logits: ArrayLike) -> Floats:
+        return self.scale * np.asarray(logits, dtype=np.float64) + self.shift
+
+    def to_dict(self) -> JsonDict:
+        return {"kind": "affine", "scale": self.scale, "shift": self.shift}
+
+
+@dataclass(frozen=True)
+class IsotonicCalibration:
+    """Piecewise linear in logits between the knots, constant outside: never steeper than the data asked for.
+
+    >>> IsotonicCalibration((0.0, 2.0), (-1.0, 1.0)).apply([-5.0, 1.0, 5.0]).tolist()
+    [-1.0, 0.0, 1.0]
+    """
+
+    knots: tuple[float, ...]  # logits, increasing
+    values: tuple[float, ...]  # calibrated logits, not decreasing
+
+    def __post_init__(self) -> None:
+        knots_K, values_K = np.array(self.knots), np.array(self.values)
+        if not (
+            0 < knots_K.size == values_K.size
+            and np.isfinite([knots_K, values_K]).all()
+            and (np.diff(knots_K) > 0).all()
+            and (np.diff(values_K) >= 0).all()
+        ):
+            raise InputError(
+                "isotonic calibration needs finite, increasing knots with one non-decreasing value each"
+            )
+
+    def apply(self, logits: ArrayLike) -> Floats:
+        return np.asarray(np.interp(np.asarray(logits, dtype=np.float64), self.knots, self.values))
+
+    def to_dict(self) -> JsonDict:
+        return {"kind": "isotonic", "knots": list(self.knots), "values": list(self.values)}
+
+
+Calibration = AffineCalibration | IsotonicCalibration
+
+
+def calibration_from_dict(stored: Mapping[str, object]) -> Calibration:
+    """Inverse of `to_dict`; JSON keeps every digit of a float, so the round trip is exact."""
+    match dict(stored):
+        case {"kind": "affine", "scale": scale, "shift": shift}:
+            return AffineCalibration(_number(scale), _number(shift))
+        case {"kind": "isotonic", "knots": [*knots], "values": [*values]}:
+            return IsotonicCalibration(tuple(map(_number, knots)), tuple(map(_number, values)))
+        case {"kind": "affine" | "isotonic" as kind}:
+            raise InputError(f"stored {kind} calibration lacks an entry: it has {', '.join(sorted(stored))}")
+    raise InputError(f"unknown calibration {stored.get('kind')!r}", fix="known: 'affine', 'isotonic'")
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"stored calibration holds {value!r} where a number belongs")
+    return float(value)
+
+
+def negative_rate_shift(rate: float) -> float:
+    """What to add to logits of a model whose negatives were kept with probability `rate`: log(rate).
+
+    Keeping fewer negatives multiplies the odds by 1 / rate; this takes it back: p = q / (q + (1 - q) / rate).
+
+    >>> negative_rate_shift(1.0)
+    0.0
+    """
+    if not 0 < rate <= 1:
+        raise InputError(
+            f"negative rate {rate} is not in (0, 1]", fix="give the share of negatives that was kept"
+        )
+    return math.log(rate)
+
+
+def fit_isotonic(
+    labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None
+) -> IsotonicCalibration:
+    """The monotone map with the smallest logloss, its probabilities kept half a row, 1 / (2N), from 0 and 1.
+
+    Without that margin one unseen click below the first knot would cost an infinite loss.
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    rows = check_rows(labels, logits, weights)
+    refuse_one_class(rows, "isotonic calibration")
+    half_row = 0.5 / rows.positive.size
+    fitted = IsotonicRegression(y_min=half_row, y_max=1 - half_row).fit(
+        rows.scores.astype(np.float64), rows.positive, sample_weight=rows.weights
+    )
+    values_K = np.maximum.accumulate(logit(fitted.y_thresholds_))  # against rounding in the logit
+    return IsotonicCalibration(tuple(fitted.X_thresholds_.tolist()), tuple(values_K.tolist()))
+
+
+# A slope this much below one logit per standard deviation is no slope, but the rounding of float32 logits.
+FLAT = 1e-6
+# Weight of the prior relative to the labels' variance: it moves an ordinary scale by about one part in 10^9.
+RIDGE = 1e-10
+
+
+def fit_affine(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> AffineCalibration:
+    """Logistic regression of the labels on the logits, by damped Newton; on these rows never worse than raw.
+
+    Guards, none of which matters on ordinary data:
+    - Constant logits carry no scale: scale 1, only the shift is fitted.
+    - So too where the fitted scale is not positive: turning a ranking upside down is not calibration.
+    - Perfectly separated classes ask for an infinite scale: a weak pull towards the identity bounds it. Raw
+      logits pay nothing for that pull, which is why the result can't be worse than they are.
+    """
+    rows = check_rows(labels, logits, weights)
+    refuse_one_class(rows, "affine calibration")
+    z_N, weights_N = rows.scores.astype(np.float64), rows.masses / rows.masses.sum()
+    mean = float(weights_N @ z_N)
+    spread = math.sqrt(weights_N @ (z_N - mean) ** 2)
+    if spread > FLAT * max(1.0, abs(mean)):
+        slope, level = _newton((z_N - mean) / spread, rows.positive, weights_N, spread)
+        if slope > FLAT:
+            return AffineCalibration(slope / spread, level - slope / spread * mean)
+    return AffineCalibration(1.0, _shift(z_N, float(weights_N @ rows.positive), weights_N))
+
+
+def _newton(x_N: Floats, positive_N: Bools, weights_N: Floats, identity: float) -> tuple[float, float]:
+    """Slope and level of the logits slope * x + level; `identity` is the slope of the raw logits.
+
+    Starts from the base rate, not from the raw logits: where those saturate, there is no curvature to follow.
+    """
+    design_N2 = np.column_stack([x_N, np.ones_like(x_N)])
+    sign_N = np.where(positive_N, -1.0, 1.0)
+    rate = float(weights_N @ positive_N)
+    variance = rate * (1 - rate)
+    ridge_2 = np.array([RIDGE * variance / max(1.0, identity) ** 2, 0.0])
+
+    def objective(theta_2: Floats) -> float:
+        pull = ridge_2[0] / 2 * (theta_2[0] - identity) ** 2
+        return float(weights_N @ softplus(sign_N * (design_N2 @ theta_2)) + pull)
+
+    theta_2 = np.array([0.0, float(logit(rate))])
+    value = objective(theta_2)
+    for _ in range(200):  # about 8 steps in practice, 30 where classes are separated
+        z_N = design_N2 @ theta_2
+        errors_N = sign_N * sigmoid(sign_N * z_N)  # p - y without cancellation
+        gradient_2 = design_N2.T @ (weights_N * errors_N) + ridge_2 * (theta_2 - [identity, 0.0])
+        if np.linalg.norm(gradient_2) <= 1e-10 * variance:
+            break
+        curvature_N = weights_N * sigmoid(z_N) * sigmoid(-z_N)
+        hessian_22 = (design_N2.T * curvature_N) @ design_N2 + np.diag(ridge_2)
+        step_2 = np.linalg.solve(hessian_22, gradient_2)
+        rounding = 1e-14 * value
+        while (trial := objective(theta_2 - step_2)) > value + rounding:
+            step_2 = step_2 / 2
+        theta_2, value = theta_2 - step_2, trial
+    return float(theta_2[0]), float(theta_2[1])
+
+
+def _shift(z_N: Floats, rate: float, weights_N: Floats) -> float:
+    """The shift at which the mean prediction is the base rate, by bisection: it works at any saturation."""
+    low, high = float(logit(rate)) - float(z_N.max()), float(logit(rate)) - float(z_N.min())
+    for _ in range(60):
+        middle = (low + high) / 2
+        if weights_N @ sigmoid(z_N + middle) < rate:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2

@@ -1,0 +1,87 @@
+"""Settings as frozen, strict records, read from TOML and written back to it."""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import tomli_w
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from recap_ctr.errors import InputError
+
+F = TypeVar("F", bound="Frozen")
+
+
+class Frozen(BaseModel):
+    """A record that can't change and knows every name in it: a mistyped setting is an error, never ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True, exclude_defaults=True))
+
+
+def parse(kind: type[F], values: Any, origin: str) -> F:
+    """Validate `values` as `kind`; the message names the setting, what it was, and where it came from."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"]) or kind.__name__
+        given = (
+            ""
+            if first["type"] in ("missing", "extra_forbidden") or not first["loc"]
+            else f" (given: {first['input']!r})"
+        )
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            message = (
+                f"unknown setting; known are {', '.join(kind.model_fields)}"
+                if len(first["loc"]) == 1
+                else "unknown setting"
+            )
+        raise InputError(f"{origin}: {name}: {message}{given}") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+
+
+class TrainConfig(Frozen):
+    """How a model is trained; the defaults are the published protocol (FuxiCTR's, as FCN used it)."""
+
+    batch_size: PositiveInt = 4096
+    learning_rate: PositiveFloat = 1e-3
+    l2: NonNegativeFloat = 1e-5
+    """Strength of the embedding regulariser, l2/2 · ||table||²."""
+    clip: PositiveFloat = 10.0
+    """Largest global gradient norm."""
+    update: Literal["exact", "fast"] = "exact"
+    """`exact`: dense Adam over whole tables. `fast`: only the rows of the batch; see docs/decisions/0003."""
+    schedule: Literal["plateau", "cosine", "constant"] = "plateau"
+    max_epochs: PositiveInt = 100
+    patience: PositiveInt = 2
+    """Stop after this many epochs in a row without a better validation AUC."""
+    plateau_factor: PositiveFloat = 0.1
+    min_learning_rate: NonNegativeFloat = 1e-6
+    ema: float | None = Field(None, gt=0, lt=1)
+    """β of Eq. 10; the averaged weights are then what is validated, selected and shipped."""
+    seed: int = Field(1, ge=0, lt=2**31)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.schedule == "plateau" and self.plateau_factor >= 1:
+            raise ValueError("plateau_factor must be below 1")
+        return self

@@ -1,0 +1,19 @@
+"""From raw tables to memory-mapped shards."""
+
+from importlib import import_module
+
+from recap_ctr.data.protocol import Protocol
+from recap_ctr.errors import InputError
+
+DATASETS = {
+    "ml-1m": "recap_ctr.data.ml_1m",
+}
+
+
+def protocol(name: str) -> Protocol:
+    """The public data set of that name."""
+    if name not in DATASETS:
+        raise InputError(f"no data set {name!r}", fix=f"known are {', '.join(DATASETS)}")
+    found = import_module(DATASETS[name]).PROTOCOL
+    assert isinstance(found, Protocol)
+    return found

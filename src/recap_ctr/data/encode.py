@@ -1,0 +1,380 @@
+"""Raw columns to ids, and the fitted vocabularies that say how.
+
+A field's ids: PAD 0, kept values 1..n by falling training count, OOV n+1. One table holds the vectors of all fields,
+so what flows is the id plus the field's offset: the row of that table.
+Shape suffixes: B rows, W id columns, N value columns.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from recap_ctr.data.source import Block
+from recap_ctr.errors import InputError
+from recap_ctr.schema import Field, Schema
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+PAD = 0
+MISSING_CODE, PAD_CODE = -1, -2  # in code arrays, before codes become ids
+
+
+def column(block: Block, name: str, role: str) -> pl.Series:
+    """The named column of a block, or an error that says what was there instead."""
+    if name not in block.frame.columns:
+        present = ", ".join(repr(other) for other in block.frame.columns[:12])
+        more = f" and {block.frame.width - 12} more" if block.frame.width > 12 else ""
+        raise InputError(
+            f"{block.origin} has no column {name!r} ({role})\n  columns present: {present}{more}",
+            fix=f"rename the column, or pass --map {name}=COLUMN",
+        )
+    return block.frame[name]
+
+
+def as_text(series: pl.Series, missing: Sequence[str] = ()) -> pl.Series:
+    """Values as canonical strings, null where missing: 7, 7.0 and "7" are one value, whatever the file format."""
+    if series.dtype.is_float():
+        series = series.fill_nan(None)
+        whole = (series == series.floor()) & (series.abs() < 2**53)
+        if whole.all():
+            series = series.cast(pl.Int64).cast(pl.String)
+        else:
+            integers = series.set(~whole.fill_null(False), 0.0).cast(pl.Int64).cast(pl.String)
+            series = integers.zip_with(whole.fill_null(True), series.cast(pl.String))
+    elif series.dtype in (pl.Binary, pl.Object, pl.Struct):
+        raise InputError(f"column {series.name!r} is of type {series.dtype}, which holds no categories")
+    elif series.dtype != pl.String:
+        series = series.cast(pl.String)
+    for value in ("", *missing):
+        same = series == value
+        if same.any():
+            series = series.set(same, None)
+    return series
+
+
+def as_numbers(block: Block, field: Field) -> pl.Series:
+    """Values as float64, null where missing; what is neither a finite number nor missing is an error."""
+    raw = column(block, field.name, "numeric field")
+    if raw.dtype == pl.String:
+        text = as_text(raw.str.strip_chars(), field.missing)
+        numbers = text.cast(pl.Float64, strict=False)
+        bad = (numbers.is_null() & text.is_not_null()).arg_true()
+        if len(bad):
+            raise InputError(
+                f"{block.origin}: row {block.first_row + bad[0]}, field {field.name!r}: {text[bad[0]]!r} is not a number",
+                fix="repair the value, list it under missing = [...], or make the field categorical",
+            )
+    elif raw.dtype.is_numeric() or raw.dtype in (pl.Boolean, pl.Null):
+        numbers = raw.cast(pl.Float64)
+        for value in field.missing:
+            numbers = numbers.set((numbers == float(value)).fill_null(False), None)
+    else:
+        raise InputError(
+            f"{block.origin}: field {field.name!r} is numeric, its column of type {raw.dtype} is not"
+        )
+    numbers = numbers.fill_nan(None)
+    infinite = numbers.is_infinite().fill_null(False).arg_true()
+    if len(infinite):
+        raise InputError(
+            f"{block.origin}: row {block.first_row + infinite[0]}, field {field.name!r}: infinity is not a value",
+            fix="replace it by a number, or leave the cell empty (missing)",
+        )
+    return numbers
+
+
+def log_square(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """The bucket of Criteo_x4: ⌊ln² x⌋ above 2, the truncated value else.
+
+    >>> log_square(np.array([-1.0, 0, 2, 3, 5, 100, 1e6])).tolist()
+    [-1, 0, 2, 1, 2, 21, 190]
+    """
+    logs = np.log(np.maximum(numbers, 1.0))
+    return np.where(numbers > 2, np.floor(logs * logs), np.trunc(numbers)).astype(np.int64)
+
+
+def categories(block: Block, field: Field, edges: Sequence[float] = ()) -> pl.Series:
+    """A one-value field's category per row as text, null where missing."""
+    if field.kind == "categorical":
+        return as_text(column(block, field.name, "categorical field"), field.missing)
+    numbers = as_numbers(block, field)
+    present = numbers.is_not_null()
+    filled = numbers.fill_null(0.0).to_numpy()
+    buckets = (
+        log_square(filled)
+        if field.transform == "log-square"
+        else np.searchsorted(edges, filled, side="right")
+    )
+    text = pl.Series(field.name, buckets).cast(pl.String).set(~present, None)
+    # After bucketing, `missing = ["0"]` also means bucket 0: 0.4 is as good as absent where 0 is.
+    return as_text(text, field.missing)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The values of a multi field, flattened: each with its row and its position in that row."""
+
+    values: pl.Series
+    rows: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    height: int
+
+    def matrix(self, codes: Ints, width: int) -> Ints:
+        """Codes by row and position; an absent piece is padding, an unseen one keeps its code."""
+        out = np.full((self.height, width), PAD_CODE, np.int32)
+        out[self.rows, self.positions] = np.where(self.values.is_null().to_numpy(), PAD_CODE, codes)
+        return out
+
+
+def pieces(block: Block, field: Field) -> Pieces:
+    raw = column(block, field.name, "multi field")
+    if isinstance(raw.dtype, (pl.List, pl.Array)):
+        lists = raw.cast(pl.List(raw.dtype.inner))  # type: ignore[arg-type]
+    else:
+        lists = as_text(raw, field.missing).str.split(field.separator)
+    lists = lists.list.head(field.max_len)
+    lengths = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
+    flat = as_text(lists.filter(pl.Series(lengths > 0)).explode(), field.missing)
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    positions = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return Pieces(flat.rename(field.name), rows, positions, block.frame.height)
+
+
+def hash_codes(values: pl.Series, buckets: int) -> Ints:
+    """A bucket per value, the same on every machine and in every version; missing stays missing."""
+    distinct = values.drop_nulls().unique()
+    digests = (hashlib.blake2b(value.encode(), digest_size=8).digest() for value in distinct)
+    codes = [int.from_bytes(digest, "little") % buckets for digest in digests]
+    found = values.replace_strict(
+        distinct, pl.Series(codes, dtype=pl.Int32), default=None, return_dtype=pl.Int32
+    )
+    return found.fill_null(MISSING_CODE).to_numpy()
+
+
+class _Lookup:
+    """Position of a value in a fixed list: binary search over 64-bit hashes, then the values themselves compared.
+
+    It costs nothing per call beyond its rows, where a join or an Enum cast would hash the whole list each time.
+    """
+
+    def __init__(self, values: pl.Series) -> None:
+        for seed in range(100):
+            hashes = values.hash(seed).to_numpy()
+            order = np.argsort(hashes, kind="stable")
+            self._seed, self._order, self._hashes = seed, order.astype(np.int32), hashes[order]
+            if not (self._hashes[1:] == self._hashes[:-1]).any():
+                break
+        self._values = values.gather(order)
+
+    def __call__(self, values: pl.Series) -> Ints:
+        if len(self._order) == 0:
+            return np.full(len(values), MISSING_CODE, np.int32)
+        hashes = values.hash(self._seed).to_numpy()
+        at = np.minimum(np.searchsorted(self._hashes, hashes), len(self._order) - 1)
+        same = (self._hashes[at] == hashes) & (self._values.gather(at) == values).fill_null(False).to_numpy()
+        return np.where(same, self._order[at], MISSING_CODE).astype(np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedField:
+    """A field and what was learnt about it from the training rows."""
+
+    field: Field
+    values: pl.Series
+    """Kept values in id order; empty for hashed and value fields."""
+    counts: npt.NDArray[np.int64]
+    mean: float = 0.0
+    scale: float = 1.0
+    edges: tuple[float, ...] = ()
+
+    @property
+    def num_kept(self) -> int:
+        if self.field.is_value:
+            return 1
+        return self.field.hash_buckets or len(self.values)
+
+    @property
+    def size(self) -> int:
+        """Rows of the table: PAD, what is kept, OOV."""
+        return self.num_kept + 2
+
+    @property
+    def oov(self) -> int:
+        return self.num_kept + 1
+
+    @cached_property
+    def _lookup(self) -> _Lookup:
+        return _Lookup(self.values)
+
+    def codes(self, values: pl.Series) -> Ints:
+        """Codes 0..n-1 of text values, `MISSING_CODE` for what is missing or unseen."""
+        return (
+            hash_codes(values, self.field.hash_buckets) if self.field.hash_buckets else self._lookup(values)
+        )
+
+    def ids(self, codes: Ints) -> Ints:
+        return np.where(codes >= 0, codes + 1, np.where(codes == PAD_CODE, PAD, self.oov)).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class FieldLayout:
+    """Where a field stands: its rows in the table and its columns in the id matrix."""
+
+    name: str
+    offset: int
+    size: int
+    start: int
+    width: int
+    pooling: str | None
+    value_column: int | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a model must know of the data: sizes and positions, no values."""
+
+    fields: tuple[FieldLayout, ...]
+
+    @property
+    def num_fields(self) -> int:
+        return len(self.fields)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a table over all fields: the sum of the vocabulary sizes."""
+        return sum(field.size for field in self.fields)
+
+    @property
+    def num_columns(self) -> int:
+        return sum(field.width for field in self.fields)
+
+    @property
+    def num_values(self) -> int:
+        return sum(field.value_column is not None for field in self.fields)
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[int]) -> "Layout":
+        """The layout of plain categorical fields with the given vocabulary sizes (PAD and OOV included)."""
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        return cls(
+            tuple(
+                FieldLayout(f"f{i}", int(offsets[i]), size, i, 1, None, None) for i, size in enumerate(sizes)
+            )
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    ids_BW: Ints
+    values_BN: Floats
+    num_missing: npt.NDArray[np.int64]
+    """Per field: rows without a value."""
+    num_unseen: npt.NDArray[np.int64]
+    """Per field: values that the training rows did not have, or too rarely."""
+
+
+class Encoder:
+    """Fitted fields, in the schema's order: raw rows to table rows."""
+
+    def __init__(self, schema: Schema, fields: Sequence[FittedField]) -> None:
+        self.schema, self.fields = schema, tuple(fields)
+        placed: list[FieldLayout] = []
+        offset = start = value_column = 0
+        for fitted in self.fields:
+            field = fitted.field
+            pooling = field.pooling if field.kind == "multi" else None
+            at = value_column if field.is_value else None
+            placed.append(FieldLayout(field.name, offset, fitted.size, start, field.width, pooling, at))
+            offset, start, value_column = (
+                offset + fitted.size,
+                start + field.width,
+                value_column + field.is_value,
+            )
+        if offset >= 2**31:
+            raise InputError(
+                f"the vocabularies hold {offset:,} values together; ids are 32-bit",
+                fix="raise min_count, or lower hash_buckets, of the largest fields",
+            )
+        self.layout = Layout(tuple(placed))
+
+    def encode(self, block: Block) -> Encoded:
+        height = block.frame.height
+        ids_BW = np.empty((height, self.layout.num_columns), np.int32)
+        values_BN = np.ones((height, self.layout.num_values), np.float32)
+        missing, unseen = np.zeros((2, len(self.fields)), np.int64)
+        for i, (fitted, at) in enumerate(zip(self.fields, self.layout.fields, strict=True)):
+            field = fitted.field
+            if field.kind == "multi":
+                flat = pieces(block, field)
+                codes = fitted.codes(flat.values)
+                unseen[i] = np.count_nonzero((codes == MISSING_CODE) & flat.values.is_not_null().to_numpy())
+                ids = fitted.ids(flat.matrix(codes, field.width))
+                missing[i] = np.count_nonzero((ids == PAD).all(axis=1))
+            elif at.value_column is not None:
+                numbers = as_numbers(block, field)
+                absent = numbers.is_null().to_numpy()
+                ids = standardise(
+                    numbers.fill_null(0.0).to_numpy(), absent, fitted, values_BN[:, at.value_column]
+                )[:, None]
+                missing[i] = np.count_nonzero(absent)
+            else:
+                text = categories(block, field, fitted.edges)
+                codes = fitted.codes(text)
+                missing[i] = text.null_count()
+                unseen[i] = np.count_nonzero(codes == MISSING_CODE) - missing[i]
+                ids = fitted.ids(codes)[:, None]
+            ids_BW[:, at.start : at.start + at.width] = ids + at.offset
+        return Encoded(ids_BW, values_BN, missing, unseen)
+
+    def save(self, directory: Path) -> list[dict[str, Any]]:
+        """Write the vocabularies below `directory`; return the rest as plain JSON values."""
+        (directory / "vocabulary").mkdir()
+        described = []
+        for i, fitted in enumerate(self.fields):
+            entry: dict[str, Any] = {"name": fitted.field.name, "size": fitted.size}
+            if fitted.field.is_value:
+                entry |= {"mean": fitted.mean, "scale": fitted.scale}
+            elif not fitted.field.hash_buckets:
+                frame = pl.DataFrame({"value": fitted.values, "count": fitted.counts})
+                frame.write_parquet(directory / vocabulary_file(i), statistics=False)
+            if fitted.edges:
+                entry["edges"] = list(fitted.edges)
+            described.append(entry)
+        return described
+
+    @classmethod
+    def load(cls, directory: Path, schema: Schema, described: Sequence[dict[str, Any]]) -> "Encoder":
+        fields = []
+        for i, (field, entry) in enumerate(zip(schema.fields, described, strict=True)):
+            values, counts = pl.Series([], dtype=pl.String), np.zeros(0, np.int64)
+            if not field.is_value and not field.hash_buckets:
+                frame = pl.read_parquet(directory / vocabulary_file(i))
+                values, counts = frame["value"], frame["count"].to_numpy()
+            edges = tuple(entry.get("edges", ()))
+            fitted = FittedField(
+                field, values, counts, entry.get("mean", 0.0), entry.get("scale", 1.0), edges
+            )
+            if fitted.size != entry["size"] or entry["name"] != field.name:
+                raise InputError(
+                    f"{directory}: the vocabulary of field {field.name!r} does not fit its manifest"
+                )
+            fields.append(fitted)
+        return cls(schema, fields)
+
+
+def vocabulary_file(index: int) -> str:
+    return f"vocabulary/{index:04d}.parquet"
+
+
+def standardise(
+    numbers: npt.NDArray[np.float64], absent: npt.NDArray[np.bool_], fitted: FittedField, out: Floats
+) -> Ints:
+    """Write (x - mean) / scale to `out`, 1 where absent; return ids: the value's vector, or OOV's where absent."""
+    out[:] = np.where(absent, 1.0, (numbers - fitted.mean) / fitted.scale)
+    return np.where(absent, fitted.oov, 1).astype(np.int32)

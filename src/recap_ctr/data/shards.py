@@ -1,0 +1,145 @@
+"""Prepared data on disk: one memory-mapped shard of rows per split, the vocabularies, and a manifest over all.
+
+Shape suffixes: B rows of a batch, W id columns, N value columns.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recap_ctr.data.encode import Encoder, Floats, Ints, Layout
+from recap_ctr.errors import InputError
+from recap_ctr.schema import Schema, read_schema
+from recap_ctr.storage import read_json, sha256
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows gathered from a shard."""
+
+    ids_BW: Ints
+    values_BN: Floats
+    labels_B: Floats
+    weights_B: Floats | None
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """The rows of one split, memory-mapped."""
+
+    ids: Ints
+    values: Floats
+    labels: npt.NDArray[np.uint8]
+    rows: npt.NDArray[np.int64]
+    """Each row's number in the source, counted from 0: its identity in every logit table."""
+    weights: Floats | None
+    groups: Ints | None
+    times: npt.NDArray[np.float64] | None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, at: npt.NDArray[np.integer[Any]] | slice) -> Batch:
+        weights = None if self.weights is None else np.array(self.weights[at])
+        return Batch(
+            np.array(self.ids[at]), np.array(self.values[at]), self.labels[at].astype(np.float32), weights
+        )
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """All rows in order, the last batch short."""
+        for start in range(0, len(self), size):
+            yield self.batch(slice(start, start + size))
+
+
+class PreparedData:
+    """A finished preparation, checked against its manifest when opened."""
+
+    def __init__(self, path: Path, *, verify: bool = True) -> None:
+        self.path = path
+        self.manifest = read_manifest(path)
+        self.schema: Schema = read_schema(path / "schema.toml")
+        for name, entry in self.manifest["files"].items():
+            file = path / name
+            if not file.is_file() or file.stat().st_size != entry["bytes"]:
+                raise InputError(
+                    f"{file} is missing or cut short", fix=f"run `recap prepare` for {path} again"
+                )
+            if verify and sha256(file) != entry["sha256"]:
+                raise InputError(f"{file} has changed since it was prepared", fix="run `recap prepare` again")
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the content of all shards and vocabularies: what a logit table belongs to."""
+        return str(self.manifest["fingerprint"])
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["inputs"].get("dataset") or self.path.name)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        return Encoder.load(self.path, self.schema, self.manifest["fields"])
+
+    @property
+    def layout(self) -> Layout:
+        return self.encoder.layout
+
+    @cached_property
+    def train(self) -> Shard:
+        return self._open("train")
+
+    @cached_property
+    def valid(self) -> Shard:
+        return self._open("valid")
+
+    @cached_property
+    def test(self) -> Shard:
+        return self._open("test")
+
+    def _open(self, split: str) -> Shard:
+        def array(name: str) -> Any:
+            file = f"{split}/{name}.npy"
+            if file not in self.manifest["files"]:
+                return None
+            rows = self.manifest["splits"][split]["rows"]
+            return np.load(self.path / file, mmap_mode="r" if rows else None, allow_pickle=False)
+
+        labels = array("labels")
+        values = array("values")
+        return Shard(
+            ids=array("ids"),
+            values=np.empty((len(labels), 0), np.float32) if values is None else values,
+            labels=labels,
+            rows=array("rows"),
+            weights=array("weights"),
+            groups=array("groups"),
+            times=array("times"),
+        )
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST
+    if not file.is_file():
+        raise InputError(
+            f"{path} holds no prepared data", fix="make it with `recap prepare SOURCE --out DIR`"
+        )
+    manifest = read_json(file)
+    if not isinstance(manifest, dict) or manifest.get("kind") != "prepared data":
+        raise InputError(
+            f"{path} holds no prepared data", fix="give the directory that `recap prepare` wrote"
+        )
+    if manifest.get("format") != FORMAT:
+        raise InputError(
+            f"{path} is of format {manifest.get('format')!r}; this version reads {FORMAT}",
+            fix="prepare it again",
+        )
+    return manifest

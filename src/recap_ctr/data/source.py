@@ -1,0 +1,358 @@
+"""Raw tables as a stream of blocks: CSV, TSV, Parquet and Arrow files, plain or compressed, and data frames.
+
+Text is cut into blocks at row ends and parsed one block at a time, every column as text, so that memory is bounded,
+ids are never cast, and an error can name its row. A row's number counts data rows from 1, header excluded.
+"""
+
+import csv
+import glob
+import gzip
+import io
+import re
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import polars as pl
+import zstandard
+
+from recap_ctr.errors import InputError
+from recap_ctr.storage import sha256
+
+BLOCK_BYTES = 16 << 20
+BLOCK_ROWS = 1 << 17
+MAX_ROW_BYTES = 64 << 20
+MAX_VALUE_BYTES = 1 << 20
+TEXT, PARQUET, ARROW = "text", "parquet", "arrow"
+FORMATS = {
+    ".csv": TEXT, ".tsv": TEXT, ".txt": TEXT, ".tab": TEXT, ".dat": TEXT,
+    ".parquet": PARQUET, ".pq": PARQUET,
+    ".arrow": ARROW, ".ipc": ARROW, ".feather": ARROW,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows in source order; `first_row` is the number of the first one, counted from 1."""
+
+    frame: pl.DataFrame
+    first_row: int
+    origin: str
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """What identifies a file's content: cheap to compare while size and time stand still, exact otherwise."""
+
+    name: str
+    size: int
+    modified_ns: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> "SourceFile":
+        status = path.stat()
+        return cls(path.name, status.st_size, status.st_mtime_ns, sha256(path))
+
+
+class Source(Protocol):
+    """Where raw rows come from."""
+
+    total_bytes: int
+
+    def files(self) -> list[SourceFile]: ...
+
+    def blocks(self) -> Iterator[tuple[Block, int]]:
+        """Blocks in source order, each with the bytes of the source it took."""
+        ...
+
+
+class FrameSource:
+    """Rows that are in memory already."""
+
+    def __init__(
+        self, frame: pl.DataFrame, files: Sequence[SourceFile] = (), origin: str = "the data frame"
+    ) -> None:
+        self._frame, self._files, self._origin = frame, list(files), origin
+        self.total_bytes = frame.height
+
+    def files(self) -> list[SourceFile]:
+        return self._files
+
+    def blocks(self) -> Iterator[tuple[Block, int]]:
+        for start in range(0, self._frame.height, BLOCK_ROWS):
+            part = self._frame.slice(start, BLOCK_ROWS)
+            yield Block(part, start + 1, self._origin), part.height
+
+
+class FileSource:
+    """Rows of one or more files, in the order given; `-` is standard input."""
+
+    def __init__(self, patterns: Sequence[str | Path], columns: Sequence[str] | None = None) -> None:
+        self.paths = _expand(patterns)
+        self._columns = columns
+        self.total_bytes = sum(path.stat().st_size for path in self.paths if str(path) != "-")
+
+    def files(self) -> list[SourceFile]:
+        return [SourceFile.of(path) for path in self.paths if str(path) != "-"]
+
+    def blocks(self) -> Iterator[tuple[Block, int]]:
+        for path in self.paths:
+            rows = 0
+            for frame, size in _read(path, self._columns):
+                origin = "standard input" if str(path) == "-" else path.name
+                block = Block(frame, rows + 1, origin)
+                _check_lengths(block)
+                rows += frame.height
+                yield block, size
+            if rows == 0:
+                raise InputError(f"{path} holds no rows", fix="check that the file was written completely")
+
+
+def _expand(patterns: Sequence[str | Path]) -> list[Path]:
+    paths: list[Path] = []
+    for pattern in map(str, patterns):
+        if pattern == "-":
+            paths.append(Path("-"))
+            continue
+        found = (
+            sorted(glob.glob(pattern))
+            if glob.has_magic(pattern) and not Path(pattern).exists()
+            else [pattern]
+        )
+        if not found:
+            raise InputError(f"no file matches {pattern}")
+        for name in found:
+            if not Path(name).exists():
+                raise InputError(f"no file {name}")
+            if Path(name).is_dir():
+                raise InputError(f"{name} is a directory", fix=f"give its files, such as '{name}/*.parquet'")
+            paths.append(Path(name))
+    if not paths:
+        raise InputError("no source file given")
+    return paths
+
+
+def _read(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[pl.DataFrame, int]]:
+    if str(path) == "-":
+        yield from _read_standard_input(columns)
+        return
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    packed = suffixes[-1] if suffixes and suffixes[-1] in (".gz", ".zst") else None
+    kind = FORMATS.get(suffixes[-2 if packed else -1] if len(suffixes) > bool(packed) else "", TEXT)
+    try:
+        if kind is TEXT:
+            with path.open("rb") as raw, _unpack(raw, packed, path) as stream:
+                yield from _text_blocks(stream, raw, path.name, _separator(path, packed), columns)
+        elif packed:
+            fix = "unpack it first; these formats compress on their own"
+            raise InputError(f"{path}: {kind} inside {packed} is not read", fix=fix)
+        else:
+            lazy = pl.scan_parquet(path, glob=False) if kind is PARQUET else pl.scan_ipc(path, glob=False)
+            yield from _table_blocks(lazy, path.stat().st_size)
+    except (pl.exceptions.PolarsError, EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{path} can't be read: {detail}", fix="check that the file is complete") from None
+
+
+def _read_standard_input(columns: Sequence[str] | None) -> Iterator[tuple[pl.DataFrame, int]]:
+    stream = io.BufferedReader(sys.stdin.buffer)  # type: ignore[type-var]
+    magic = stream.peek(6)[:6]
+    if magic.startswith((b"PAR1", b"ARROW1")):
+        data = io.BytesIO(stream.read())
+        lazy = pl.scan_parquet(data) if magic.startswith(b"PAR1") else pl.scan_ipc(data)
+        yield from _table_blocks(lazy, 0)
+    else:
+        yield from _text_blocks(stream, None, "standard input", None, columns)
+
+
+def _table_blocks(lazy: pl.LazyFrame, size: int) -> Iterator[tuple[pl.DataFrame, int]]:
+    rows = lazy.select(pl.len()).collect().item()
+    for frame in lazy.collect_batches(chunk_size=BLOCK_ROWS, maintain_order=True):
+        if frame.height:
+            yield frame, size * frame.height // max(rows, 1)
+
+
+def _unpack(raw: BinaryIO, packed: str | None, path: Path) -> BinaryIO:
+    if packed == ".gz":
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+    if packed == ".zst":
+        return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)  # type: ignore[return-value]
+    return path.open("rb")
+
+
+def _separator(path: Path, packed: str | None) -> bytes | None:
+    suffix = Path(path.stem).suffix if packed else path.suffix
+    return {".csv": b",", ".tsv": b"\t", ".tab": b"\t"}.get(suffix.lower())
+
+
+def _text_blocks(
+    stream: BinaryIO,
+    raw: BinaryIO | None,
+    origin: str,
+    separator: bytes | None,
+    columns: Sequence[str] | None,
+) -> Iterator[tuple[pl.DataFrame, int]]:
+    rest, row, read_so_far = stream.read(BLOCK_BYTES), 1, 0
+    if rest.startswith(b"\xef\xbb\xbf"):
+        rest = rest[3:]
+    if separator is None:
+        separator = b"\t" if b"\t" in rest.partition(b"\n")[0] else b","
+    if columns is None:
+        columns, rest = _header(rest, separator, origin)
+    last = False
+    while not last:
+        more = stream.read(BLOCK_BYTES)
+        last = not more
+        end = len(rest) if last else _last_row_end(rest)
+        if end < 0:  # not one whole row yet
+            if len(rest) > MAX_ROW_BYTES:
+                raise InputError(
+                    f"{origin}: row {row} does not end within {MAX_ROW_BYTES >> 20} MiB",
+                    fix="close the quote that opens there, or split the row",
+                )
+            rest += more
+            continue
+        text, rest = rest[:end], rest[end:] + more
+        if last:
+            text = text.rstrip(b"\r\n") + b"\n" if len(columns) > 1 else text
+            if not text.strip(b"\r\n"):
+                return
+        frame = _parse(text, columns, separator, origin, row)
+        row += frame.height
+        position = raw.tell() if raw is not None and not raw.closed else 0
+        if raw is not None and position == 0:
+            position = read_so_far + len(text)
+        yield frame, max(position - read_so_far, 0)
+        read_so_far = max(position, read_so_far)
+
+
+def _header(text: bytes, separator: bytes, origin: str) -> tuple[list[str], bytes]:
+    end = text.find(b"\n")
+    line, rest = (text, b"") if end < 0 else (text[:end], text[end + 1 :])
+    if not line.strip():
+        raise InputError(f"{origin} is empty", fix="the first line must name the columns")
+    try:
+        names = next(csv.reader([line.rstrip(b"\r").decode("utf-8")], delimiter=separator.decode()))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(
+            f"{origin}: the header line can't be read: {error}", fix="save the file as UTF-8"
+        ) from None
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(
+                f"{origin}: column {name!r} stands twice in the header", fix="rename one of them"
+            )
+    return names, rest
+
+
+def _last_row_end(text: bytes) -> int:
+    """Where the last whole row ends (-1: nowhere): a line end with an even number of quotes before it."""
+    end = text.rfind(b"\n")
+    odd = text.count(b'"', 0, end + 1) & 1
+    while end >= 0 and odd:
+        before = text.rfind(b"\n", 0, end)
+        odd ^= text.count(b'"', before + 1, end + 1) & 1
+        end = before
+    return end + 1 if end >= 0 else -1
+
+
+def _parse(
+    text: bytes, columns: Sequence[str], separator: bytes, origin: str, first_row: int
+) -> pl.DataFrame:
+    try:
+        frame = pl.read_csv(
+            text, has_header=False, separator=separator.decode(), schema=dict.fromkeys(columns, pl.String)
+        )
+    except pl.exceptions.PolarsError as error:
+        raise _diagnosis(text, columns, separator, origin, first_row, str(error)) from None
+    # polars fills short rows with nulls; the count of separators outside quotes tells.
+    bare = re.sub(rb'"[^"]*"', b"", text) if b'"' in text else text
+    if bare.count(separator) != frame.height * (len(columns) - 1):
+        raise _diagnosis(text, columns, separator, origin, first_row, "a row has too few fields")
+    return frame
+
+
+def _diagnosis(
+    text: bytes, columns: Sequence[str], separator: bytes, origin: str, first_row: int, reason: str
+) -> InputError:
+    """Find the row that a block's parser stumbled over."""
+    row = first_row
+    try:
+        decoded = text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        row += text.count(b"\n", 0, error.start)
+        bad = text[error.start : error.start + 4]
+        return InputError(
+            f"{origin}: row {row} is not valid UTF-8 (bytes {bad!r})", fix="save the file as UTF-8"
+        )
+    csv.field_size_limit(MAX_ROW_BYTES)
+    try:
+        for record in csv.reader(io.StringIO(decoded, newline=""), delimiter=separator.decode()):
+            if len(record) != len(columns) and not (len(columns) == 1 and not record):
+                return InputError(
+                    f"{origin}: row {row} has {len(record)} fields, expected {len(columns)}",
+                    fix="quote values that hold the separator, or repair the row",
+                )
+            row += 1
+    except csv.Error as error:
+        reason = str(error)
+    return InputError(f"{origin}: rows from {first_row} on can't be parsed: {reason.splitlines()[0]}")
+
+
+def _check_lengths(block: Block) -> None:
+    text = block.frame.select(pl.col(pl.String))
+    if text.width == 0 or text.height == 0:
+        return
+    longest = text.select(pl.all().str.len_bytes().max()).row(0)
+    for name, length in zip(text.columns, longest, strict=True):
+        if (length or 0) > MAX_VALUE_BYTES:
+            row = block.first_row + int(text[name].str.len_bytes().arg_max() or 0)
+            raise InputError(
+                f"{block.origin}: row {row}, column {name!r}: a value of {length:,} bytes"
+                f" (at most {MAX_VALUE_BYTES:,} are taken)",
+                fix="drop the column or shorten the value",
+            )
+
+
+def as_frame(table: Any, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """A polars frame of any table a Python user holds: polars, pandas, a numpy array, or a mapping of columns."""
+    if isinstance(table, pl.DataFrame):
+        return table
+    if isinstance(table, pl.LazyFrame):
+        return table.collect()
+    if hasattr(table, "iloc") and hasattr(table, "columns"):  # pandas, without importing it
+        names = [str(name) for name in table.columns]
+        _refuse_duplicates(names)
+        return pl.DataFrame([_series(name, table.iloc[:, i].to_numpy()) for i, name in enumerate(names)])
+    if isinstance(table, dict):
+        return pl.DataFrame(table)
+    if hasattr(table, "ndim") and hasattr(table, "dtype"):
+        if table.ndim != 2:
+            raise InputError(
+                f"Expected 2D array, got {table.ndim}D array instead", fix="reshape it to rows × columns"
+            )
+        names = list(columns) if columns is not None else [f"x{i}" for i in range(table.shape[1])]
+        return pl.DataFrame([_series(name, table[:, i]) for i, name in enumerate(names)])
+    raise InputError(f"can't read rows from {type(table).__name__}", fix="pass a polars or pandas data frame")
+
+
+def _series(name: str, values: Any) -> pl.Series:
+    if values.dtype.kind in "biuf":
+        return pl.Series(name, values)
+    if values.dtype.kind == "M":
+        return pl.Series(name, values.astype("datetime64[us]"))
+    items = [None if item is None or item != item else item for item in values.tolist()]
+    kinds = {type(item) for item in items if item is not None}
+    if len(kinds) > 1 and not kinds <= {int, float, bool}:
+        items = [None if item is None else str(item) for item in items]
+    return pl.Series(name, items, strict=False)
+
+
+def _refuse_duplicates(names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"column {name!r} stands twice in the table", fix="rename one of them")

@@ -1,0 +1,67 @@
+"""Labels and logits to figures: raw and calibrated side by side, with the base rate for scale."""
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recap_ctr import metrics
+from recap_ctr.calibrate import Calibration
+from recap_ctr.data.shards import Shard
+
+Array = npt.NDArray[Any]
+
+
+def figures(
+    labels: Array, logits: Array, weights: Array | None = None, groups: Array | None = None
+) -> dict[str, Any]:
+    """All metrics of one set of predictions."""
+    found: dict[str, Any] = {
+        "auc": metrics.auc(labels, logits, weights),
+        "logloss": metrics.logloss(labels, logits, weights),
+        "normalised_entropy": metrics.normalised_entropy(labels, logits, weights),
+        "calibration_error": metrics.expected_calibration_error(labels, metrics.sigmoid(logits), weights),
+        "mean_prediction": float(np.average(metrics.sigmoid(logits), weights=weights)),
+    }
+    if groups is not None:
+        found["group_auc"] = asdict(metrics.group_auc(labels, logits, groups, weights))
+    return found
+
+
+def evaluate(
+    labels: Array,
+    logits: Array,
+    calibration: Calibration,
+    *,
+    weights: Array | None = None,
+    groups: Array | None = None,
+    reliability: bool = False,
+) -> dict[str, Any]:
+    """Raw and calibrated figures of the same rows, and what the base rate alone would score."""
+    rate = float(np.average(labels, weights=weights))
+    calibrated = calibration.apply(logits)
+    constant = np.full(len(labels), metrics.logit(rate))
+    result: dict[str, Any] = {
+        "rows": len(labels),
+        "base_rate": rate,
+        "base_rate_logloss": metrics.logloss(labels, constant, weights),
+        "raw": figures(labels, logits, weights, groups),
+        "calibrated": figures(labels, calibrated, weights, groups),
+    }
+    if reliability:
+        table = metrics.reliability_table(labels, metrics.sigmoid(calibrated), weights)
+        result["reliability"] = [asdict(row) for row in table]
+    return result
+
+
+def sampling_weights(shard: Shard, negative_rate: float) -> Array | None:
+    """Row weights that undo the sampling of negatives: each kept one stands for 1 / rate."""
+    return weigh(shard.labels, shard.weights, negative_rate)
+
+
+def weigh(labels: Array, weights: Array | None, negative_rate: float) -> Array | None:
+    if negative_rate == 1.0:
+        return weights
+    undone = np.where(labels == 1, 1.0, 1.0 / negative_rate)
+    return undone if weights is None else undone * weights

@@ -1,0 +1,51 @@
+"""Training losses, by the name a model's config gives. Batch means, weighted by the rows' weights."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Output(NamedTuple):
+    """What a model returns: the logit, and whatever else its own loss needs."""
+
+    logit_B: Tensor
+    aux: dict[str, Tensor]
+
+
+def bce(logit_B: Tensor, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
+    """Mean binary cross-entropy of logits against targets in [0, 1] (Eq. 1)."""
+    if weight_B is None:
+        return F.binary_cross_entropy_with_logits(logit_B, target_B)
+    losses_B = F.binary_cross_entropy_with_logits(logit_B, target_B, reduction="none")
+    return (losses_B * weight_B).sum() / weight_B.sum().clamp(min=1e-12)
+
+
+def plain(output: Output, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
+    return bce(output.logit_B, target_B, weight_B)
+
+
+def tri_bce(output: Output, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
+    """FCN's loss as its code has it: each tower's loss weighs in by how far it lags behind, gradient and all."""
+    return _tri_bce(output, target_B, weight_B, detach=False)
+
+
+def tri_bce_detached(output: Output, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
+    """FCN's loss as its paper has it: the weights are constants."""
+    return _tri_bce(output, target_B, weight_B, detach=True)
+
+
+def _tri_bce(output: Output, target_B: Tensor, weight_B: Tensor | None, *, detach: bool) -> Tensor:
+    fused = bce(output.logit_B, target_B, weight_B)
+    total = fused
+    for tower in ("exponential", "linear"):
+        loss = bce(output.aux[tower], target_B, weight_B)
+        lag = torch.clamp(loss - fused, min=0.0)
+        total = total + (lag.detach() if detach else lag) * loss
+    return total
+
+
+Loss = Callable[[Output, Tensor, Tensor | None], Tensor]
+LOSSES: dict[str, Loss] = {"bce": plain, "tri-bce": tri_bce, "tri-bce-detached": tri_bce_detached}

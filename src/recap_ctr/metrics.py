@@ -1,0 +1,309 @@
+"""Metrics of click prediction: numpy functions of labels, scores and row weights.
+
+A weight says how many rows a row stands for: weight 2 is the row given twice, weight 0 its absence.
+All is computed in float64, and from logits where the metric allows it: probabilities near 1 have lost digits.
+
+Shape suffixes: N rows, T runs of tied scores, G groups, K bins.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from recap_ctr.errors import InputError
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Checked input of a metric, one entry a row; rows of weight 0 are gone."""
+
+    positive: Bools
+    scores: NDArray[np.floating]
+    weights: Floats | None  # None: every row counts once
+    kept: Bools | None  # which of the given rows are left; None: all of them
+
+    @property
+    def masses(self) -> Floats:
+        return np.ones(self.positive.size) if self.weights is None else self.weights
+
+    def mean(self, values_N: NDArray[np.generic]) -> float:
+        return float(np.average(values_N.astype(np.float64, copy=False), weights=self.weights))
+
+
+def check_rows(
+    labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None, *, finite: bool = True
+) -> Rows:
+    """Labels 0 or 1, scores without NaN (and infinities, if `finite`), weights >= 0; all of one length."""
+    labels_N, scores_N = np.asarray(labels), np.asarray(scores)
+    if scores_N.dtype != np.float32:
+        scores_N = scores_N.astype(np.float64, copy=False)
+    if labels_N.ndim != 1 or labels_N.shape != scores_N.shape:
+        raise InputError(
+            f"labels of shape {labels_N.shape}, scores of shape {scores_N.shape}",
+            fix="give one label and one score a row",
+        )
+    if labels_N.size == 0:
+        raise InputError("no rows to measure")
+    positive_N: Bools = labels_N == 1
+    _refuse(~(positive_N | (labels_N == 0)), labels_N, "label", "labels are 0 or 1")
+    bad_N = ~np.isfinite(scores_N) if finite else np.isnan(scores_N)
+    _refuse(bad_N, scores_N, "score", "clip infinite scores; drop rows whose score is not a number")
+    if weights is None:
+        return Rows(positive_N, scores_N, None, None)
+
+    weights_N = np.asarray(weights, dtype=np.float64)
+    if weights_N.shape != labels_N.shape:
+        raise InputError(f"weights have shape {weights_N.shape}, labels {labels_N.shape}")
+    bad_N = ~((weights_N >= 0) & (weights_N < np.inf))
+    _refuse(bad_N, weights_N, "weight", "weights are finite and not negative")
+    kept_N = weights_N > 0
+    if not kept_N.any():
+        raise InputError("every row has weight 0", fix="give at least one row a positive weight")
+    return Rows(positive_N[kept_N], scores_N[kept_N], weights_N[kept_N], kept_N)
+
+
+def refuse_one_class(rows: Rows, what: str) -> None:
+    if rows.positive.all() or not rows.positive.any():
+        count, label = rows.positive.size, int(rows.positive[0])
+        raise InputError(
+            f"{what} needs both classes, but {count} of {count} rows have label {label}", fix="use more rows"
+        )
+
+
+def _refuse(bad_N: Bools, values_N: NDArray[np.generic], name: str, fix: str) -> None:
+    if bad_N.any():
+        row = int(bad_N.argmax())
+        raise InputError(f"{name} {values_N[row]} at row {row} (and {int(bad_N.sum()) - 1} more)", fix=fix)
+
+
+def sigmoid(logits: ArrayLike) -> Floats:
+    """1 / (1 + exp(-z)); exp only ever sees negative numbers, so that it cannot overflow.
+
+    >>> sigmoid([-1000.0, 0.0, 1000.0]).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    z = np.asarray(logits, dtype=np.float64)
+    small = np.exp(-np.abs(z))
+    return np.asarray(np.where(z >= 0, 1.0, small) / (1.0 + small))
+
+
+def logit(probabilities: ArrayLike) -> Floats:
+    """log(p / (1 - p)), the inverse of `sigmoid`; 0 and 1 go to the infinities.
+
+    >>> logit([0.0, 0.5, 1.0]).tolist()
+    [-inf, 0.0, inf]
+    """
+    p = np.asarray(probabilities, dtype=np.float64)
+    if not ((p >= 0) & (p <= 1)).all():
+        raise InputError("a probability lies outside [0, 1]", fix="pass probabilities, not logits")
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(p) - np.log1p(-p))
+
+
+def softplus(logits: ArrayLike) -> Floats:
+    """log(1 + exp(z)): the loss of logit z on a row with label 0, and of -z on a row with label 1."""
+    return np.asarray(np.logaddexp(0.0, np.asarray(logits, dtype=np.float64)))
+
+
+def logloss(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Mean binary cross-entropy in nats (Eq. 1), from logits.
+
+    scikit-learn's `log_loss` takes probabilities and clips them at the dtype's epsilon: there no row costs
+    more than 36.04 (float64) or 15.94 (float32), and 1 - p is known to epsilon only. Below that limit both
+    agree to about epsilon * exp(|z|); beyond it this one keeps growing like |z|.
+
+    >>> logloss([0, 1], [-1000.0, -1000.0])
+    500.0
+    """
+    rows = check_rows(labels, logits, weights)
+    return rows.mean(softplus(np.where(rows.positive, -rows.scores, rows.scores)))
+
+
+def normalised_entropy(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Logloss over the entropy of the base rate: 1 for a model that knows the base rate only, less is better.
+
+    >>> normalised_entropy([0, 1], [0.0, 0.0])
+    1.0
+    """
+    rows = check_rows(labels, logits, weights)
+    refuse_one_class(rows, "normalised entropy")
+    rate = rows.mean(rows.positive)
+    entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate)
+    return float(logloss(labels, logits, weights) / entropy)
+
+
+def excess_logloss(bayes_logits: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """How much the expected loss lies above that of the true (Bayes) logits: mean KL divergence, >= 0.
+
+    The labels' noise is integrated out, so that differences far below the noise of a logloss become visible.
+
+    >>> excess_logloss([0.0, 1.0], [0.0, 1.0])
+    0.0
+    """
+    no_labels_N = np.zeros(np.shape(bayes_logits))
+    rows, bayes = check_rows(no_labels_N, logits, weights), check_rows(no_labels_N, bayes_logits, weights)
+    cost_of_1_N = softplus(-rows.scores) - softplus(-bayes.scores)
+    cost_of_0_N = softplus(rows.scores) - softplus(bayes.scores)
+    excess_N = sigmoid(bayes.scores) * cost_of_1_N + sigmoid(-bayes.scores) * cost_of_0_N
+    return rows.mean(np.maximum(excess_N, 0.0))  # negative by rounding only
+
+
+def auc(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Probability that a click outscores a non-click, ties counting one half. Exact on ties; one sort.
+
+    Any increasing function of the logits gives the same value, as long as it creates no ties.
+
+    >>> auc([0, 1, 0, 1], [0.1, 0.4, 0.4, 0.9])
+    0.875
+    """
+    rows = check_rows(labels, logits, weights, finite=False)
+    refuse_one_class(rows, "AUC")
+    if rows.weights is None and rows.scores.dtype == np.float32:
+        positive_N, starts_T = _sort_packed(rows.positive, rows.scores)
+    else:
+        order_N = np.argsort(rows.scores)
+        positive_N = rows.positive[order_N]
+        starts_T = _starts(rows.scores[order_N])
+        if rows.weights is not None:
+            weights_N = rows.weights[order_N] / rows.weights.max()
+            clicks_T = np.add.reduceat(weights_N * positive_N, starts_T)
+            others_T = np.add.reduceat(weights_N * ~positive_N, starts_T)
+            wins = np.dot(clicks_T, np.cumsum(others_T) - others_T / 2)
+            return min(float(wins / clicks_T.sum() / others_T.sum()), 1.0)  # 1 + 2e-16 is not an AUC
+
+    # Integers up to the last division: twice the pairs won fits int64 for every n below 2^32.
+    hits_T = np.add.reduceat(positive_N, starts_T, dtype=np.int64)
+    misses_T = np.diff(starts_T, append=positive_N.size) - hits_T
+    twice_wins = np.dot(hits_T, 2 * np.cumsum(misses_T) - misses_T)
+    return float(twice_wins / (2 * hits_T.sum() * misses_T.sum()))
+
+
+def _sort_packed(positive_N: Bools, scores_N: NDArray[np.floating]) -> tuple[Bools, NDArray[np.intp]]:
+    """Labels in the order of their scores, and where each run of ties starts.
+
+    Sorting numbers is several times faster than sorting an index. So the score goes into the high bits of an
+    integer, mapped so that integers order like floats (flip all bits of negatives, the sign bit of the rest),
+    and the label rides along in the lowest bit.
+    """
+    bits_N = (scores_N + np.float32(0.0)).view(np.uint32)  # + 0.0 turns -0.0 into 0.0: they tie
+    flip_N = np.where(bits_N >> 31, np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
+    keys_N = (bits_N ^ flip_N).astype(np.uint64) << np.uint64(1) | positive_N
+    keys_N.sort()
+    return (keys_N & np.uint64(1)).astype(np.bool_), _starts(keys_N >> np.uint64(1))
+
+
+def _starts(*sorted_columns: NDArray[np.generic]) -> NDArray[np.intp]:
+    """Where a new run of equal rows begins, in columns that are sorted together."""
+    new_N = np.ones(sorted_columns[0].size, dtype=np.bool_)
+    new_N[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in sorted_columns])
+    return np.flatnonzero(new_N)
+
+
+@dataclass(frozen=True)
+class GroupAuc:
+    """AUC within groups (users, sessions); `num_one_class` groups had nothing to rank and are left out."""
+
+    auc: float
+    num_groups: int  # groups in the average
+    num_one_class: int
+
+
+def group_auc(
+    labels: ArrayLike, logits: ArrayLike, groups: ArrayLike, weights: ArrayLike | None = None
+) -> GroupAuc:
+    """Mean of the groups' AUCs, each weighted by its group's rows.
+
+    >>> group_auc([0, 1, 1, 0, 1], [0.1, 0.2, 0.3, 0.4, 0.5], ["a", "a", "b", "b", "c"])
+    GroupAuc(auc=0.5, num_groups=2, num_one_class=1)
+    """
+    rows = check_rows(labels, logits, weights, finite=False)
+    groups_N = np.asarray(groups)
+    if groups_N.shape != np.shape(labels):
+        raise InputError(f"groups have shape {groups_N.shape}, labels {np.shape(labels)}")
+    if groups_N.dtype.kind not in "iu":  # lexsort takes no Python objects
+        groups_N = np.unique(groups_N, return_inverse=True)[1]
+    if rows.kept is not None:
+        groups_N = groups_N[rows.kept]
+
+    order_N = np.lexsort((rows.scores, groups_N))
+    groups_N, positive_N, masses_N = groups_N[order_N], rows.positive[order_N], rows.masses[order_N]
+    starts_T = _starts(groups_N, rows.scores[order_N])
+    clicks_T = np.add.reduceat(masses_N * positive_N, starts_T)
+    others_T = np.add.reduceat(masses_N * ~positive_N, starts_T)
+
+    first_G = _starts(groups_N[starts_T])  # a group's first run of ties
+    below_T = np.cumsum(others_T) - others_T / 2
+    before_G = (np.cumsum(others_T) - others_T)[first_G]
+    below_T -= np.repeat(before_G, np.diff(first_G, append=starts_T.size))
+    wins_G, clicks_G, others_G = (
+        np.add.reduceat(column_T, first_G) for column_T in (clicks_T * below_T, clicks_T, others_T)
+    )
+    both_G = (clicks_G > 0) & (others_G > 0)
+    if not both_G.any():
+        raise InputError(f"none of the {both_G.size} groups has both classes", fix="take larger groups")
+    auc_G = wins_G[both_G] / (clicks_G * others_G)[both_G]
+    mean = np.average(auc_G, weights=(clicks_G + others_G)[both_G])
+    return GroupAuc(float(mean), int(both_G.sum()), int((~both_G).sum()))
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Rows of similar prediction: a calibrated model has `mean_prediction` near `mean_label`."""
+
+    low: float  # smallest prediction in the bin
+    high: float  # largest
+    rows: float  # their total weight; their number where rows have no weights
+    mean_prediction: float
+    mean_label: float
+
+
+def reliability_table(
+    labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None, num_bins: int = 20
+) -> list[ReliabilityBin]:
+    """Bins of equal mass in ascending order of prediction.
+
+    Equal predictions share a bin, the one into which the middle of their mass falls, so that the table does
+    not depend on the order of the rows. Bins that end up empty are left out.
+
+    >>> reliability_table([0, 1], [0.25, 0.5], num_bins=1)
+    [ReliabilityBin(low=0.25, high=0.5, rows=2.0, mean_prediction=0.375, mean_label=0.5)]
+    """
+    rows = check_rows(labels, probabilities, weights)
+    p_N = rows.scores.astype(np.float64, copy=False)
+    _refuse((p_N < 0) | (p_N > 1), p_N, "probability", "pass probabilities, not logits")
+    if num_bins < 1:
+        raise InputError(f"num_bins is {num_bins}", fix="take at least one bin")
+
+    order_N = np.argsort(p_N)
+    p_N, positive_N, masses_N = p_N[order_N], rows.positive[order_N], rows.masses[order_N]
+    starts_T = _starts(p_N)
+    masses_T = np.add.reduceat(masses_N, starts_T)
+    middles_T = np.cumsum(masses_T) - masses_T / 2
+    bins_T = np.minimum(num_bins * middles_T / masses_T.sum(), num_bins - 1).astype(np.int64)
+
+    first_K = starts_T[_starts(bins_T)]
+    last_K = np.append(first_K[1:], p_N.size) - 1
+    mass_K, predicted_K, clicked_K = (
+        np.add.reduceat(column_N, first_K) for column_N in (masses_N, masses_N * p_N, masses_N * positive_N)
+    )
+    columns = (p_N[first_K], p_N[last_K], mass_K, predicted_K / mass_K, clicked_K / mass_K)
+    return [ReliabilityBin(*values) for values in np.column_stack(columns).tolist()]
+
+
+def expected_calibration_error(
+    labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None, num_bins: int = 20
+) -> float:
+    """Mean distance of prediction and click rate over the bins of `reliability_table`, by their mass.
+
+    Noise alone keeps it above 0: at rates near 0.2, a perfect model has about a third of sqrt(num_bins / N).
+
+    >>> expected_calibration_error([0, 1], [0.25, 0.5], num_bins=1)
+    0.125
+    """
+    table = reliability_table(labels, probabilities, weights, num_bins)
+    gaps = [part.rows * abs(part.mean_prediction - part.mean_label) for part in table]
+    return sum(gaps) / sum(part.rows for part in table)

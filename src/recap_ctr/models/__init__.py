@@ -1,0 +1,62 @@
+"""All models by name. A model is one file here, one line in `MODELS`, and one TOML of settings per benchmark."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from recap_ctr.config import Frozen, parse
+from recap_ctr.data.encode import Layout
+from recap_ctr.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from recap_ctr.losses import Output
+    from recap_ctr.nn.embedding import Inputs
+
+MODELS = {
+    "fcn": "recap_ctr.models.fcn:FCN",
+    "ecn": "recap_ctr.models.fcn:ECN",
+    "lcn": "recap_ctr.models.fcn:LCN",
+    "lr": "recap_ctr.models.lr:LR",
+}
+
+
+class ModelConfig(Protocol):
+    """What the training loop reads from any model's settings."""
+
+    @property
+    def loss(self) -> str: ...
+
+
+class Model(Protocol):
+    """A module from inputs to logits that carries its settings; it knows no device and trains nothing."""
+
+    config: Any
+
+    def forward(self, inputs: "Inputs") -> "Output": ...
+
+
+def model_class(name: str) -> type["nn.Module"]:
+    if name not in MODELS:
+        raise InputError(f"no model {name!r}", fix=f"known are {', '.join(MODELS)}")
+    module, _, attribute = MODELS[name].partition(":")
+    return cast("type[nn.Module]", getattr(import_module(module), attribute))
+
+
+def parse_model(name: str, settings: dict[str, Any]) -> Frozen:
+    """The model's config from plain values; every name is checked."""
+    kind = model_class(name).__init__.__annotations__["config"]
+    return parse(kind, settings, f"model {name}")
+
+
+def build(name: str, config: Frozen, layout: Layout) -> "nn.Module":
+    """A freshly initialised model; initial weights follow torch's global seed."""
+    return model_class(name)(config, layout)
+
+
+def count_parameters(name: str, config: Frozen, layout: Layout) -> int:
+    """Trainable scalars, PAD rows included, without allocating them."""
+    import torch
+
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build(name, config, layout).parameters())

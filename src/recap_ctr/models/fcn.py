@@ -1,0 +1,133 @@
+"""FCN, the Fusing Cross Network (formerly DCNv3), and its towers alone: ECN and LCN.
+
+Shapes: B batch, F fields, H heads, d vector size per head, D = F * d.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from recap_ctr.config import Frozen
+from recap_ctr.data.encode import Layout
+from recap_ctr.losses import Output
+from recap_ctr.nn.cross import Cross
+from recap_ctr.nn.embedding import Embedding, Inputs
+
+
+class TowerConfig(Frozen):
+    """One cross tower alone."""
+
+    dim: int = Field(16, ge=2, multiple_of=2)
+    num_layers: PositiveInt = 2
+    num_heads: PositiveInt = 1
+    dropout: float = Field(0.1, ge=0, lt=1)
+    layer_norm: bool = True
+    scale_norm: bool = True
+    loss: Literal["bce"] = "bce"
+
+
+class FCNConfig(Frozen):
+    """Defaults: the published ML-1M setting, three exponential and four linear layers."""
+
+    dim: int = Field(16, ge=2, multiple_of=2)
+    num_exponential_layers: PositiveInt = 3
+    num_linear_layers: PositiveInt = 4
+    num_heads: PositiveInt = 1
+    exponential_dropout: float = Field(0.1, ge=0, lt=1)
+    linear_dropout: float = Field(0.1, ge=0, lt=1)
+    layer_norm: bool = True
+    scale_norm: bool = True
+    loss: Literal["tri-bce", "tri-bce-detached", "bce"] = "tri-bce"
+
+
+def halved(e_BFd: Tensor, num_heads: int) -> Tensor:
+    """Per head, the first halves of all fields' vectors, then the second halves: (B, H, D)."""
+    B, F, _ = e_BFd.shape
+    parts = e_BFd.view(B, F, num_heads, 2, -1)
+    return parts.permute(0, 2, 3, 1, 4).reshape(B, num_heads, -1)
+
+
+class Tower(nn.Module):
+    """A stack of cross layers and a linear head, averaged over heads: z_d (exponential) or z_s (linear)."""
+
+    def __init__(
+        self,
+        width: int,
+        num_layers: int,
+        num_heads: int,
+        dropout: float,
+        layer_norm: bool,
+        scale_norm: bool,
+        *,
+        exponential: bool,
+    ) -> None:
+        super().__init__()
+        self.exponential = exponential
+        self.layers = nn.ModuleList(
+            Cross(width, num_heads=num_heads, layer_norm=layer_norm, scale_norm=scale_norm, dropout=dropout)
+            for _ in range(num_layers)
+        )
+        self.head = nn.Linear(width, 1)
+        nn.init.xavier_normal_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x0_BHD: Tensor) -> Tensor:
+        x_BHD = x0_BHD
+        for layer in self.layers:
+            x_BHD = layer(x_BHD, None if self.exponential else x0_BHD)
+        logit: Tensor = self.head(x_BHD)
+        return logit.squeeze(-1).mean(dim=1)
+
+
+class FCN(nn.Module):
+    """Both towers on one embedding; the logit is the mean of theirs."""
+
+    def __init__(self, config: FCNConfig, layout: Layout) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(layout, config.dim * config.num_heads)
+        width, heads = layout.num_fields * config.dim, config.num_heads
+        norms = config.layer_norm, config.scale_norm
+        self.exponential = Tower(
+            width, config.num_exponential_layers, heads, config.exponential_dropout, *norms, exponential=True
+        )
+        self.linear = Tower(
+            width, config.num_linear_layers, heads, config.linear_dropout, *norms, exponential=False
+        )
+
+    def forward(self, inputs: Inputs) -> Output:
+        x0_BHD = halved(self.embedding(inputs), self.config.num_heads)
+        exponential_B, linear_B = self.exponential(x0_BHD), self.linear(x0_BHD)
+        return Output(
+            torch.add(exponential_B, linear_B) / 2, {"exponential": exponential_B, "linear": linear_B}
+        )
+
+
+class _OneTower(nn.Module):
+    exponential: bool
+
+    def __init__(self, config: TowerConfig, layout: Layout) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(layout, config.dim * config.num_heads)
+        self.tower = Tower(
+            layout.num_fields * config.dim, config.num_layers, config.num_heads, config.dropout,
+            config.layer_norm, config.scale_norm, exponential=self.exponential,
+        )  # fmt: skip
+
+    def forward(self, inputs: Inputs) -> Output:
+        return Output(self.tower(halved(self.embedding(inputs), self.config.num_heads)), {})
+
+
+class ECN(_OneTower):
+    """The exponential tower alone: interaction order doubles with each layer."""
+
+    exponential = True
+
+
+class LCN(_OneTower):
+    """The linear tower alone: interaction order grows by one with each layer."""
+
+    exponential = False

@@ -1,0 +1,53 @@
+"""Dropout whose masks are cheap on a CPU.
+
+torch's `bernoulli_` spends about 10 ns per element there, a fifth of a training step of FCN. A mask needs
+no more than a few random bits per element, so we take 16 from a fast generator seeded by torch's.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_LEVELS = 1 << 16
+
+
+def keep_mask(shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
+    """Boolean mask that is False with probability `p`: the elements that dropout sets to zero.
+
+    On a CPU `p` is rounded to a multiple of 1/65536. All randomness comes from torch's global generator, so
+    `torch.manual_seed` before a step fixes its masks, whatever was drawn before.
+
+    >>> _ = torch.manual_seed(0)
+    >>> keep_mask((2, 8), 0.25, torch.device("cpu")).sum().item()
+    12
+    """
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"dropout p is {p}; it must be at least 0 and below 1")
+    if device.type != "cpu":
+        return torch.rand(shape, device=device) >= p
+    # One draw per mask: SFC64 is then independent of how much of it the mask consumes.
+    seed = int(torch.randint(2**63 - 1, ()).item())
+    count = int(np.prod(shape))
+    words = np.random.SFC64(seed).random_raw(-(-count // 4)).view(np.int16)[:count]
+    threshold = min(round(p * _LEVELS), _LEVELS - 1) - _LEVELS // 2
+    return torch.from_numpy(words >= np.int16(threshold)).view(shape)
+
+
+class Dropout(nn.Module):
+    """`nn.Dropout` with masks from `keep_mask`."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        if not 0.0 <= p < 1.0:
+            raise ValueError(f"dropout p is {p}; it must be at least 0 and below 1")
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        # Through uint8: torch converts bytes to floats five times faster than booleans.
+        keep = keep_mask(tuple(x.shape), self.p, x.device).view(torch.uint8).to(x.dtype)
+        return x * keep.mul_(1.0 / (1.0 - self.p))
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

@@ -1,0 +1,132 @@
+"""Vectors of all fields' values in one table, and how a row's ids become a row of vectors.
+
+Shapes: B batch, W id columns, F fields, N value columns, d vector size, V table rows, U distinct rows of a batch.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recap_ctr.data.encode import Layout
+
+
+class Inputs(NamedTuple):
+    """What a model sees of a batch."""
+
+    ids_BW: Tensor
+    values_BN: Tensor
+
+
+class RowGradient(NamedTuple):
+    """A table's gradient where it isn't zero: the distinct rows of the batch and their summed gradients."""
+
+    rows_U: Tensor
+    grad_Ud: Tensor
+
+
+class Table(nn.Module):
+    """A V × d table whose gradient is kept by rows, so that a step needn't touch the rest.
+
+    In training, backward leaves `row_gradient` and no `weight.grad`; the update takes it from there.
+    PAD rows are zero and stay zero: their gradient is dropped.
+    """
+
+    pad_rows_P: Tensor
+
+    def __init__(self, layout: Layout, dim: int, *, std: float = 1e-4) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(layout.num_rows, dim))
+        self.row_gradient: RowGradient | None = None
+        # Only multi fields ever meet their PAD row.
+        pads = [field.offset for field in layout.fields if field.pooling is not None]
+        self.register_buffer("pad_rows_P", torch.tensor(pads, dtype=torch.int32), persistent=False)
+        self._last_seen_V: Tensor | None = None
+        with torch.no_grad():
+            nn.init.normal_(self.weight, std=std)
+            for field in layout.fields:
+                self.weight[field.offset].zero_()
+                if (
+                    field.value_column is not None
+                ):  # a number times this vector: Xavier's scale, as for any weight
+                    nn.init.normal_(self.weight[field.offset + 1], std=(2 / (1 + dim)) ** 0.5)
+
+    def forward(self, ids_BW: Tensor) -> Tensor:
+        if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            out_BWd = _LookUp.apply(self.weight, ids_BW, self)  # type: ignore[no-untyped-call]
+            assert isinstance(out_BWd, Tensor)
+            return out_BWd
+        return F.embedding(ids_BW, self.weight)
+
+    def distinct(self, ids_BW: Tensor) -> tuple[Tensor, Tensor]:
+        """The distinct ids of a batch, and each id's place among them; on the CPU without sorting."""
+        flat = ids_BW.reshape(-1)
+        if flat.device.type != "cpu":
+            rows_U, places = torch.unique(flat, return_inverse=True)
+            return rows_U.long(), places
+        if self._last_seen_V is None:
+            self._last_seen_V = torch.empty(self.weight.shape[0], dtype=torch.int32)
+        # Each row remembers where it stood last in the batch (numpy assigns in order): that place represents it.
+        last_V, ids = self._last_seen_V.numpy(), flat.numpy()
+        last_V[ids] = torch.arange(len(ids), dtype=torch.int32).numpy()
+        places = torch.from_numpy(last_V[ids])
+        represents = places == torch.arange(len(ids), dtype=torch.int32)
+        rank = represents.cumsum(0, dtype=torch.int32).sub_(1)
+        return flat[represents].long(), rank[places]
+
+    def accumulate(self, ids_BW: Tensor, grad_BWd: Tensor) -> None:
+        assert self.row_gradient is None, "a table is looked up once a step"
+        rows_U, places = self.distinct(ids_BW)
+        d = grad_BWd.shape[-1]
+        grad_Ud = grad_BWd.new_zeros(len(rows_U), d).index_add_(0, places, grad_BWd.reshape(-1, d))
+        if len(self.pad_rows_P):
+            grad_Ud[torch.isin(rows_U, self.pad_rows_P)] = 0.0
+        self.row_gradient = RowGradient(rows_U, grad_Ud)
+
+
+class _LookUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight_Vd: Tensor, ids_BW: Tensor, table: Table) -> Tensor:
+        ctx.ids_BW, ctx.table = ids_BW, table
+        return F.embedding(ids_BW, weight_Vd)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BWd: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+        ctx.table.accumulate(ctx.ids_BW, grad_BWd)
+        return None, None, None
+
+
+class Embedding(nn.Module):
+    """One vector per field: looked up, pooled over the pieces of multi fields, times the value of numeric ones."""
+
+    def __init__(self, layout: Layout, dim: int, *, std: float = 1e-4, sum_pooling: bool = False) -> None:
+        super().__init__()
+        self.table = Table(layout, dim, std=std)
+        self._fields = layout.fields
+        self._plain = layout.num_columns == layout.num_fields
+        self._value_columns = [field.start for field in layout.fields if field.value_column is not None]
+        self._sum_pooling = sum_pooling
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        e_BWd: Tensor = self.table(inputs.ids_BW)
+        if self._value_columns:
+            factor_BW = torch.ones_like(inputs.ids_BW, dtype=e_BWd.dtype)
+            factor_BW[:, self._value_columns] = inputs.values_BN
+            e_BWd = e_BWd * factor_BW.unsqueeze(-1)
+        if self._plain:
+            return e_BWd
+        parts: list[Tensor] = []
+        start = 0  # of the run of single columns not yet taken
+        for field in self._fields:
+            if field.pooling is None:
+                continue
+            parts.append(e_BWd[:, start : field.start])
+            start = field.start + field.width
+            sum_Bd = e_BWd[:, field.start : start].sum(1)
+            if field.pooling == "mean" and not self._sum_pooling:
+                present_BW = inputs.ids_BW[:, field.start : start] != field.offset
+                sum_Bd = sum_Bd / present_BW.sum(1, keepdim=True).clamp(min=1)
+            parts.append(sum_Bd.unsqueeze(1))
+        parts.append(e_BWd[:, start:])
+        return torch.cat(parts, dim=1)

@@ -1,0 +1,118 @@
+"""The contract between a raw table and everything after it: which column is what."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field as Setting
+from pydantic import PositiveInt, model_validator
+
+from recap_ctr.config import Frozen, parse, read_toml
+
+FORMAT = 1
+MAX_NAME = 200
+
+
+class Field(Frozen):
+    """One input column.
+
+    - `categorical`: one value a row, looked up in the field's vocabulary.
+    - `multi`: several values a row, joined by `separator` (or a list column), pooled by mean or sum.
+    - `numeric`: `value` (standardised, times a learnt vector), or cut into categories: `log-square`
+      (⌊ln² x⌋ above 2, as in Criteo_x4) or `quantiles` of the training rows.
+
+    Missing is null, the empty string, NaN, and whatever `missing` lists.
+    """
+
+    name: str = Setting(min_length=1, max_length=MAX_NAME)
+    kind: Literal["categorical", "multi", "numeric"]
+    min_count: PositiveInt = 1
+    """A value is kept when it occurs at least this often in the training rows; rarer ones share one vector."""
+    hash_buckets: int | None = Setting(None, ge=2, lt=2**31 - 2)
+    """Hash values into this many buckets and keep no raw values."""
+    separator: str = Setting(" ", min_length=1)
+    max_len: PositiveInt = 5
+    pooling: Literal["mean", "sum"] = "mean"
+    transform: Literal["value", "log-square", "quantiles"] = "value"
+    num_buckets: int = Setting(64, ge=2, le=65_536)
+    missing: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _only_what_applies(self) -> Self:
+        numeric, multi = self.kind == "numeric", self.kind == "multi"
+        given = self.model_fields_set
+        for setting, applies, where in (
+            ("separator", multi, "multi fields"),
+            ("max_len", multi, "multi fields"),
+            ("pooling", multi, "multi fields"),
+            ("transform", numeric, "numeric fields"),
+            (
+                "num_buckets",
+                numeric and self.transform == "quantiles",
+                "numeric fields with transform = 'quantiles'",
+            ),
+            ("hash_buckets", not numeric, "categorical and multi fields"),
+            ("min_count", not (numeric and self.transform == "value"), "fields with a vocabulary"),
+        ):
+            if setting in given and getattr(self, setting) is not None and not applies:
+                raise ValueError(f"field {self.name!r}: {setting} applies to {where} only")
+        if self.hash_buckets is not None and self.min_count > 1:
+            raise ValueError(f"field {self.name!r}: hashed values are not counted, so min_count can't apply")
+        return self
+
+    @property
+    def is_value(self) -> bool:
+        """Whether the field enters as a number times a vector rather than through a vocabulary."""
+        return self.kind == "numeric" and self.transform == "value"
+
+    @property
+    def width(self) -> int:
+        """How many id columns the field takes in a row."""
+        return self.max_len if self.kind == "multi" else 1
+
+
+class Schema(Frozen):
+    """All columns that matter: the label, the fields in order, and the columns with a role of their own."""
+
+    format: Literal[1] = FORMAT
+    label: str = Setting(min_length=1, max_length=MAX_NAME)
+    row_id: str | None = None
+    """Identifies a row; copied to outputs, never a feature."""
+    group: str | None = None
+    """For per-group AUC, such as the user or the query."""
+    time: str | None = None
+    """For splits in time order; not a feature."""
+    weight: str | None = None
+    """Row weights: they multiply loss and metrics."""
+    columns: tuple[str, ...] | None = None
+    """Column names, for files without a header line."""
+    fields: tuple[Field, ...] = Setting(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_are_consistent(self) -> Self:
+        names = [field.name for field in self.fields]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"field {name!r} is listed twice")
+        for role in ("label", "row_id", "weight"):
+            if getattr(self, role) in names:
+                raise ValueError(f"column {getattr(self, role)!r} can't be both the {role} and a field")
+        if self.columns is not None:
+            if len(set(self.columns)) < len(self.columns):
+                raise ValueError("columns holds a name twice")
+            for name in (*self.roles.values(), *names):
+                if name not in self.columns:
+                    raise ValueError(f"column {name!r} is not among columns")
+        return self
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Role -> column, for the roles that are filled."""
+        pairs = ((role, getattr(self, role)) for role in ("label", "row_id", "group", "time", "weight"))
+        return {role: name for role, name in pairs if name is not None}
+
+    def to_toml(self) -> str:
+        return f"format = {self.format}\n" + super().to_toml()
+
+
+def read_schema(path: Path) -> Schema:
+    return parse(Schema, read_toml(path), str(path))

@@ -1,0 +1,142 @@
+"""One optimiser step: Adam over dense weights, and over tables in one of two ways.
+
+- `exact`: the published protocol. Every row of a table moves at every step, by its momentum and by the regulariser.
+- `fast`: only the rows of the batch move. A row that returns after k steps gets the regulariser of all k at once,
+  as l2 * k * row in its gradient; its moments stand still in between. The cost does not grow with the vocabulary.
+
+Where they differ, and by how much: docs/decisions/0003-two-updates.md. Shapes: V table rows, U rows of the batch.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam
+
+from recap_ctr.axes.trajectory import MovingAverage
+from recap_ctr.config import TrainConfig
+from recap_ctr.nn.embedding import RowGradient, Table
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+
+class Update:
+    """Adam with the gradient norm clipped and the tables regularised, by l2/2 · ||table||²."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, average: MovingAverage | None = None) -> None:
+        self._config, self._average = config, average
+        self._fast = config.update == "fast"
+        self._tables = {name: module for name, module in model.named_modules() if isinstance(module, Table)}
+        rows = {id(table.weight) for table in self._tables.values()}
+        self._dense = {name: weight for name, weight in model.named_parameters() if id(weight) not in rows}
+        weights = {**self._dense, **{name: table.weight for name, table in self._tables.items()}}
+        self._first = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        self._second = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        self._touched: dict[str, Tensor] = {}
+        self._full_grad: dict[str, Tensor] = {}
+        for name, table in self._tables.items():
+            if self._fast:
+                self._touched[name] = torch.zeros(
+                    table.weight.shape[0], dtype=torch.int32, device=table.weight.device
+                )
+            else:
+                self._full_grad[name] = torch.zeros_like(table.weight)
+        self.step_count = 0
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        self.step_count += 1
+        gradients = {name: self._take(name, table) for name, table in self._tables.items()}
+        dense = [weight.grad for weight in self._dense.values() if weight.grad is not None]
+        square = torch.stack([grad.square().sum() for grad in dense]).sum() if dense else torch.zeros(())
+        for name, gradient in gradients.items():
+            square = square + self._square(self._tables[name].weight, gradient)
+        clip = min(1.0, self._config.clip / (float(square.sqrt()) + 1e-6))
+        if clip < 1.0:
+            torch._foreach_mul_(dense, clip)
+        trained = {name: weight for name, weight in self._dense.items() if weight.grad is not None}
+        self._adam(
+            list(trained.values()),
+            [weight.grad for weight in trained.values() if weight.grad is not None],
+            [self._first[name] for name in trained],
+            [self._second[name] for name in trained],
+            learning_rate,
+        )
+        for name, gradient in gradients.items():
+            if clip < 1.0:
+                gradient.grad_Ud.mul_(clip)
+            if self._fast:
+                self._step_rows(name, gradient, learning_rate)
+            else:
+                self._step_table(name, gradient, learning_rate, self._config.l2 * clip)
+        for weight in self._dense.values():
+            weight.grad = None
+        if self._average is not None:
+            self._average.after_step(self.step_count)
+
+    def _take(self, name: str, table: Table) -> RowGradient:
+        gradient, table.row_gradient = table.row_gradient, None
+        assert gradient is not None, f"{name} got no gradient"
+        if self._fast and self._config.l2 > 0:
+            idle_U = (self.step_count - self._touched[name][gradient.rows_U]).unsqueeze(1)
+            gradient.grad_Ud.add_(table.weight[gradient.rows_U] * idle_U, alpha=self._config.l2)
+        return gradient
+
+    def _square(self, weight_Vd: Tensor, gradient: RowGradient) -> Tensor:
+        """Squared norm of a table's gradient, the regulariser's share included."""
+        square = gradient.grad_Ud.square().sum()
+        l2 = self._config.l2
+        if self._fast or l2 == 0:
+            return square
+        # |g + l2 w|² over the whole table, where g is zero outside the batch's rows.
+        cross = (gradient.grad_Ud * weight_Vd[gradient.rows_U]).sum()
+        return square + 2 * l2 * cross + (l2 * torch.linalg.vector_norm(weight_Vd)) ** 2
+
+    def _step_rows(self, name: str, gradient: RowGradient, learning_rate: float) -> None:
+        rows_U, weight_Vd = gradient.rows_U, self._tables[name].weight
+        if self._average is not None:
+            self._average.before_rows_change(name, rows_U)
+        weight_Ud, first_Ud, second_Ud = (
+            table_Vd.index_select(0, rows_U)
+            for table_Vd in (weight_Vd, self._first[name], self._second[name])
+        )
+        self._adam([weight_Ud], [gradient.grad_Ud], [first_Ud], [second_Ud], learning_rate)
+        weight_Vd.index_copy_(0, rows_U, weight_Ud)
+        self._first[name].index_copy_(0, rows_U, first_Ud)
+        self._second[name].index_copy_(0, rows_U, second_Ud)
+        self._touched[name].index_fill_(0, rows_U, self.step_count)
+
+    def _step_table(self, name: str, gradient: RowGradient, learning_rate: float, l2: float) -> None:
+        grad_Vd = self._full_grad[name]
+        grad_Vd.index_copy_(0, gradient.rows_U, gradient.grad_Ud)
+        weight_Vd = self._tables[name].weight
+        self._adam([weight_Vd], [grad_Vd], [self._first[name]], [self._second[name]], learning_rate, l2)
+        grad_Vd.index_fill_(0, gradient.rows_U, 0.0)
+
+    def _adam(
+        self,
+        weights: list[Tensor],
+        grads: list[Tensor],
+        first: list[Tensor],
+        second: list[Tensor],
+        learning_rate: float,
+        l2: float = 0.0,
+    ) -> None:
+        if not weights:
+            return
+        device = weights[0].device
+        steps = [
+            torch.tensor(float(self.step_count - 1), device=device) for _ in weights
+        ]  # Adam counts it up itself
+        adam(
+            weights, grads, first, second, [], steps, fused=True, amsgrad=False, beta1=BETA1, beta2=BETA2,
+            lr=learning_rate, weight_decay=l2, eps=EPS, maximize=False,
+        )  # fmt: skip
+
+    def state(self) -> dict[str, Tensor]:
+        tensors = {f"first.{name}": value for name, value in self._first.items()}
+        tensors |= {f"second.{name}": value for name, value in self._second.items()}
+        return tensors | {f"touched.{name}": value for name, value in self._touched.items()}
+
+    def load(self, tensors: dict[str, Tensor], step_count: int) -> None:
+        for name, value in self.state().items():
+            value.copy_(tensors[name])
+        self.step_count = step_count
