@@ -1,11 +1,15 @@
 """Make data of the shapes of Criteo and Avazu: text files, or rows that are already encoded.
 
-    python benchmarks/speed/generate.py criteo --rows 1000000 --out train.tsv
-    python benchmarks/speed/generate.py avazu --rows 1000000 --out train.csv
-    python benchmarks/speed/generate.py criteo --rows 500000 --encoded --out encoded/
+    python -m benchmarks.speed.generate criteo --rows 1000000 --out train.tsv
+    python -m benchmarks.speed.generate criteo --rows 1000000 --split train.tsv --out csv/
+    python -m benchmarks.speed.generate criteo --schema 10 --out criteo.toml
+    python -m benchmarks.speed.generate avazu --rows 1000000 --out train.csv
+    python -m benchmarks.speed.generate criteo --rows 500000 --encoded --out encoded/
 
 `criteo` is a TSV without header (label, 13 integers, 26 categories of 8 hexadecimal digits), `avazu` a CSV
-with header (click, 24 strings). `--encoded` writes `ids.npy` (int32, rows x fields), `labels.npy`, `sizes.npy`.
+with header (click, 24 strings). `--split` cuts a `criteo` file into train.csv, valid.csv and test.csv, as the peer
+wants them. `--schema` writes the schema for `recap prepare`, with that `min_count`. `--encoded` writes `ids.npy`
+(int32, rows x fields), `labels.npy` and `sizes.npy`.
 
 The universe of a field holds as many values as the public protocol keeps (Criteo_x4, Avazu_x4), and depends on
 the seed only. Values are drawn from a bounded Zipf law; its exponents, the shares of missing values and the
@@ -140,7 +144,7 @@ def draw_ranks(field: Field, rng: np.random.Generator) -> npt.NDArray[np.int64]:
     uniform = rng.random(CHUNK)
     if field.top:
         uniform = np.maximum(0.0, (uniform - field.top) / (1.0 - field.top))
-    x = ((float(field.size - 1) ** power - 1.0) * uniform + 1.0) ** (1.0 / power)
+    x: npt.NDArray[np.float64] = ((float(field.size - 1) ** power - 1.0) * uniform + 1.0) ** (1.0 / power)
     return np.minimum(x.astype(np.int64) - 1, field.size - 3)
 
 
@@ -246,15 +250,26 @@ def write_schema(shape: Shape, path: Path, min_count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--encoded", action="store_true", help="write ids, not text; --out is a directory")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--encoded", action="store_true", help="write ids, not text, to the directory --out")
+    instead.add_argument("--split", type=Path, metavar="TSV", help="cut this file of --rows rows instead")
+    instead.add_argument("--schema", type=int, metavar="MIN_COUNT", help="write the schema instead")
     args = parser.parse_args()
+    shape = SHAPES[args.shape]
     start = time.perf_counter()
-    (write_encoded if args.encoded else write_text)(SHAPES[args.shape], args.out, args.rows, args.seed)
-    size = sum(f.stat().st_size for f in (args.out.iterdir() if args.encoded else [args.out]))
-    print(json.dumps({"rows": args.rows, "bytes": size, "seconds": round(time.perf_counter() - start, 2)}))
+    if args.encoded:
+        write_encoded(shape, args.out, args.rows, args.seed)
+    elif args.split:
+        write_peer_splits(args.split, args.out, args.rows)
+    elif args.schema:
+        write_schema(shape, args.out, args.schema)
+    else:
+        write_text(shape, args.out, args.rows, args.seed)
+    size = sum(file.stat().st_size for file in (args.out.iterdir() if args.out.is_dir() else [args.out]))
+    print(json.dumps({"out": str(args.out), "bytes": size, "seconds": round(time.perf_counter() - start, 2)}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Install the peer, fuxictr 2.3.10, into an environment of its own.
 
-    python benchmarks/speed/peer_install.py [--peer benchmarks/speed/.peer]
+    python -m benchmarks.speed.peer_install [--peer benchmarks/speed/.peer]
 
 Both sides run on the same torch, which is installed first and pinned while fuxictr's own requirements follow
 (pandas, pyarrow, h5py, scikit-learn, Ray). fuxictr does not name torch, and takes any polars, but its CSV reader

@@ -1,6 +1,16 @@
 """FCN on FuxiCTR's own trainer, embedding and loader, step by step (runs in the peer's environment).
 
-    .peer/bin/python peer_train.py --shape criteo --data encoded/     # then `run 5` on standard input
+    .peer/bin/python -m benchmarks.speed.peer_train --shape criteo --data encoded/     # then `run 5`
+
+The model is written as FuxiCTR's are: a BaseModel with its FeatureEmbedding (one table per field) and plain torch
+modules, trained by BaseModel.train_step: its regulariser over whole tables, Adam as its `compile` makes it, gradient
+norms clipped at 10; the loss is read after every step, as its train_epoch does.
+
+Loaders: `npz`, the default of its RankDataLoader, keeps the rows in memory and collates them in a process of its own
+(num_workers 1, its default); `parquet`, which follows its preprocessing, goes through Ray. Per batch the second takes
+a few milliseconds less, of steps of several hundred, but seconds at the start of every epoch, and its processes
+can't be stopped while others are measured: `npz` is what we measure. The time to start an epoch is not in the steps,
+unless an epoch ends in them.
 """
 
 from __future__ import annotations
@@ -9,22 +19,37 @@ import argparse
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from fuxictr.features import FeatureMap
 from fuxictr.pytorch.dataloaders import RankDataLoader
 from fuxictr.pytorch.layers import FeatureEmbedding
 from fuxictr.pytorch.models import BaseModel
 from fuxictr.pytorch.torch_utils import seed_everything
-from steps import serve
 from torch import Tensor, nn
 
-SETTINGS = {
-    "criteo": {"num_ecn_layers": 3, "num_lcn_layers": 4, "ecn_dropout": 0.1, "lcn_dropout": 0.2,
-               "batch_norm": False, "embedding_regularizer": 1e-5},
-    "avazu": {"num_ecn_layers": 4, "num_lcn_layers": 5, "ecn_dropout": 0.0, "lcn_dropout": 0.0,
-              "batch_norm": True, "embedding_regularizer": 1e-9},
+from benchmarks.speed.steps import serve
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "criteo": {
+        "num_ecn_layers": 3,
+        "num_lcn_layers": 4,
+        "ecn_dropout": 0.1,
+        "lcn_dropout": 0.2,
+        "batch_norm": False,
+        "embedding_regularizer": 1e-5,
+    },
+    "avazu": {
+        "num_ecn_layers": 4,
+        "num_lcn_layers": 5,
+        "ecn_dropout": 0.0,
+        "lcn_dropout": 0.0,
+        "batch_norm": True,
+        "embedding_regularizer": 1e-9,
+    },
 }
 
 
@@ -37,47 +62,54 @@ class CrossNetwork(nn.Module):
         self.weights = nn.ModuleList(nn.Linear(width, width // 2, bias=False) for _ in range(num_layers))
         self.biases = nn.ParameterList(nn.Parameter(torch.rand(width)) for _ in range(num_layers))
         self.layer_norms = nn.ModuleList(nn.LayerNorm(width // 2) for _ in range(num_layers))
-        self.batch_norms = nn.ModuleList(nn.BatchNorm1d(1) for _ in range(num_layers * batch_norm))
-        self.dropouts = nn.ModuleList(nn.Dropout(dropout) for _ in range(num_layers * (dropout > 0)))
+        self.batch_norms = nn.ModuleList(nn.BatchNorm1d(1) for _ in range(num_layers if batch_norm else 0))
+        self.dropouts = nn.ModuleList(nn.Dropout(dropout) for _ in range(num_layers if dropout > 0 else 0))
         self.mask = nn.ReLU()
         self.head = nn.Linear(width, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        first = x
+    def forward(self, first: Tensor) -> Tensor:
+        x = first
         for i, weight in enumerate(self.weights):
             c = weight(x)
             if len(self.batch_norms) > 0:
                 c = self.batch_norms[i](c)
             mask = self.mask(self.layer_norms[i](c))
-            c = torch.cat([c, c * mask], dim=-1)
-            x = (first if self.linear else x) * (c + self.biases[i]) + x
+            cross = torch.cat([c, c * mask], dim=-1)
+            x = (first if self.linear else x) * (cross + self.biases[i]) + x
             if len(self.dropouts) > 0:
                 x = self.dropouts[i](x)
-        return self.head(x)
+        logit: Tensor = self.head(x)
+        return logit.mean(dim=1)  # over heads, of which there is one
 
 
-class FCN(BaseModel):
-    """FCN with one head, in the form of FuxiCTR's model zoo."""
+class FCN(BaseModel):  # type: ignore[misc]
+    """FCN with one head."""
 
-    def __init__(self, feature_map: FeatureMap, model_id: str = "FCN", gpu: int = -1,
-                 learning_rate: float = 1e-3, embedding_dim: int = 16, num_ecn_layers: int = 3,
-                 num_lcn_layers: int = 3, ecn_dropout: float = 0.0, lcn_dropout: float = 0.0,
-                 batch_norm: bool = False, embedding_regularizer: float | None = None, **kwargs: object) -> None:
-        super().__init__(feature_map, model_id=model_id, gpu=gpu, embedding_regularizer=embedding_regularizer, **kwargs)
+    def __init__(
+        self,
+        feature_map: FeatureMap,
+        embedding_dim: int,
+        learning_rate: float,
+        num_ecn_layers: int,
+        num_lcn_layers: int,
+        ecn_dropout: float,
+        lcn_dropout: float,
+        batch_norm: bool,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(feature_map, model_id="FCN", **kwargs)
         width = embedding_dim * feature_map.num_fields
         self.embedding_layer = FeatureEmbedding(feature_map, embedding_dim)
         self.ecn = CrossNetwork(width, num_ecn_layers, ecn_dropout, batch_norm, linear=False)
         self.lcn = CrossNetwork(width, num_lcn_layers, lcn_dropout, batch_norm, linear=True)
-        self.compile(kwargs["optimizer"], kwargs["loss"], learning_rate)
+        self.compile("adam", "binary_crossentropy", learning_rate)
         self.reset_parameters()
         self.model_to_device()
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        embeddings = self.embedding_layer(self.get_inputs(inputs))
-        halves = torch.chunk(embeddings, 2, dim=-1)
+        halves = self.embedding_layer(self.get_inputs(inputs)).chunk(2, dim=-1)
         x = torch.cat([half.flatten(start_dim=1) for half in halves], dim=-1).unsqueeze(1)
-        deep = self.ecn(x).mean(dim=1)
-        shallow = self.lcn(x).mean(dim=1)
+        deep, shallow = self.ecn(x), self.lcn(x)
         return {
             "y_pred": self.output_activation((deep + shallow) * 0.5),
             "y_deep": self.output_activation(deep),
@@ -85,16 +117,29 @@ class FCN(BaseModel):
         }
 
     def add_loss(self, return_dict: dict[str, Tensor], y_true: Tensor) -> Tensor:
-        loss = self.loss_fn(return_dict["y_pred"], y_true, reduction="mean")
-        deep = self.loss_fn(return_dict["y_deep"], y_true, reduction="mean")
-        shallow = self.loss_fn(return_dict["y_shallow"], y_true, reduction="mean")
-        return loss + torch.relu(deep - loss) * deep + torch.relu(shallow - loss) * shallow
+        """Tri-BCE, its weights not detached."""
+        loss: Tensor = self.loss_fn(return_dict["y_pred"], y_true, reduction="mean")
+        deep: Tensor = self.loss_fn(return_dict["y_deep"], y_true, reduction="mean")
+        shallow: Tensor = self.loss_fn(return_dict["y_shallow"], y_true, reduction="mean")
+        return loss + (deep - loss).clamp(min=0) * deep + (shallow - loss).clamp(min=0) * shallow
+
+
+def describe(sizes: list[int], directory: str) -> FeatureMap:
+    """The feature map that fuxictr's preprocessing would have left."""
+    feature_map = FeatureMap("encoded", directory)
+    feature_map.labels = ["label"]
+    for i, size in enumerate(sizes):
+        spec = {"source": "", "type": "categorical", "padding_idx": 0, "vocab_size": size}
+        feature_map.features[f"f{i}"] = spec
+    feature_map.num_fields = feature_map.get_num_fields()
+    feature_map.set_column_index()
+    return feature_map
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", choices=SETTINGS, required=True)
-    parser.add_argument("--data", type=Path, required=True, help="the directory of generate.py --encoded")
+    parser.add_argument("--data", type=Path, required=True, help="the directory of generate --encoded")
     parser.add_argument("--batch", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--loader", choices=("npz", "parquet"), default="npz")
@@ -102,39 +147,45 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     seed_everything(2024)
-
-    ids, labels, sizes = (np.load(args.data / f"{name}.npy") for name in ("ids", "labels", "sizes"))
     with tempfile.TemporaryDirectory() as directory:
-        feature_map = FeatureMap("encoded", directory)
-        feature_map.labels = ["label"]
-        feature_map.default_emb_dim = 16
-        for i, size in enumerate(sizes.tolist()):
-            spec = {"source": "", "type": "categorical", "padding_idx": 0, "vocab_size": size}
-            feature_map.features[f"f{i}"] = spec
-        feature_map.num_fields = feature_map.get_num_fields()
-        feature_map.set_column_index()
-        columns = {f"f{i}": ids[:, i] for i in range(len(sizes))}
+        ids, labels, sizes = (np.load(args.data / f"{name}.npy") for name in ("ids", "labels", "sizes"))
+        feature_map = describe(sizes.tolist(), directory)
+        file = Path(directory) / f"train.{args.loader}"
+        columns = dict(zip(feature_map.features, ids.T, strict=True))
         if args.loader == "npz":
-            path = Path(directory) / "train.npz"
-            np.savez(path, **columns, label=labels)
-        else:
-            import polars as pl
-            path = Path(directory) / "train.parquet"
-            pl.DataFrame({**{k:v.astype(np.int64) for k,v in columns.items()}, "label": labels.astype(np.float64)}).write_parquet(path)
-        loader, _ = RankDataLoader(feature_map, stage="train", train_data=str(path), batch_size=args.batch,
-                                   shuffle=True, data_format=args.loader, num_workers=args.workers)
-        model = FCN(feature_map, optimizer="adam", loss="binary_crossentropy", task="binary_classification",
-                    metrics=["AUC", "logloss"], model_root=directory, verbose=0, embedding_dim=16, **SETTINGS[args.shape])
-        model._max_gradient_norm = 10.0  # set by BaseModel.fit
+            np.savez(file, **columns, label=labels)
+        else:  # the types that its preprocessing writes
+            pd.DataFrame(columns).astype(np.int64).assign(label=labels.astype(float)).to_parquet(file)
+        loader, _ = RankDataLoader(
+            feature_map,
+            stage="train",
+            train_data=str(file),
+            batch_size=args.batch,
+            data_format=args.loader,
+            num_workers=args.workers,
+        )
+        model = FCN(
+            feature_map,
+            embedding_dim=16,
+            learning_rate=1e-3,
+            metrics=["AUC", "logloss"],
+            model_root=directory,
+            verbose=0,
+            **SETTINGS[args.shape],
+        )
+        model._max_gradient_norm = 10.0  # BaseModel.fit sets its default there
         model.train()
+
         def endless() -> Iterator[dict[str, Tensor]]:
             while True:
                 yield from loader
 
         batches = endless()
-        next(batches)
-        serve(lambda: model.train_step(next(batches)).item(),
-              parameters=sum(p.numel() for p in model.parameters()))
+        model.get_labels(next(batches))  # the first batch starts the loader's processes
+        serve(
+            lambda: model.train_step(next(batches)).item(),
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+        )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def cpu_seconds(root: int) -> float:
     """CPU time of a process and its living descendants (data loaders are processes of their own)."""
@@ -63,6 +65,7 @@ class Stepper:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            cwd=ROOT,
             env={**os.environ, **limits},
             start_new_session=True,  # a process group of its own, so that its loaders stop with it
         )
@@ -75,7 +78,9 @@ class Stepper:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
-        raise RuntimeError(f"{self.process.args!r} ended with code {self.process.wait()}, see its messages above")
+        raise RuntimeError(
+            f"{self.process.args!r} ended with code {self.process.wait()}, see its messages above"
+        )
 
     def run(self, steps: int) -> dict[str, Any]:
         """Take some steps and stand still again."""
@@ -88,7 +93,13 @@ class Stepper:
         return answer
 
     def close(self) -> None:
-        """End the program and whatever it started."""
+        """Let the program end, or end it with whatever it started."""
+        assert self.process.stdin is not None
         if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            self.process.stdin.close()
+            os.killpg(self.process.pid, signal.SIGCONT)
+            try:
+                self.process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()

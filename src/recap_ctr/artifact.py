@@ -1,23 +1,28 @@
 """The deployable directory: weights, vocabularies, schema and a manifest that vouches for every byte of them."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import polars as pl
+from pydantic import ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field as Setting
 from torch import Tensor, nn
 
 from recap_ctr.calibrate import Calibration, calibration_from_dict
-from recap_ctr.config import Frozen
+from recap_ctr.config import Frozen, parse
 from recap_ctr.data.encode import Encoder, vocabulary_file
 from recap_ctr.errors import InputError
-from recap_ctr.models import build, parse_model
+from recap_ctr.models import build, count_parameters, parse_model
 from recap_ctr.nn.weights import load_tensors, save_tensors
-from recap_ctr.schema import read_schema
+from recap_ctr.schema import Field, read_schema
 from recap_ctr.storage import atomic_directory, atomic_file, fingerprint, sha256
 
 FORMAT = 1
 MANIFEST, WEIGHTS, SCHEMA, CARD = "manifest.json", "model.safetensors", "schema.toml", "MODEL_CARD.md"
+MAX_MANIFEST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +72,7 @@ def write_artifact(
         }
         with atomic_file(partial / CARD) as file:
             file.write(model_card(manifest, encoder).encode())
-        files = [WEIGHTS, SCHEMA, CARD, *_vocabularies(encoder)]
+        files = [WEIGHTS, SCHEMA, CARD, *_vocabularies(encoder.schema.fields)]
         manifest["files"] = {
             file: {"bytes": (partial / file).stat().st_size, "sha256": sha256(partial / file)}
             for file in files
@@ -77,6 +82,69 @@ def write_artifact(
             out.write(_canonical(manifest))
 
 
+class _Strict(Frozen):
+    """A part of the manifest, as JSON has it: no text where a number belongs."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _File(_Strict):
+    bytes: NonNegativeInt
+    sha256: str = Setting(pattern="^[0-9a-f]{64}$")
+
+
+class _Model(_Strict):
+    name: str
+    config: dict[str, Any]
+
+
+class _Field(_Strict):
+    name: str
+    size: PositiveInt
+    mean: float = 0.0
+    scale: PositiveFloat = 1.0
+    edges: tuple[float, ...] = Setting((), strict=False)
+
+
+class _Figures(_Strict):
+    model_config = ConfigDict(extra="allow")
+    auc: float
+    logloss: float
+    calibration_error: float
+    group_auc: dict[str, float] | None = None
+
+
+class _Metrics(_Strict):
+    model_config = ConfigDict(extra="allow")
+    rows: PositiveInt
+    base_rate_logloss: float
+    raw: _Figures
+    calibrated: _Figures
+
+
+class _Data(_Strict):
+    model_config = ConfigDict(extra="allow")
+    name: str
+    fingerprint: str
+    rows: NonNegativeInt
+
+
+class _Manifest(_Strict):
+    """What a manifest must hold before anything in it is believed."""
+
+    kind: Literal["artifact"]
+    format: Literal[1]
+    model: _Model
+    parameters: NonNegativeInt
+    fields: list[_Field]
+    calibration: dict[str, Any]
+    shift: float
+    metrics: dict[str, _Metrics]
+    data: _Data
+    training: dict[str, Any]
+    files: dict[str, _File]
+
+
 def load_artifact(path: Path) -> Artifact:
     """Load after checking every file against the manifest, and the manifest against itself."""
     path = resolve(path)
@@ -84,16 +152,26 @@ def load_artifact(path: Path) -> Artifact:
     for file, entry in manifest["files"].items():
         _check_file(path, file, entry)
     schema = read_schema(path / SCHEMA)
+    misfit = f"{path}: the parts of the artifact don't fit together"
+    if not set(_vocabularies(schema.fields)) <= manifest["files"].keys():
+        raise InputError(f"{misfit}: a vocabulary is not in the manifest")
+    name = manifest["model"]["name"]
+    config = parse_model(name, manifest["model"]["config"])
+    calibration = calibration_from_dict(manifest["calibration"])
     try:
         encoder = Encoder.load(path, schema, manifest["fields"])
-        name = manifest["model"]["name"]
-        config = parse_model(name, manifest["model"]["config"])
+        _check_values(encoder)
+        # Counted before they are allocated: a false size must not take more memory than the file has bytes.
+        if count_parameters(name, config, encoder.layout) * 4 > manifest["files"][WEIGHTS]["bytes"]:
+            raise ValueError("the model has more weights than the file")
         model = build(name, config, encoder.layout)
         model.load_state_dict(load_tensors(path / WEIGHTS)[0])
-        calibration = calibration_from_dict(manifest["calibration"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path}: the parts of the artifact don't fit together: {error}") from None
-    return Artifact(name, config, model.eval(), encoder, calibration, float(manifest["shift"]), manifest)
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError, pl.exceptions.PolarsError) as error:
+        raise InputError(f"{misfit}: {error}") from None
+    for key, tensor in model.state_dict().items():
+        if not tensor.isfinite().all():
+            raise InputError(f"{path / WEIGHTS}: {key} holds NaN or infinity", fix="train the model anew")
+    return Artifact(name, config, model.eval(), encoder, calibration, manifest["shift"], manifest)
 
 
 def resolve(path: Path) -> Path:
@@ -107,8 +185,10 @@ def read_artifact_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     if not file.is_file() or file.is_symlink():
         raise InputError(f"{path} holds no artifact", fix="give a directory that `recap train` wrote")
-    raw = file.read_bytes()
     damaged = InputError(f"{file} is damaged", fix="copy the artifact again from where it was made")
+    if file.stat().st_size > MAX_MANIFEST_BYTES:
+        raise damaged
+    raw = file.read_bytes()
     try:
         manifest = json.loads(raw)
     except (ValueError, RecursionError):
@@ -121,8 +201,13 @@ def read_artifact_manifest(path: Path) -> dict[str, Any]:
             fix="upgrade recap-ctr, or pack the model anew",
         )
     checksum = manifest.pop("checksum", None)
-    if checksum != fingerprint(manifest) or raw != _canonical({**manifest, "checksum": checksum}):
+    try:
+        whole = checksum == fingerprint(manifest) and raw == _canonical({**manifest, "checksum": checksum})
+    except (ValueError, RecursionError):  # what JSON can hold and we never write: NaN, or nesting without end
+        raise damaged from None
+    if not whole:
         raise damaged
+    parse(_Manifest, manifest, str(file))
     known = {WEIGHTS, SCHEMA, CARD, *(vocabulary_file(i) for i in range(len(manifest["fields"])))}
     if not {WEIGHTS, SCHEMA} <= set(manifest["files"]) <= known:
         raise damaged
@@ -133,14 +218,23 @@ def _canonical(manifest: dict[str, Any]) -> bytes:
     return (json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _vocabularies(encoder: Encoder) -> list[str]:
-    plain = (not fitted.field.is_value and not fitted.field.hash_buckets for fitted in encoder.fields)
+def _vocabularies(fields: Iterable[Field]) -> list[str]:
+    plain = (not field.is_value and not field.hash_buckets for field in fields)
     return [vocabulary_file(i) for i, kept in enumerate(plain) if kept]
+
+
+def _check_values(encoder: Encoder) -> None:
+    for fitted in encoder.fields:
+        if fitted.values.dtype != pl.String or fitted.values.has_nulls():
+            raise ValueError(f"the vocabulary of field {fitted.field.name!r} holds no text")
+        if list(fitted.edges) != sorted(fitted.edges):
+            raise ValueError(f"the edges of field {fitted.field.name!r} are out of order")
 
 
 def _check_file(path: Path, name: str, entry: dict[str, Any]) -> None:
     file = path / name
-    if file.is_symlink() or not file.is_file():
+    links = file.is_symlink() or (file.parent != path and file.parent.is_symlink())
+    if links or not file.is_file():
         raise InputError(f"{file} is missing", fix="copy the artifact again from where it was made")
     if file.stat().st_size != entry["bytes"] or sha256(file) != entry["sha256"]:
         raise InputError(f"{file} is damaged: it differs from its checksum", fix="copy the artifact again")
@@ -171,10 +265,12 @@ def model_card(manifest: dict[str, Any], encoder: Encoder) -> str:
     kept = [at.field.name for at in encoder.fields if not at.field.is_value and not at.field.hash_buckets]
     lines += [
         "",
-        "`score` is the calibrated probability of a click; unseen and missing values are scored through a shared vector.",
+        "`score` is the calibrated probability of a click;"
+        " unseen and missing values are scored through a shared vector.",
         f"Raw values are stored for: {', '.join(kept) or 'none'}.",
         "",
-        "Not for decisions about people (credit, housing, employment); scores drift as the traffic does: evaluate often.",
+        "Not for decisions about people (credit, housing, employment);"
+        " scores drift as the traffic does: evaluate often.",
         "",
     ]
     return "\n".join(lines)

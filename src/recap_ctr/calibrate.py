@@ -127,7 +127,7 @@ def fit_isotonic(
     return IsotonicCalibration(tuple(fitted.X_thresholds_.tolist()), tuple(values_K.tolist()))
 
 
-# A slope this much below one logit per standard deviation is no slope, but the rounding of float32 logits.
+# A spread of logits, or a fitted slope per standard deviation, below this is float32 rounding and no signal.
 FLAT = 1e-6
 # Weight of the prior relative to the labels' variance: it moves an ordinary scale by about one part in 10^9.
 RIDGE = 1e-10
@@ -179,7 +179,8 @@ def _newton(x_N: Floats, positive_N: Bools, weights_N: Floats, identity: float) 
             break
         curvature_N = weights_N * sigmoid(z_N) * sigmoid(-z_N)
         hessian_22 = (design_N2.T * curvature_N) @ design_N2 + np.diag(ridge_2)
-        step_2 = np.linalg.solve(hessian_22, gradient_2)
+        damping_22 = 1e-12 * np.trace(hessian_22) * np.eye(2)  # one row may hold all the curvature
+        step_2 = np.linalg.solve(hessian_22 + damping_22, gradient_2)
         rounding = 1e-14 * value
         while (trial := objective(theta_2 - step_2)) > value + rounding:
             step_2 = step_2 / 2

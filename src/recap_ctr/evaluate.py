@@ -1,5 +1,6 @@
 """Labels and logits to figures: raw and calibrated side by side, with the base rate for scale."""
 
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy.typing as npt
 from recap_ctr import metrics
 from recap_ctr.calibrate import Calibration
 from recap_ctr.data.shards import Shard
+from recap_ctr.errors import InputError
 
 Array = npt.NDArray[Any]
 
@@ -25,7 +27,9 @@ def figures(
         "mean_prediction": float(np.average(metrics.sigmoid(logits), weights=weights)),
     }
     if groups is not None:
-        found["group_auc"] = asdict(metrics.group_auc(labels, logits, groups, weights))
+        found["group_auc"] = None
+        with suppress(InputError):  # no group holds both classes: that is no reason to lose the rest
+            found["group_auc"] = asdict(metrics.group_auc(labels, logits, groups, weights))
     return found
 
 
@@ -39,6 +43,7 @@ def evaluate(
     reliability: bool = False,
 ) -> dict[str, Any]:
     """Raw and calibrated figures of the same rows, and what the base rate alone would score."""
+    raw = figures(labels, logits, weights, groups)  # first: it refuses rows that can't be measured
     rate = float(np.average(labels, weights=weights))
     calibrated = calibration.apply(logits)
     constant = np.full(len(labels), metrics.logit(rate))
@@ -46,7 +51,7 @@ def evaluate(
         "rows": len(labels),
         "base_rate": rate,
         "base_rate_logloss": metrics.logloss(labels, constant, weights),
-        "raw": figures(labels, logits, weights, groups),
+        "raw": raw,
         "calibrated": figures(labels, calibrated, weights, groups),
     }
     if reliability:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recap_ctr.nn.norms import ScaleNorm
+from recap_ctr.nn.norms import ScaleNorm, centre_
 
 
 @pytest.mark.parametrize("num_heads", [1, 3])
@@ -25,13 +25,15 @@ def test_scale_norm_is_batch_norm_over_heads(num_heads: int) -> None:
     torch.testing.assert_close(ours(c_BHC), torchs(c_BHC), rtol=0, atol=0)
 
 
-def test_track_moves_the_running_statistics_as_batch_norm_does() -> None:
+def test_centre_and_track_do_what_batch_norm_does() -> None:
     torch.manual_seed(0)
     ours, torchs = ScaleNorm(2).double(), torch.nn.BatchNorm1d(2).double()
     for _ in range(3):
         c_BHC = torch.randn(4, 2, 3, dtype=torch.float64)
-        torchs(c_BHC)
-        ours.track(c_BHC.mean((0, 2)), c_BHC.var((0, 2), correction=0), count=12)
+        expected_BHC = torchs(c_BHC)
+        mean_H, var_H = centre_(c_BHC)
+        ours.track(mean_H, var_H, count=12)
+        torch.testing.assert_close(c_BHC / (var_H[:, None] + ours.eps).sqrt(), expected_BHC)
 
     torch.testing.assert_close(ours.running_mean, torchs.running_mean)
     torch.testing.assert_close(ours.running_var, torchs.running_var)

@@ -23,6 +23,8 @@ from recap_ctr.schema import Field, Schema
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 PAD = 0
+MAX_STANDARDISED = 1e6  # of n training rows none is further than √n from the mean; 32 bits can hold this
+NO_CATEGORIES = (pl.Binary, pl.Duration, pl.Object, pl.Struct, pl.List, pl.Array)  # column types
 MISSING_CODE, PAD_CODE = -1, -2  # in code arrays, before codes become ids
 
 
@@ -42,13 +44,12 @@ def as_text(series: pl.Series, missing: Sequence[str] = ()) -> pl.Series:
     """Values as canonical strings, null where missing: 7, 7.0 and "7" are one value, whatever the file format."""
     if series.dtype.is_float():
         series = series.fill_nan(None)
-        whole = (series == series.floor()) & (series.abs() < 2**53)
-        if whole.all():
-            series = series.cast(pl.Int64).cast(pl.String)
-        else:
-            integers = series.set(~whole.fill_null(False), 0.0).cast(pl.Int64).cast(pl.String)
-            series = integers.zip_with(whole.fill_null(True), series.cast(pl.String))
-    elif series.dtype in (pl.Binary, pl.Object, pl.Struct):
+        whole = ((series == series.floor()) & (series.abs() < 2**53)).fill_null(False)
+        integers = (
+            series.zip_with(whole, pl.Series([None], dtype=series.dtype)).cast(pl.Int64).cast(pl.String)
+        )
+        series = integers.zip_with(whole, series.cast(pl.String))
+    elif series.dtype in NO_CATEGORIES:
         raise InputError(f"column {series.name!r} is of type {series.dtype}, which holds no categories")
     elif series.dtype != pl.String:
         series = series.cast(pl.String)
@@ -68,17 +69,19 @@ def as_numbers(block: Block, field: Field) -> pl.Series:
         bad = (numbers.is_null() & text.is_not_null()).arg_true()
         if len(bad):
             raise InputError(
-                f"{block.origin}: row {block.first_row + bad[0]}, field {field.name!r}: {text[bad[0]]!r} is not a number",
+                f"{block.origin}: row {block.first_row + bad[0]}, field {field.name!r}:"
+                f" {text[bad[0]]!r} is not a number",
                 fix="repair the value, list it under missing = [...], or make the field categorical",
             )
     elif raw.dtype.is_numeric() or raw.dtype in (pl.Boolean, pl.Null):
         numbers = raw.cast(pl.Float64)
-        for value in field.missing:
-            numbers = numbers.set((numbers == float(value)).fill_null(False), None)
     else:
         raise InputError(
             f"{block.origin}: field {field.name!r} is numeric, its column of type {raw.dtype} is not"
         )
+    # Missing by value, too, so that "-1" means -1.0 in a text file as it does in Parquet.
+    for value in pl.Series(field.missing, dtype=pl.String).cast(pl.Float64, strict=False).drop_nulls():
+        numbers = numbers.set((numbers == value).fill_null(False), None)
     numbers = numbers.fill_nan(None)
     infinite = numbers.is_infinite().fill_null(False).arg_true()
     if len(infinite):
@@ -96,7 +99,8 @@ def log_square(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     [-1, 0, 2, 1, 2, 21, 190]
     """
     logs = np.log(np.maximum(numbers, 1.0))
-    return np.where(numbers > 2, np.floor(logs * logs), np.trunc(numbers)).astype(np.int64)
+    low = np.trunc(np.maximum(numbers, -(2.0**63)))
+    return np.where(numbers > 2, np.floor(logs * logs), low).astype(np.int64)
 
 
 def categories(block: Block, field: Field, edges: Sequence[float] = ()) -> pl.Series:
@@ -112,8 +116,9 @@ def categories(block: Block, field: Field, edges: Sequence[float] = ()) -> pl.Se
         else np.searchsorted(edges, filled, side="right")
     )
     text = pl.Series(field.name, buckets).cast(pl.String).set(~present, None)
-    # After bucketing, `missing = ["0"]` also means bucket 0: 0.4 is as good as absent where 0 is.
-    return as_text(text, field.missing)
+    # Log-square keeps small numbers as they are, so `missing = ["0"]` also means bucket 0: 0.4 is as good as absent
+    # where 0 is. The number of a quantile means nothing.
+    return as_text(text, field.missing) if field.transform == "log-square" else text
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ class Pieces:
 def pieces(block: Block, field: Field) -> Pieces:
     raw = column(block, field.name, "multi field")
     if isinstance(raw.dtype, (pl.List, pl.Array)):
-        lists = raw.cast(pl.List(raw.dtype.inner))  # type: ignore[arg-type]
+        lists = raw.cast(pl.List(raw.dtype.inner))
     else:
         lists = as_text(raw, field.missing).str.split(field.separator)
     lists = lists.list.head(field.max_len)
@@ -376,5 +381,7 @@ def standardise(
     numbers: npt.NDArray[np.float64], absent: npt.NDArray[np.bool_], fitted: FittedField, out: Floats
 ) -> Ints:
     """Write (x - mean) / scale to `out`, 1 where absent; return ids: the value's vector, or OOV's where absent."""
-    out[:] = np.where(absent, 1.0, (numbers - fitted.mean) / fitted.scale)
+    with np.errstate(over="ignore"):
+        scaled = (numbers - fitted.mean) / fitted.scale
+    out[:] = np.where(absent, 1.0, np.clip(scaled, -MAX_STANDARDISED, MAX_STANDARDISED))
     return np.where(absent, fitted.oov, 1).astype(np.int32)

@@ -1,21 +1,22 @@
 """From raw rows to shards, in two passes.
 
-The first pass reads the source once: it checks every row and spools each column as provisional codes, numbered in
-order of appearance. Then all is known that a split or a vocabulary needs. The second pass reads only the spool, whose
-codes become ids by one look-up in an array. Memory holds the distinct values and a byte or two per row.
+The first pass reads the source once: it checks every row and spools each column as provisional codes. Then all is
+known that a split or a vocabulary needs. The second pass reads only the spool, whose codes become ids by one look-up
+in an array. Memory holds the distinct values and a byte or two per row.
 """
 
 import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from recap_ctr.config import Frozen, parse
 from recap_ctr.data.encode import (
@@ -50,9 +51,15 @@ class Split(Frozen):
     """
 
     kind: Literal["random", "time", "column", "files"] = "random"
-    ratio: tuple[int, int, int] = (8, 1, 1)
-    seed: int = 1
+    ratio: tuple[PositiveInt, PositiveInt, NonNegativeInt] = (8, 1, 1)
+    seed: NonNegativeInt = 1
     column: str | None = None
+
+    @model_validator(mode="after")
+    def _column_is_named(self) -> Self:
+        if (self.kind == "column") != (self.column is not None):
+            raise ValueError("column names the split column of kind = 'column', and only of that kind")
+        return self
 
     def sizes(self, rows: int) -> tuple[int, int, int]:
         total = sum(self.ratio)
@@ -80,7 +87,7 @@ class Preparation:
     schema: Schema
     sources: dict[str, Source]
     """One source under `all`, or one for each split."""
-    split: Split = Split()
+    split: Split = Split()  # noqa: RUF009, it is frozen
     dataset: str | None = None
 
     def inputs(self) -> dict[str, Any]:
@@ -93,13 +100,13 @@ class Preparation:
         }
 
 
-def _identity(inputs: dict[str, Any]) -> str:
+def _content(inputs: dict[str, Any]) -> dict[str, Any]:
     """The inputs without what may change while the content stays: a copied file keeps its data."""
     files = {
         name: [{key: file[key] for key in ("size", "sha256")} for file in listed]
         for name, listed in inputs["sources"].items()
     }
-    return fingerprint({**inputs, "sources": files})
+    return {**inputs, "sources": files}
 
 
 def prepare(
@@ -112,9 +119,10 @@ def prepare(
         if manifest is None:
             raise InputError(f"{out} exists and is not prepared data", fix="choose another --out")
         if not force:
-            if _identity(manifest["inputs"]) == _identity(inputs):
+            old, new = _content(manifest["inputs"]), _content(inputs)
+            if old == new:
                 return PreparedData(out), True
-            changed = [key for key in inputs if inputs[key] != manifest["inputs"].get(key)]
+            changed = [key for key in new if new[key] != old.get(key)]
             raise InputError(
                 f"{out} was prepared from other inputs (changed: {', '.join(changed)})",
                 fix="choose another --out, or replace it with --force",
@@ -145,7 +153,7 @@ class _Spool:
 
 
 class _Dictionary:
-    """Text values to codes in order of appearance, growing from block to block."""
+    """Text values to codes in some order, growing from block to block."""
 
     def __init__(self) -> None:
         self.dtype = pl.Categorical(pl.Categories.random())
@@ -219,7 +227,7 @@ class _Preparer:
             else:
                 add(f"field:{field.name}", np.int32, field.width)
                 if not field.hash_buckets:
-                    self.dictionaries[field.name] = _Dictionary()
+                    self.dictionaries[f"field:{field.name}"] = _Dictionary()
         add("label", np.uint8)
         add("split", np.uint8)
         if self.schema.weight:
@@ -228,7 +236,7 @@ class _Preparer:
             add("time", np.float64)
         if self.schema.group:
             add("group", np.int32)
-            self.dictionaries["group:"] = _Dictionary()
+            self.dictionaries["group"] = _Dictionary()
 
     def _read(self) -> None:
         total = sum(source.total_bytes for source in self.sources.values())
@@ -256,14 +264,14 @@ class _Preparer:
                 spool.append(codes if flat is None else flat.matrix(codes, field.width))
             else:
                 text.append(values)
-                targets.append((field.name, flat))
+                targets.append((f"field:{field.name}", flat))
         if self.schema.group:
             text.append(as_text(column(block, self.schema.group, "group")))
-            targets.append(("group:", None))
+            targets.append(("group", None))
         for (name, flat), codes in zip(
             targets, self._codes(text, [name for name, _ in targets]), strict=True
         ):
-            spool = self.columns["group" if name == "group:" else f"field:{name}"]
+            spool = self.columns[name]
             spool.append(codes if flat is None else flat.matrix(codes, spool.width))
         self.columns["label"].append(labels(block, self.schema.label))
         if self.schema.weight:
@@ -286,7 +294,7 @@ class _Preparer:
             yield self.dictionaries[name].codes(encoded[name])
 
     def _split_codes(self, block: Block, split: int) -> npt.NDArray[np.uint8]:
-        if self.split.kind != "column" or self.split.column is None:
+        if self.split.column is None:
             return np.full(block.frame.height, split, np.uint8)
         text = as_text(column(block, self.split.column, "split"))
         codes = text.replace_strict(list(SPLITS), [0, 1, 2], default=None, return_dtype=pl.UInt8)
@@ -343,7 +351,7 @@ class _Preparer:
             return self._fit_numbers(field, spool, splits)
         if field.hash_buckets:
             return FittedField(field, none, np.zeros(0, np.int64))
-        dictionary = self.dictionaries[field.name]
+        dictionary = self.dictionaries[f"field:{field.name}"]
         counts = np.zeros(dictionary.num_values, np.int64)
         for block, chosen in _training(spool, splits):
             codes = block[chosen]
@@ -363,14 +371,20 @@ class _Preparer:
             if len(numbers) == 0:
                 continue
             shift = float(numbers[0]) if shift is None else shift
-            count, total = count + len(numbers), total + float((numbers - shift).sum())
-            square += float(((numbers - shift) ** 2).sum())
+            with np.errstate(over="ignore"):
+                count, total = count + len(numbers), total + float((numbers - shift).sum())
+                square += float(((numbers - shift) ** 2).sum())
             sample.append(numbers[::step])
         none = pl.Series("value", [], dtype=pl.String)
         zero = np.zeros(0, np.int64)
         if field.is_value:
             if count == 0:
                 return FittedField(field, none, zero)
+            if not np.isfinite(square):
+                raise InputError(
+                    f"field {field.name!r}: its numbers are too large to standardise",
+                    fix='set transform = "quantiles", or repair the values',
+                )
             mean = total / count
             spread = float(np.sqrt(max(square / count - mean * mean, 0.0)))
             return FittedField(field, none, zero, mean + (shift or 0.0), spread if spread > 0 else 1.0)
@@ -408,14 +422,20 @@ class _Preparer:
             if role in self.columns:
                 kinds[name] = (dtype, None)
         tables = [self._remap(fitted) for fitted in encoder.fields]
+        groups = self._group_codes() if "group" in self.columns else None
         counts = np.bincount(splits, minlength=3)
         positives = np.zeros(3, np.int64)
         outside = np.zeros((3, layout.num_fields), np.int64)
         with ExitStack() as stack:
             writers = [
-                {name: stack.enter_context(_ShardFile(self.out, f"{split}/{name}.npy", dtype, int(counts[i]), width)) for name, (dtype, width) in kinds.items()}
+                {
+                    name: stack.enter_context(
+                        _ShardFile(self.out, f"{split}/{name}.npy", dtype, int(counts[i]), width)
+                    )
+                    for name, (dtype, width) in kinds.items()
+                }
                 for i, split in enumerate(SPLITS)
-            ]  # fmt: skip
+            ]
             streams = {name: spool.blocks() for name, spool in self.columns.items()}
             with meter("writing shards", self.rows, "rows", quiet=self.quiet) as shown:
                 for start in range(0, self.rows, SPOOL_ROWS):
@@ -434,6 +454,8 @@ class _Preparer:
                                 np.int32
                             )
                             local = table[np.where(np.isnan(raw), MISSING_CODE, codes)]
+                        elif fitted.field.hash_buckets:
+                            local = fitted.ids(raw)
                         else:
                             local = table[raw]
                         ids[:, at.start : at.start + at.width] = (local + at.offset).reshape(height, at.width)
@@ -443,9 +465,9 @@ class _Preparer:
                         "labels": block["label"],
                         "rows": np.arange(start, start + height),
                     }
-                    arrays |= {
-                        f"{role}s": block[role] for role in ("weight", "group", "time") if role in block
-                    }
+                    arrays |= {f"{role}s": block[role] for role in ("weight", "time") if role in block}
+                    if groups is not None:
+                        arrays["groups"] = groups[block["group"]]
                     oov = np.array(
                         [at.offset + at.size - 1 for at in layout.fields for _ in range(at.width)], np.int32
                     )
@@ -459,27 +481,37 @@ class _Preparer:
                     shown.advance(height, height)
         files = {file.name: file.entry for writer in writers for file in writer.values()}
         described = {
-            split: {"rows": int(counts[i]), "positives": int(positives[i]), "oov": dict(zip([at.name for at in layout.fields], outside[i].tolist(), strict=True))}
+            split: {
+                "rows": int(counts[i]),
+                "positives": int(positives[i]),
+                "oov": {at.name: int(outside[i, j]) for j, at in enumerate(layout.fields)},
+            }
             for i, split in enumerate(SPLITS)
-        }  # fmt: skip
+        }
         return files, described
+
+    def _group_codes(self) -> Ints:
+        """Spooled code -> the group's place among all in order of value; the last entry serves -1 (missing).
+
+        polars casts the chunks of a column side by side, so that the spooled codes differ from run to run.
+        """
+        places = self.dictionaries["group"].values().rank("dense").cast(pl.Int32) - 1
+        return np.append(places.fill_null(MISSING_CODE).to_numpy(), np.int32(MISSING_CODE))
 
     def _remap(self, fitted: FittedField) -> Ints:
         """Spooled code -> id; the last two entries serve the codes -2 (padding) and -1 (missing)."""
         field = fitted.field
-        if field.is_value:
+        if field.is_value or field.hash_buckets:  # a number needs no table, and a bucket is its own code
             return np.zeros(0, np.int32)
-        if field.hash_buckets:
-            kept = np.arange(1, field.hash_buckets + 1, dtype=np.int32)
-        elif field.transform == "quantiles":
+        if field.transform == "quantiles":
             kept = fitted.ids(fitted.codes(pl.Series(np.arange(len(fitted.edges) + 1)).cast(pl.String)))
         else:
-            kept = fitted.ids(fitted.codes(self.dictionaries[field.name].values()))
+            kept = fitted.ids(fitted.codes(self.dictionaries[f"field:{field.name}"].values()))
         return np.concatenate([kept, fitted.ids(np.array([PAD_CODE, MISSING_CODE], np.int32))])
 
 
 class _ShardFile:
-    """A `.npy` file written block by block with ordinary writes (a full disk is an error, not a crash), hashed on the way."""
+    """A `.npy` file, hashed while it is written; by ordinary writes, so that a full disk is an error and no crash."""
 
     def __init__(self, out: Path, name: str, dtype: npt.DTypeLike, rows: int, width: int | None) -> None:
         self.name, self._dtype = name, np.dtype(dtype)
@@ -489,7 +521,7 @@ class _ShardFile:
         self._digest, self._bytes = hashlib.sha256(), 0
         shape = (rows,) if width is None else (rows, width)
         header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(_Hashed(self), header)  # type: ignore[arg-type]
+        np.lib.format.write_array_header_1_0(_Hashed(self), header)
 
     def write_bytes(self, data: Any) -> None:
         self._file.write(data)
@@ -553,10 +585,13 @@ def labels(block: Block, name: str) -> npt.NDArray[np.uint8]:
 
 def weights(block: Block, name: str) -> npt.NDArray[np.float32]:
     numbers = as_numbers(block, parse(Field, {"name": name, "kind": "numeric"}, "weight"))
-    bad = (numbers.is_null() | (numbers < 0).fill_null(True)).arg_true()
+    bad = (~numbers.is_between(0, float(np.finfo(np.float32).max)).fill_null(False)).arg_true()
     if len(bad):
+        value = numbers[bad[0]]
         raise InputError(
-            f"{block.origin}: row {block.first_row + bad[0]}: the weight {name!r} is {numbers[bad[0]]}; it must be 0 or more"
+            f"{block.origin}: row {block.first_row + bad[0]}: the weight {name!r} is"
+            f" {'missing' if value is None else value}; it must be 0 or more",
+            fix="give every row a weight (1 for an ordinary one), or take weight out of the schema",
         )
     return numbers.cast(pl.Float32).to_numpy()
 
@@ -564,18 +599,19 @@ def weights(block: Block, name: str) -> npt.NDArray[np.float32]:
 def times(block: Block, name: str) -> npt.NDArray[np.float64]:
     """A time column as numbers that order it: numbers as they are, dates as microseconds."""
     raw = column(block, name, "time")
-    if raw.dtype == pl.String:
-        numbers = raw.cast(pl.Float64, strict=False)
-        if numbers.null_count():
-            numbers = raw.str.to_datetime(time_unit="us", strict=False).cast(pl.Int64).cast(pl.Float64)
-    elif raw.dtype in (pl.Date, pl.Datetime):
+    fix = "use a number, or a date such as 2026-01-31 23:59:00"
+    if raw.dtype in (pl.Date, pl.Datetime):
         numbers = raw.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64)
+    elif raw.dtype in (pl.String, pl.Null) or raw.dtype.is_numeric():
+        numbers = raw.cast(pl.Float64, strict=False)
+        if raw.dtype == pl.String and numbers.null_count():
+            with suppress(pl.exceptions.ComputeError):  # no date format fits: then what is no number is bad
+                numbers = raw.str.to_datetime(time_unit="us", strict=False).cast(pl.Int64).cast(pl.Float64)
     else:
-        numbers = raw.cast(pl.Float64)
+        raise InputError(f"{block.origin}: the time {name!r} is of type {raw.dtype}", fix=fix)
     bad = (numbers.is_null() | ~numbers.is_finite().fill_null(False)).arg_true()
     if len(bad):
         raise InputError(
-            f"{block.origin}: row {block.first_row + bad[0]}: the time {name!r} is {raw[bad[0]]!r}",
-            fix="use a number, or a date such as 2026-01-31 23:59:00",
+            f"{block.origin}: row {block.first_row + bad[0]}: the time {name!r} is {raw[bad[0]]!r}", fix=fix
         )
     return numbers.to_numpy()

@@ -71,10 +71,14 @@ class PreparedData:
             file = path / name
             if not file.is_file() or file.stat().st_size != entry["bytes"]:
                 raise InputError(
-                    f"{file} is missing or cut short", fix=f"run `recap prepare` for {path} again"
+                    f"{file} is missing or cut short",
+                    fix=f"run `recap prepare` for {path} again, with --force",
                 )
             if verify and sha256(file) != entry["sha256"]:
-                raise InputError(f"{file} has changed since it was prepared", fix="run `recap prepare` again")
+                raise InputError(
+                    f"{file} has changed since it was prepared",
+                    fix=f"run `recap prepare` for {path} again, with --force",
+                )
 
     @property
     def fingerprint(self) -> str:

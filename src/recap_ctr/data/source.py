@@ -7,6 +7,7 @@ ids are never cast, and an error can name its row. A row's number counts data ro
 import csv
 import glob
 import gzip
+import hashlib
 import io
 import re
 import sys
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+import numpy as np
 import polars as pl
 import zstandard
 
@@ -32,6 +34,10 @@ FORMATS = {
     ".parquet": PARQUET, ".pq": PARQUET,
     ".arrow": ARROW, ".ipc": ARROW, ".feather": ARROW,
 }  # fmt: skip
+UNREADABLE = (
+    *(pl.exceptions.PolarsError, pl.exceptions.PanicException),
+    *(OSError, EOFError, zlib.error, zstandard.ZstdError),
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ class Source(Protocol):
     """Where raw rows come from."""
 
     total_bytes: int
+    columns: Sequence[str] | None
+    """Names given for files without a header line."""
 
     def files(self) -> list[SourceFile]: ...
 
@@ -78,9 +86,18 @@ class FrameSource:
     ) -> None:
         self._frame, self._files, self._origin = frame, list(files), origin
         self.total_bytes = frame.height
+        self.columns: Sequence[str] | None = None
 
     def files(self) -> list[SourceFile]:
-        return self._files
+        """The files the rows were made of; without any, the rows themselves, lest other rows pass for them."""
+        if self._files:
+            return self._files
+        digest = hashlib.sha256(repr(self._frame.schema).encode())
+        for block, _ in self.blocks():
+            # Categories hash as the codes that stand for them: the text is what counts.
+            text = block.frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+            digest.update(text.hash_rows(0).to_numpy().tobytes())
+        return [SourceFile(self._origin, self._frame.height, 0, digest.hexdigest())]
 
     def blocks(self) -> Iterator[tuple[Block, int]]:
         for start in range(0, self._frame.height, BLOCK_ROWS):
@@ -93,7 +110,7 @@ class FileSource:
 
     def __init__(self, patterns: Sequence[str | Path], columns: Sequence[str] | None = None) -> None:
         self.paths = _expand(patterns)
-        self._columns = columns
+        self.columns = columns
         self.total_bytes = sum(path.stat().st_size for path in self.paths if str(path) != "-")
 
     def files(self) -> list[SourceFile]:
@@ -102,7 +119,7 @@ class FileSource:
     def blocks(self) -> Iterator[tuple[Block, int]]:
         for path in self.paths:
             rows = 0
-            for frame, size in _read(path, self._columns):
+            for frame, size in _read(path, self.columns):
                 origin = "standard input" if str(path) == "-" else path.name
                 block = Block(frame, rows + 1, origin)
                 _check_lengths(block)
@@ -153,7 +170,7 @@ def _read(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[pl.DataFr
         else:
             lazy = pl.scan_parquet(path, glob=False) if kind is PARQUET else pl.scan_ipc(path, glob=False)
             yield from _table_blocks(lazy, path.stat().st_size)
-    except (pl.exceptions.PolarsError, EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+    except UNREADABLE as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{path} can't be read: {detail}", fix="check that the file is complete") from None
 
@@ -180,8 +197,35 @@ def _unpack(raw: BinaryIO, packed: str | None, path: Path) -> BinaryIO:
     if packed == ".gz":
         return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
     if packed == ".zst":
-        return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)  # type: ignore[return-value]
+        return io.BufferedReader(_Unzstd(raw))
     return path.open("rb")
+
+
+class _Unzstd(io.RawIOBase):
+    """A zstd stream, frame after frame; zstandard's own reader takes a file that was cut short for a whole one."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw, self._packed, self._text = raw, b"", b""
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._text:
+            # In small bites: a block of zstd may unpack to 32,000 times its size.
+            packed = self._packed or self._raw.read(2048)
+            if not packed:
+                if self._frame is not None:
+                    raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+                return 0
+            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+            self._text, self._packed = self._frame.decompress(packed), b""
+            if self._frame.eof:
+                self._packed, self._frame = self._frame.unused_data, None
+        size = min(len(buffer), len(self._text))
+        buffer[:size], self._text = self._text[:size], self._text[size:]
+        return size
 
 
 def _separator(path: Path, packed: str | None) -> bytes | None:
@@ -197,6 +241,8 @@ def _text_blocks(
     columns: Sequence[str] | None,
 ) -> Iterator[tuple[pl.DataFrame, int]]:
     rest, row, read_so_far = stream.read(BLOCK_BYTES), 1, 0
+    while _first_row_end(rest) < 0 and len(rest) <= MAX_ROW_BYTES and (more := stream.read(BLOCK_BYTES)):
+        rest += more
     if rest.startswith(b"\xef\xbb\xbf"):
         rest = rest[3:]
     if separator is None:
@@ -207,8 +253,14 @@ def _text_blocks(
     while not last:
         more = stream.read(BLOCK_BYTES)
         last = not more
-        end = len(rest) if last else _last_row_end(rest)
-        if end < 0:  # not one whole row yet
+        end = len(rest) if last else max(_last_row_end(rest), 0)
+        if len(columns) > 1 and end:
+            # Empty lines at the end of a file are no rows, and where that is, only the next block tells.
+            filled = len(rest[:end].rstrip(b"\r\n"))
+            end = filled and (rest.find(b"\n", filled) + 1 or filled)
+        if end == 0 and last:
+            return
+        if end == 0:  # not one whole row yet
             if len(rest) > MAX_ROW_BYTES:
                 raise InputError(
                     f"{origin}: row {row} does not end within {MAX_ROW_BYTES >> 20} MiB",
@@ -217,10 +269,6 @@ def _text_blocks(
             rest += more
             continue
         text, rest = rest[:end], rest[end:] + more
-        if last:
-            text = text.rstrip(b"\r\n") + b"\n" if len(columns) > 1 else text
-            if not text.strip(b"\r\n"):
-                return
         frame = _parse(text, columns, separator, origin, row)
         row += frame.height
         position = raw.tell() if raw is not None and not raw.closed else 0
@@ -231,12 +279,15 @@ def _text_blocks(
 
 
 def _header(text: bytes, separator: bytes, origin: str) -> tuple[list[str], bytes]:
-    end = text.find(b"\n")
+    end = _first_row_end(text)
+    if end < 0 and b"\n" in text:
+        raise InputError(f"{origin}: a quote in the header line is not closed")
     line, rest = (text, b"") if end < 0 else (text[:end], text[end + 1 :])
     if not line.strip():
         raise InputError(f"{origin} is empty", fix="the first line must name the columns")
     try:
-        names = next(csv.reader([line.rstrip(b"\r").decode("utf-8")], delimiter=separator.decode()))
+        decoded = io.StringIO(line.rstrip(b"\r").decode("utf-8"), newline="")
+        names = next(csv.reader(decoded, delimiter=separator.decode()))
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(
             f"{origin}: the header line can't be read: {error}", fix="save the file as UTF-8"
@@ -247,6 +298,17 @@ def _header(text: bytes, separator: bytes, origin: str) -> tuple[list[str], byte
                 f"{origin}: column {name!r} stands twice in the header", fix="rename one of them"
             )
     return names, rest
+
+
+def _first_row_end(text: bytes) -> int:
+    """Where the line end of the first row stands (-1: nowhere): one with an even number of quotes before it."""
+    end, odd = -1, 0
+    while (after := text.find(b"\n", end + 1)) >= 0:
+        odd ^= text.count(b'"', end + 1, after) & 1
+        end = after
+        if not odd:
+            return end
+    return -1
 
 
 def _last_row_end(text: bytes) -> int:
@@ -300,7 +362,15 @@ def _diagnosis(
             row += 1
     except csv.Error as error:
         reason = str(error)
-    return InputError(f"{origin}: rows from {first_row} on can't be parsed: {reason.splitlines()[0]}")
+    if text.count(b'"') & 1:  # the last record swallowed all that follows its quote
+        return InputError(
+            f"{origin}: row {row - 1} opens a quote that nothing closes",
+            fix='close it, or write "" for a quote inside a quoted value',
+        )
+    return InputError(
+        f"{origin}: rows from {first_row} on can't be parsed: {reason.splitlines()[0]}",
+        fix='quote values that hold quotes or line ends, and write "" for a quote inside them',
+    )
 
 
 def _check_lengths(block: Block) -> None:
@@ -327,7 +397,7 @@ def as_frame(table: Any, columns: Sequence[str] | None = None) -> pl.DataFrame:
     if hasattr(table, "iloc") and hasattr(table, "columns"):  # pandas, without importing it
         names = [str(name) for name in table.columns]
         _refuse_duplicates(names)
-        return pl.DataFrame([_series(name, table.iloc[:, i].to_numpy()) for i, name in enumerate(names)])
+        return pl.DataFrame([_pandas_series(name, table.iloc[:, i]) for i, name in enumerate(names)])
     if isinstance(table, dict):
         return pl.DataFrame(table)
     if hasattr(table, "ndim") and hasattr(table, "dtype"):
@@ -340,12 +410,22 @@ def as_frame(table: Any, columns: Sequence[str] | None = None) -> pl.DataFrame:
     raise InputError(f"can't read rows from {type(table).__name__}", fix="pass a polars or pandas data frame")
 
 
-def _series(name: str, values: Any) -> pl.Series:
+def _pandas_series(name: str, column: Any) -> pl.Series:
+    # Of pandas' own types (nullable integers, strings, categories) only objects keep every value exact.
+    values = column.to_numpy(dtype=None if isinstance(column.dtype, np.dtype) else object)
+    return _series(name, values, column.isna().to_numpy())
+
+
+def _series(name: str, values: Any, absent: Any = None) -> pl.Series:
     if values.dtype.kind in "biuf":
         return pl.Series(name, values)
     if values.dtype.kind == "M":
         return pl.Series(name, values.astype("datetime64[us]"))
-    items = [None if item is None or item != item else item for item in values.tolist()]
+    items = values.tolist()
+    if absent is None:
+        absent = [item is None or item != item for item in items]
+    items = [item.tolist() if isinstance(item, np.ndarray) else item for item in items]
+    items = [None if gone else item for gone, item in zip(absent, items, strict=True)]
     kinds = {type(item) for item in items if item is not None}
     if len(kinds) > 1 and not kinds <= {int, float, bool}:
         items = [None if item is None else str(item) for item in items]

@@ -46,7 +46,7 @@ class SyntheticConfig:
             ("rows", self.rows >= 2, "at least 2"),
             ("num_fields", self.num_fields >= 3, "at least 3: third-order interactions are planted"),
             ("max_values", self.max_values >= MIN_VALUES, f"at least {MIN_VALUES}"),
-            ("zipf_exponent", 0 <= self.zipf_exponent <= 5, "between 0 (uniform) and 5"),
+            ("zipf_exponent", 0 <= self.zipf_exponent <= 3, "between 0 (uniform) and 3"),
             ("base_rate", 0 < self.base_rate < 1, "between 0 and 1"),
             ("rank", self.rank >= 1, "at least 1"),
             ("seed", 0 <= self.seed < 2**32, "between 0 and 2^32 - 1"),

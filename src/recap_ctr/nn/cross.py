@@ -6,7 +6,8 @@ The maths is written twice. `Cross._plain` is the definition: it serves, exports
 trains: its element-wise work stays in the cache of one core, and it keeps only `c` and the mask for backward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -15,10 +16,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from recap_ctr.nn.dropout import keep_mask
-from recap_ctr.nn.norms import ScaleNorm
+from recap_ctr.nn.norms import ScaleNorm, centre_
 
-# Bytes of one (rows, D) buffer: a handful of them should stay in the L2 cache of a core.
-_CHUNK_BYTES = 160_000
+# Values in one (rows, H, D) buffer of a chunk, of which about five are in use at a time. Fewer fit the L2
+# cache better but pay the microseconds of each torch call more often: 100,000 to 400,000 take the same time.
+_CHUNK_VALUES = 250_000
+_LAYER_NORM_EPS = 1e-5
 
 
 class Cross(nn.Module):
@@ -46,7 +49,7 @@ class Cross(nn.Module):
         self.dropout = dropout
         self.weight = nn.Parameter(torch.empty(width // 2, width))
         self.bias = nn.Parameter(torch.empty(width))
-        self.layer_norm = nn.LayerNorm(width // 2) if layer_norm else None
+        self.layer_norm = nn.LayerNorm(width // 2, eps=_LAYER_NORM_EPS) if layer_norm else None
         self.scale_norm = ScaleNorm(num_heads) if scale_norm else None
         nn.init.xavier_normal_(self.weight)
         nn.init.uniform_(self.bias)
@@ -59,7 +62,9 @@ class Cross(nn.Module):
         # Drawn here, so that both versions of the maths see the same mask.
         drop = self.training and self.dropout > 0.0
         keep_BHD = keep_mask(tuple(h_BHD.shape), self.dropout, h_BHD.device) if drop else None
-        if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # Compilers fuse for themselves; autocast picks a precision for each operation of the plain version.
+        eager = not (torch.compiler.is_compiling() or torch.is_autocast_enabled(h_BHD.device.type))
+        if self.training and torch.is_grad_enabled() and eager:
             return self._fused(h_BHD, anchor_BHD, delta_BHC, keep_BHD)
         return self._plain(h_BHD, anchor_BHD, delta_BHC, keep_BHD)
 
@@ -107,24 +112,11 @@ class Cross(nn.Module):
         return f"width={self.bias.numel()}, num_heads={self.num_heads}, dropout={self.dropout}"
 
 
-_LAYER_NORM_EPS = 1e-5
-
-
-def _chunk_rows(h_BHD: Tensor) -> int:
-    """Rows of the batch to work on at a time: all of them where there is no core's cache to stay in."""
-    if h_BHD.device.type != "cpu":
-        return max(1, h_BHD.shape[0])
-    return max(1, _CHUNK_BYTES // (h_BHD[0].numel() * h_BHD.element_size()))
-
-
-def _split(x: Tensor | None, rows: int, num_chunks: int) -> Sequence[Any]:
-    return [None] * num_chunks if x is None else torch.split(x, rows)
-
-
 class _FusedCross(torch.autograd.Function):
-    """`Cross._plain` in training mode, forward and backward, in chunks of the batch.
+    """`Cross._plain` in training mode, forward and backward, with the element-wise work done chunk by chunk.
 
-    Chunks share scratch buffers that live for one call, so that nested or concurrent calls can't meet.
+    Scratch buffers live for one call, so that nested or concurrent calls can't meet in them. Gradients of
+    vectors are summed chunk by chunk in order: the same inputs give the same bits.
     """
 
     @staticmethod
@@ -144,46 +136,38 @@ class _FusedCross(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         h_BHD = h_BHD.contiguous()
         B, H, D = h_BHD.shape
-        C = D // 2
-        rows = _chunk_rows(h_BHD)
-        n = len(torch.split(h_BHD, rows))
-
-        c_BHC = torch.mm(h_BHD.view(-1, D), weight_CD.T).view(B, H, C)
+        c_BHC = torch.mm(h_BHD.view(-1, D), weight_CD.T).view(B, H, D // 2)
         if delta_BHC is not None:
             c_BHC += delta_BHC
-        mean_H = var_H = rstd_H = scale_H1 = shift_H1 = None
+        mean_H = var_H = rstd_H = scale_HC = shift_HC = None
         if sn_weight_H is not None and sn_bias_H is not None:
-            mean_H, var_H = _head_moments(c_BHC, rows)
+            mean_H, var_H = centre_(c_BHC)
             rstd_H = (var_H + ScaleNorm.eps).rsqrt_()
-            scale_H1, shift_H1 = _scale_and_shift(mean_H, rstd_H, sn_weight_H, sn_bias_H)
+            scale_HC, shift_HC = _spread(rstd_H * sn_weight_H, c_BHC), _spread(sn_bias_H, c_BHC)
+        if keep_BHD is not None:
+            # torch converts bytes to floats several times faster than booleans.
+            keep_BHD = keep_BHD.view(torch.uint8)
 
-        # The residual of the exponential cross goes into the bias: h * (x + b) + h = h * (x + b + 1).
-        shifted_D = bias_D + 1.0 if anchor_BHD is None else bias_D
         out_BHD = torch.empty_like(h_BHD)
-        scratch = _Scratch(h_BHD[:rows])
-        for h, anchor, c, keep, out in zip(
-            torch.split(h_BHD, rows),
-            _split(anchor_BHD, rows, n),
-            torch.split(c_BHC, rows),
-            _split(keep_BHD, rows, n),
-            torch.split(out_BHD, rows),
-            strict=True,
-        ):
-            x = scratch.resize(h.shape[0])
-            if scale_H1 is not None and shift_H1 is not None:
-                c = torch.addcmul(shift_H1, c, scale_H1, out=x.c)
-            gate, _, _ = _gate(c, ln_weight_C, ln_bias_C, x.gate)
-            _cross(c, gate, shifted_D, x.wide)
+        biases = _bias_halves(bias_D, anchor_BHD)
+        zero = h_BHD.new_zeros(())
+        x = _Scratch(h_BHD)
+        for h, anchor, c, keep, out in _chunks(h_BHD, anchor_BHD, c_BHC, keep_BHD, out_BHD):
+            x.fit(h.shape[0])
+            if shift_HC is not None and scale_HC is not None:
+                c = torch.addcmul(shift_HC, c, scale_HC, out=x.c)
+            gate, _, _ = _gate(c, ln_weight_C, ln_bias_C)
+            _cross(c, gate, biases, x)
             if anchor is None:
                 torch.mul(h, x.wide, out=out)
             else:
                 torch.addcmul(h, anchor, x.wide, out=out)
             if keep is not None:
-                out.mul_(_float_mask(keep, keep_scale, x.wide))
+                torch.addcmul(zero, out, x.wide.copy_(keep), value=keep_scale, out=out)
 
         ctx.save_for_backward(
             h_BHD, anchor_BHD, c_BHC, weight_CD, bias_D, ln_weight_C, ln_bias_C,
-            sn_weight_H, sn_bias_H, mean_H, rstd_H, keep_BHD,
+            rstd_H, scale_HC, shift_HC, keep_BHD,
         )  # fmt: skip
         ctx.keep_scale = keep_scale
         ctx.has_delta = delta_BHC is not None
@@ -196,143 +180,151 @@ class _FusedCross(torch.autograd.Function):
     def backward(ctx: Any, grad_out_BHD: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         (
             h_BHD, anchor_BHD, c_BHC, weight_CD, bias_D, ln_weight_C, ln_bias_C,
-            sn_weight_H, sn_bias_H, mean_H, rstd_H, keep_BHD,
+            rstd_H, scale_HC, shift_HC, keep_BHD,
         ) = ctx.saved_tensors  # fmt: skip
-        B, _, D = h_BHD.shape
-        C = D // 2
-        rows = _chunk_rows(h_BHD)
-        n = len(torch.split(h_BHD, rows))
-        scale_H1 = shift_H1 = None
-        if sn_weight_H is not None:
-            scale_H1, shift_H1 = _scale_and_shift(mean_H, rstd_H, sn_weight_H, sn_bias_H)
-
-        shifted_D = bias_D + 1.0 if anchor_BHD is None else bias_D
+        C, D = weight_CD.shape
         grad_h_BHD = torch.empty_like(h_BHD)
-        grad_anchor_BHD = None if anchor_BHD is None else torch.empty_like(anchor_BHD)
+        grad_anchor_BHD = None if anchor_BHD is None else torch.empty_like(h_BHD)
         grad_c_BHC = torch.empty_like(c_BHC)
-        grad_bias_D = torch.zeros_like(bias_D)
-        grad_ln_weight_C = None if ln_weight_C is None else torch.zeros_like(ln_weight_C)
-        grad_ln_bias_C = None if ln_bias_C is None else torch.zeros_like(ln_bias_C)
-        sums_H = dots_H = None
-        if sn_weight_H is not None:
-            sums_H = torch.zeros_like(sn_weight_H)
-            dots_H = torch.zeros_like(sn_weight_H)
+        # One term per chunk.
+        grad_bias: list[Tensor] = []
+        grad_ln_weight: list[Tensor] = []
+        grad_ln_bias: list[Tensor] = []
+        sums: list[Tensor] = []
+        dots: list[Tensor] = []
 
-        scratch = _Scratch(h_BHD[:rows])
-        for grad_out, h, anchor, raw_c, keep, grad_h, grad_anchor, grad_c in zip(
-            torch.split(grad_out_BHD, rows),
-            torch.split(h_BHD, rows),
-            _split(anchor_BHD, rows, n),
-            torch.split(c_BHC, rows),
-            _split(keep_BHD, rows, n),
-            torch.split(grad_h_BHD, rows),
-            _split(grad_anchor_BHD, rows, n),
-            torch.split(grad_c_BHC, rows),
-            strict=True,
+        biases = _bias_halves(bias_D, anchor_BHD)
+        zero = h_BHD.new_zeros(())
+        x = _Scratch(h_BHD)
+        for grad_out, h, anchor, c_raw, keep, grad_h, grad_anchor, grad_c in _chunks(
+            grad_out_BHD, h_BHD, anchor_BHD, c_BHC, keep_BHD, grad_h_BHD, grad_anchor_BHD, grad_c_BHC
         ):
-            x = scratch.resize(h.shape[0])
-            c = raw_c
-            if scale_H1 is not None and shift_H1 is not None:
-                c = torch.addcmul(shift_H1, raw_c, scale_H1, out=x.c)
-            gate, ln_mean, ln_rstd = _gate(c, ln_weight_C, ln_bias_C, x.gate)
+            x.fit(h.shape[0])
+            c = c_raw if scale_HC is None else torch.addcmul(shift_HC, c_raw, scale_HC, out=x.c)
+            gate, ln_mean, ln_rstd = _gate(c, ln_weight_C, ln_bias_C)
+            # In the linear cross h has the gradient of the output: it is made in its place.
+            grad = x.grad if anchor is None else grad_h
             if keep is not None:
-                grad_out = torch.mul(grad_out, _float_mask(keep, ctx.keep_scale, x.wide), out=x.grad)
-            _cross(c, gate, shifted_D, x.wide)
-            if anchor is None:
-                torch.mul(grad_out, x.wide, out=grad_h)
-                grad_cross = torch.mul(grad_out, h, out=x.wide)
+                torch.addcmul(zero, grad_out, x.wide.copy_(keep), value=ctx.keep_scale, out=grad)
+            elif anchor is None:
+                grad = grad_out
             else:
-                grad_h.copy_(grad_out)
-                torch.mul(grad_out, x.wide, out=grad_anchor)
-                grad_cross = torch.mul(grad_out, anchor, out=x.wide)
-            grad_bias_D += grad_cross.sum((0, 1))
-            grad_first, grad_second = grad_cross[..., :C], grad_cross[..., C:]
-            # Through the gate: grad_second * c where the gate is open, then back through its LayerNorm.
-            torch.mul(grad_second, c, out=grad_c)
+                grad.copy_(grad_out)
+            _cross(c, gate, biases, x)
+            torch.mul(grad, x.wide, out=grad_h if anchor is None else grad_anchor)
+            torch.mul(grad, h if anchor is None else anchor, out=x.wide)  # gradient of [c | c * gate]
+            grad_bias.append(x.wide.sum((0, 1)))
+            # Through the gate where it is open, and its LayerNorm; then the direct terms.
+            torch.mul(x.second, c, out=grad_c)
             torch.ops.aten.threshold_backward.grad_input(grad_c, gate, 0.0, grad_input=grad_c)
+            grad_x = grad_c
             if ln_weight_C is not None:
-                grad_x, grad_weight, grad_bias = torch.ops.aten.native_layer_norm_backward(
+                grad_x, grad_weight, grad_shift = torch.ops.aten.native_layer_norm_backward(
                     grad_c, c, [C], ln_mean, ln_rstd, ln_weight_C, ln_bias_C, [True, True, True]
                 )
-                grad_ln_weight_C += grad_weight
-                grad_ln_bias_C += grad_bias
-            else:
-                grad_x = grad_c
-            torch.add(grad_x, grad_first, out=grad_c)
-            grad_c.addcmul_(grad_second, gate)
-            if sums_H is not None and dots_H is not None and scale_H1 is not None:
-                sums_H += grad_c.sum(-1).sum(0)
-                dots_H += torch.mul(grad_c, raw_c - mean_H[:, None], out=x.c).sum(-1).sum(0)
+                grad_ln_weight.append(grad_weight)
+                grad_ln_bias.append(grad_shift)
+            torch.add(grad_x, x.first, out=grad_c)
+            grad_c.addcmul_(x.second, gate)
+            if scale_HC is not None:
+                sums.append(_head_sums(grad_c))
+                dots.append(_head_sums(torch.mul(grad_c, c_raw, out=x.c)))
 
-        if sums_H is not None and dots_H is not None and scale_H1 is not None:
-            dots_H *= rstd_H  # from c - mean to the normalised c
-            # grad_c <- scale * (grad_c - sums / n - c_hat * dots / n), which is affine in the raw c.
-            count = B * C
-            slope_H1 = -scale_H1 * (rstd_H * dots_H / count)[:, None]
-            offset_H1 = -scale_H1 * (sums_H / count)[:, None] - slope_H1 * mean_H[:, None]
-            for grad_c, raw_c in zip(torch.split(grad_c_BHC, rows), torch.split(c_BHC, rows), strict=True):
-                grad_c.mul_(scale_H1).addcmul_(raw_c, slope_H1).add_(offset_H1)
+        grad_sn_weight_H = grad_sn_bias_H = None
+        if scale_HC is not None:
+            grad_sn_bias_H = _total(sums)
+            grad_sn_weight_H = _total(dots) * rstd_H
+            # The statistics depend on c too: grad_c <- scale * (grad_c - mean(grad_c) - c^ mean(grad_c c^)),
+            # with c^ the normalised c: affine in c.
+            count = h_BHD.shape[0] * C
+            offset_HC = scale_HC * _spread(grad_sn_bias_H / -count, c_BHC)
+            slope_HC = scale_HC * _spread(grad_sn_weight_H * rstd_H / -count, c_BHC)
+            for h, c, grad_c in _chunks(h_BHD, c_BHC, grad_c_BHC):
+                x.fit(h.shape[0])
+                torch.addcmul(offset_HC, c, slope_HC, out=x.c)
+                torch.addcmul(x.c, grad_c, scale_HC, out=grad_c)
 
         grad_c_NC = grad_c_BHC.view(-1, C)
         grad_h_BHD.view(-1, D).addmm_(grad_c_NC, weight_CD)
         grad_weight_CD = torch.mm(grad_c_NC.T, h_BHD.view(-1, D))
         return (
-            grad_h_BHD, grad_anchor_BHD, grad_c_BHC if ctx.has_delta else None, grad_weight_CD, grad_bias_D,
-            grad_ln_weight_C, grad_ln_bias_C, dots_H, sums_H, None, None,
+            grad_h_BHD, grad_anchor_BHD, grad_c_BHC if ctx.has_delta else None, grad_weight_CD,
+            _total(grad_bias),
+            None if ln_weight_C is None else _total(grad_ln_weight),
+            None if ln_weight_C is None else _total(grad_ln_bias),
+            grad_sn_weight_H, grad_sn_bias_H, None, None,
         )  # fmt: skip
 
 
 class _Scratch:
-    """Buffers of one chunk, and shorter views of them for the last one."""
+    """Buffers for one chunk. `first` and `second` are the halves of `wide`: they spare a concatenation."""
 
-    def __init__(self, like: Tensor) -> None:
-        self._wide = torch.empty_like(like)
-        self._grad = torch.empty_like(like)
-        self._c = like.new_empty((*like.shape[:-1], like.shape[-1] // 2))
-        self._gate = torch.empty_like(self._c)
+    wide: Tensor
+    first: Tensor
+    second: Tensor
+    grad: Tensor
+    c: Tensor
 
-    def resize(self, rows: int) -> "_Scratch":
-        self.wide, self.grad = self._wide[:rows], self._grad[:rows]
-        self.c, self.gate = self._c[:rows], self._gate[:rows]
-        return self
+    def __init__(self, like_BHD: Tensor) -> None:
+        _, H, D = like_BHD.shape
+        rows = _chunk_rows(like_BHD)
+        self._wide = like_BHD.new_empty(rows, H, D)
+        self._grad = like_BHD.new_empty(rows, H, D)
+        self._c = like_BHD.new_empty(rows, H, D // 2)
+        self._rows = -1
 
-
-def _head_moments(c_BHC: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each head over the batch and its features, in two passes."""
-    count = c_BHC.shape[0] * c_BHC.shape[2]
-    if count < 2:
-        raise ValueError("Expected more than 1 value per head when training")
-    mean_H = c_BHC.sum(-1).sum(0) / count
-    sum_H = torch.zeros_like(mean_H)
-    for c in torch.split(c_BHC, rows):
-        sum_H += (c - mean_H[:, None]).square_().sum(-1).sum(0)
-    return mean_H, sum_H / count
+    def fit(self, rows: int) -> None:
+        """Make the buffers `rows` long; only the last chunk is shorter than the others."""
+        if rows != self._rows:
+            self._rows = rows
+            self.wide, self.grad, self.c = self._wide[:rows], self._grad[:rows], self._c[:rows]
+            self.first, self.second = self.wide.chunk(2, dim=-1)
 
 
-def _scale_and_shift(
-    mean_H: Tensor, rstd_H: Tensor, weight_H: Tensor, bias_H: Tensor
-) -> tuple[Tensor, Tensor]:
-    scale_H = rstd_H * weight_H
-    return scale_H[:, None], (bias_H - mean_H * scale_H)[:, None]
+def _chunk_rows(x_BHD: Tensor) -> int:
+    """Rows of the batch to work on at a time: all of them where there is no core's cache to stay in."""
+    if x_BHD.device.type != "cpu":
+        return max(1, x_BHD.shape[0])
+    return max(1, min(x_BHD.shape[0], _CHUNK_VALUES // x_BHD.shape[1:].numel()))
+
+
+def _chunks(first: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """Views of the same rows of all tensors, chunk by chunk; None stays None."""
+    rows = _chunk_rows(first)
+    views = (repeat(None) if x is None else torch.split(x, rows) for x in others)
+    return zip(torch.split(first, rows), *views, strict=False)
+
+
+def _spread(x_H: Tensor, like_BHC: Tensor) -> Tensor:
+    """One value per head, repeated for its features: torch's loops are fast on rows, not on single values."""
+    return x_H[:, None].expand(like_BHC.shape[1:]).contiguous()
+
+
+def _bias_halves(bias_D: Tensor, anchor_BHD: Tensor | None) -> tuple[Tensor, Tensor]:
+    # The residual of the exponential cross goes into its bias: h * (x + b) + h = h * (x + b + 1).
+    first_C, second_C = (bias_D if anchor_BHD is not None else bias_D + 1.0).chunk(2)
+    return first_C, second_C
 
 
 def _gate(
-    c: Tensor, weight_C: Tensor | None, bias_C: Tensor | None, out: Tensor
+    c: Tensor, weight_C: Tensor | None, bias_C: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """relu(LayerNorm(c)), and the statistics of the LayerNorm."""
     if weight_C is None:
-        return torch.clamp_min(c, 0.0, out=out), None, None
+        return torch.relu(c), None, None
     gate, mean, rstd = torch.native_layer_norm(c, [c.shape[-1]], weight_C, bias_C, _LAYER_NORM_EPS)
     return gate.relu_(), mean, rstd
 
 
-def _cross(c: Tensor, gate: Tensor, bias_D: Tensor, out: Tensor) -> None:
-    """[c | c * gate] + bias, without the copy that a concatenation makes."""
-    C = c.shape[-1]
-    torch.add(c, bias_D[:C], out=out[..., :C])
-    torch.addcmul(bias_D[C:], c, gate, out=out[..., C:])
+def _cross(c: Tensor, gate: Tensor, biases: tuple[Tensor, Tensor], x: _Scratch) -> None:
+    """x.wide <- [c | c * gate] + bias."""
+    torch.add(c, biases[0], out=x.first)
+    torch.addcmul(biases[1], c, gate, out=x.second)
 
 
-def _float_mask(keep: Tensor, scale: float, out: Tensor) -> Tensor:
-    # torch multiplies by booleans, and converts them, several times slower than bytes.
-    return out.copy_(keep.view(torch.uint8)).mul_(scale)
+def _head_sums(x: Tensor) -> Tensor:
+    return x.sum(-1).sum(0)
+
+
+def _total(terms: list[Tensor]) -> Tensor:
+    return torch.stack(terms).sum(0)

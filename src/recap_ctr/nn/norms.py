@@ -13,7 +13,7 @@ class ScaleNorm(nn.Module):
 
     It restores the scale of `W h`, which strong regularisation of the embeddings makes tiny beside the bias
     of a cross layer, and leaves the ratio between features alone. Equals `nn.BatchNorm1d(num_heads)` on
-    (B, H, C). `nn/cross.py` computes the statistics itself while it multiplies, and hands them to `track`.
+    (B, H, C). Code that normalises by itself takes the statistics from `centre_` and hands them to `track`.
     """
 
     eps = 1e-5
@@ -51,3 +51,19 @@ class ScaleNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_heads={self.weight.numel()}"
+
+
+def centre_(c_BHC: Tensor) -> tuple[Tensor, Tensor]:
+    """Subtract each head's mean over batch and features, in place; return it and the biased variance.
+
+    The variance is made of the centred values: E[c^2] - E[c]^2 loses all digits where the mean is large.
+    """
+    if c_BHC.shape[0] * c_BHC.shape[2] < 2:
+        raise ValueError(
+            f"ScaleNorm needs more than 1 value per head to train, but c has shape {tuple(c_BHC.shape)}: "
+            "use a larger batch, or eval mode"
+        )
+    mean_H = c_BHC.mean(-1).mean(0)
+    c_BHC -= mean_H[:, None]
+    var_H = torch.linalg.vector_norm(c_BHC, dim=-1).square_().mean(0) / c_BHC.shape[2]
+    return mean_H, var_H

@@ -1,0 +1,3 @@
+from recap_ctr.cli import main
+
+main()

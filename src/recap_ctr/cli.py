@@ -1,0 +1,658 @@
+"""The `recap` command. Each subcommand is thin, and imports what it needs only when it runs."""
+
+import errno
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from recap_ctr.environment import num_cores
+from recap_ctr.errors import InputError
+from recap_ctr.progress import say
+
+INTERRUPTED = 130  # typer's exit code for Ctrl-C
+PATH_ERRORS = (
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL
+)  # fmt: skip
+
+app = typer.Typer(
+    name="recap",
+    help="Click-through-rate prediction: from a raw click log to one deployable model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+schema_app = typer.Typer(
+    help="The contract that says which column is what.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(schema_app, name="schema")
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while working.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an output that was made from other inputs.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of everything random.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        max=1024,
+        help="Threads to compute with; part of a run's record.  [default: all cores]",
+    ),
+]
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda or mps.  [default: the fastest there is]")
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option("--map", metavar="FIELD=COLUMN", help="A field stands in another column; repeatable."),
+]
+
+
+@schema_app.command("infer")
+def schema_infer(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="CSV, TSV, Parquet or Arrow; .gz and .zst too.")
+    ],
+    label: Annotated[
+        str, typer.Option("--label", help="The column that says whether there was a click (0/1).")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Where to write the schema.")],
+    rows: Annotated[int, typer.Option("--rows", min=1, help="How many rows to look at.")] = 1_000_000,
+    threads: Threads = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Propose a schema for a raw table, with the reason for every choice.
+
+    Example: recap schema infer clicks.csv --label click --out schema.toml
+    """
+    _limit_threads(threads)
+    from recap_ctr.data.infer import infer
+    from recap_ctr.data.source import FileSource
+    from recap_ctr.storage import atomic_file
+
+    _refuse_existing(out, force)
+    inferred = infer(FileSource(files), label, max_rows=rows)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(out) as file:
+        file.write(inferred.to_toml().encode())
+    findings = [vars(finding) for finding in inferred.findings]
+    if as_json:
+        _print_json({"out": str(out), "columns": findings})
+        return
+    _table(["column", "verdict", "reason"], [list(map(str, finding.values())) for finding in findings])
+    fields = len(inferred.schema.fields)
+    _tell(
+        quiet,
+        f"{out}: {fields} fields. Read it, change what you know better, then: recap prepare ... --schema {out}",
+    )
+
+
+@app.command()
+def prepare(
+    sources: Annotated[
+        list[str] | None, typer.Argument(metavar="SOURCE...", help="Raw files; globs are taken.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Directory for the prepared data.")] = None,
+    schema: Annotated[Path | None, typer.Option("--schema", help="schema.toml")] = None,
+    valid: Annotated[
+        list[str] | None, typer.Option("--valid", help="Validation files, if they are separate.")
+    ] = None,
+    test: Annotated[
+        list[str] | None, typer.Option("--test", help="Test files, if they are separate.")
+    ] = None,
+    split: Annotated[
+        str, typer.Option("--split", help="random or time (order of the schema's time column).")
+    ] = "random",
+    ratio: Annotated[str, typer.Option("--ratio", help="train:valid:test for random and time.")] = "8:1:1",
+    split_column: Annotated[
+        str | None, typer.Option("--split-column", help="A column that says train, valid or test.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="A public data set by its protocol, such as ml-1m.")
+    ] = None,
+    raw: Annotated[
+        Path | None, typer.Option("--raw", help="Directory with that data set's raw files.")
+    ] = None,
+    seed: Seed = 1,
+    threads: Threads = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Encode a raw table into memory-mapped shards: streaming, in bounded memory, checked row by row.
+
+    Example: recap prepare clicks.csv --schema schema.toml --out data
+
+    Example: recap prepare --dataset ml-1m --raw ml-1m/ --out data/ml-1m
+    """
+    _limit_threads(threads)
+    from recap_ctr.data import protocol
+    from recap_ctr.data.prepare import Preparation, Split, parse_ratio
+    from recap_ctr.data.prepare import prepare as prepare_data
+    from recap_ctr.data.source import FileSource, Source
+    from recap_ctr.schema import read_schema
+
+    target = _required(out, "--out")
+    public = None
+    if dataset is not None:
+        if sources or schema:
+            raise InputError(
+                "--dataset brings its own files and schema", fix="leave SOURCE and --schema away"
+            )
+        public = protocol(dataset)
+        preparation = public.preparation(_required(raw, "--raw"))
+    else:
+        if not sources:
+            raise InputError(
+                "no source file given", fix="recap prepare clicks.csv --schema schema.toml --out data"
+            )
+        fields = read_schema(_required(schema, "--schema"))
+        if split not in ("random", "time"):
+            raise InputError(f"--split {split}: known are random and time")
+        rule = Split(kind=split, ratio=parse_ratio(ratio), seed=seed)
+        tables: dict[str, Source] = {"all": FileSource(sources, fields.columns)}
+        if valid or test:
+            if not valid:
+                raise InputError(
+                    "--test without --valid", fix="give validation files too, or let --ratio split"
+                )
+            rule = Split(kind="files")
+            tables = {"train": tables["all"], "valid": FileSource(valid, fields.columns)}
+            if test:
+                tables["test"] = FileSource(test, fields.columns)
+        elif split_column:
+            rule = Split(kind="column", column=split_column)
+        preparation = Preparation(fields, tables, rule)
+    data, done = prepare_data(preparation, target, force=force, quiet=quiet)
+    if public is not None:
+        public.check(data)
+    splits = data.manifest["splits"]
+    result: dict[str, Any] = {
+        "out": str(target),
+        "done_before": done,
+        "fingerprint": data.fingerprint,
+        "vocabulary": {field["name"]: field["size"] for field in data.manifest["fields"]},
+        "splits": {
+            name: {key: split[key] for key in ("rows", "positives")} for name, split in splits.items()
+        },
+    }
+    if as_json:
+        _print_json(result)
+        return
+    rows = [
+        [name, f"{s['rows']:,}", f"{s['positives'] / max(s['rows'], 1):.2%}"] for name, s in splits.items()
+    ]
+    _table(["split", "rows", "clicked"], rows)
+    sizes = sorted(result["vocabulary"].items(), key=lambda item: -item[1])
+    largest = ", ".join(f"{name} {size:,}" for name, size in sizes[:3])
+    said = f"{target} stands as prepared before." if done else f"{target} is ready."
+    _tell(
+        quiet,
+        f"{said} {data.layout.num_fields} fields, {data.layout.num_rows:,} table rows (largest: {largest}).",
+    )
+    _tell(quiet, f"Next: recap train {target} --model fcn --out run")
+
+
+@app.command()
+def train(
+    data: Annotated[Path, typer.Argument(help="A directory that `recap prepare` wrote.")],
+    out: Annotated[Path, typer.Option("--out", help="Directory for the run: state, report, artifact.")],
+    model: Annotated[str | None, typer.Option("--model", help="Model by name.  [default: fcn]")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="TOML with [model] and [train] settings.")
+    ] = None,
+    l2: Annotated[float | None, typer.Option("--l2", help="Strength of the embedding regulariser.")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size")] = None,
+    max_epochs: Annotated[int | None, typer.Option("--max-epochs")] = None,
+    patience: Annotated[
+        int | None, typer.Option("--patience", help="Epochs without gain before stopping.")
+    ] = None,
+    update: Annotated[
+        str | None, typer.Option("--update", help="exact (published protocol) or fast (row-sparse).")
+    ] = None,
+    schedule: Annotated[str | None, typer.Option("--schedule", help="plateau, cosine or constant.")] = None,
+    ema: Annotated[
+        float | None, typer.Option("--ema", help="Average the weights with this beta, such as 0.998.")
+    ] = None,
+    calibration: Annotated[str, typer.Option("--calibration", help="affine or isotonic.")] = "affine",
+    negative_rate: Annotated[
+        float, typer.Option("--negative-rate", help="Share of negatives kept in the log.")
+    ] = 1.0,
+    reference: Annotated[
+        bool, typer.Option("--reference/--no-reference", help="Train a logistic regression beside it.")
+    ] = True,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of everything random.  [default: 1]"),
+    ] = None,
+    threads: Threads = None,
+    device: Device = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model, calibrate and evaluate it, and pack the artifact. Interrupted, the same command resumes.
+
+    Example: recap train data --model fcn --l2 0.01 --out run
+    """
+    _limit_threads(threads)
+    from recap_ctr.data.shards import PreparedData
+
+    given = {
+        "l2": l2, "learning_rate": learning_rate, "batch_size": batch_size, "max_epochs": max_epochs,
+        "patience": patience, "update": update, "schedule": schedule, "ema": ema, "seed": seed,
+    }  # fmt: skip
+    prepared = PreparedData(data)
+    runs = _training()
+    from recap_ctr.config import TrainConfig, parse, read_toml
+    from recap_ctr.models import parse_model
+
+    settings = read_toml(config) if config is not None else {}
+    for key, table in settings.items():
+        if key not in ("model", "train") or not isinstance(table, dict):
+            raise InputError(f"{config}: {key} is no table known here; known are [model] and [train]")
+    model_settings = dict(settings.get("model", {}))
+    name = str(model_settings.pop("name", "fcn"))
+    if model is not None and model != name:
+        name, model_settings = model, model_settings if config is None else {}
+    train_settings = {
+        **settings.get("train", {}),
+        **{key: value for key, value in given.items() if value is not None},
+    }
+    if calibration not in ("affine", "isotonic"):
+        raise InputError(f"--calibration {calibration}: known are affine and isotonic")
+    report = runs.run(
+        runs.RunConfig(
+            model=name,
+            model_config=parse_model(name, model_settings),
+            train=parse(TrainConfig, train_settings, str(config or "train")),
+            calibration=calibration,
+            negative_rate=negative_rate,
+            reference=reference,
+            threads=threads or num_cores(),
+            device=_device(device),
+        ),
+        prepared,
+        out,
+        force=force,
+        quiet=quiet,
+    )
+    if as_json:
+        _print_json(report)
+        return
+    _print_report(report)
+    last = report["metrics"].get("test") or report["metrics"]["valid"]
+    gain = 1 - last["calibrated"]["logloss"] / last["base_rate_logloss"]
+    _tell(
+        quiet,
+        f"{name} explains {gain:.1%} of the base rate's logloss on held-out rows"
+        f" (epoch {report['best_epoch']} was best).",
+    )
+    _tell(quiet, f"Next: recap predict {out}/artifact rows.csv --out scores.csv")
+
+
+@app.command()
+def evaluate(
+    artifact: Annotated[Path, typer.Argument(help="An artifact, or the run that holds one.")],
+    rows: Annotated[
+        list[str], typer.Argument(metavar="ROWS...", help="Raw labelled rows; - is standard input.")
+    ],
+    columns: Columns = None,
+    negative_rate: Annotated[
+        float, typer.Option("--negative-rate", help="Share of negatives kept in these rows.")
+    ] = 1.0,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure an artifact on raw labelled rows.
+
+    Example: recap evaluate run/artifact fresh.parquet
+    """
+    _limit_threads(threads)
+    from recap_ctr.calibrate import negative_rate_shift
+    from recap_ctr.data.source import FileSource
+
+    negative_rate_shift(negative_rate)  # checks the range
+    score = _scoring(threads)
+    scorer = score.Scorer.load(artifact, _parse_map(columns))
+    source = FileSource(rows, scorer.artifact.encoder.schema.columns)
+    result = score.evaluate_rows(scorer, source, negative_rate=negative_rate, quiet=quiet)
+    if as_json:
+        _print_json(result)
+        return
+    _figures_table({"these rows": result}, None)
+    _summarise_values(quiet, result["values"])
+
+
+@app.command()
+def predict(
+    artifact: Annotated[Path, typer.Argument(help="An artifact, or the run that holds one.")],
+    rows: Annotated[list[str], typer.Argument(metavar="ROWS...", help="Raw rows; - is standard input.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="File to write (.csv, .tsv, .parquet, .arrow).  [default: CSV to standard output]"
+        ),
+    ] = None,
+    columns: Columns = None,
+    threads: Threads = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Score raw rows: every column is kept, `score` (calibrated probability) and `logit` are added.
+
+    Example: recap predict run/artifact rows.csv --out scores.csv
+
+    Example: cat rows.csv | recap predict run/artifact - > scores.csv
+    """
+    _limit_threads(threads)
+    from recap_ctr.data.sink import open_sink
+    from recap_ctr.data.source import FileSource
+
+    if as_json and out is None:
+        raise InputError(
+            "--json needs --out: both would write to standard output", fix="add --out scores.csv"
+        )
+    if out is not None:
+        _refuse_existing(out, force)
+    score = _scoring(threads)
+    scorer = score.Scorer.load(artifact, _parse_map(columns))
+    source = FileSource(rows, scorer.artifact.encoder.schema.columns)
+    with open_sink(out) as sink:
+        tally = score.score(scorer, source, sink, quiet=quiet)
+    if as_json:
+        _print_json({"out": str(out), **tally.to_dict()})
+    _summarise_values(quiet, tally.to_dict())
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="An artifact, a run, or prepared data.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say what a directory of ours is and what is in it.
+
+    Example: recap inspect run/artifact
+    """
+    from recap_ctr.data.shards import read_manifest
+    from recap_ctr.storage import read_json
+
+    manifest_file = path / "manifest.json"
+    found = read_json(manifest_file) if manifest_file.is_file() else None
+    if isinstance(found, dict) and found.get("kind") == "prepared data":
+        manifest = read_manifest(path)
+        if as_json:
+            _print_json(manifest)
+            return
+        typer.echo(f"prepared data {path}, fingerprint {manifest['fingerprint']}")
+        _table(
+            ["split", "rows", "clicked"],
+            [[k, f"{s['rows']:,}", f"{s['positives']:,}"] for k, s in manifest["splits"].items()],
+        )
+        _table(["field", "vocabulary"], [[f["name"], f"{f['size']:,}"] for f in manifest["fields"]])
+        return
+    _training()
+    from recap_ctr.artifact import load_artifact
+
+    artifact = load_artifact(path)
+    manifest = artifact.manifest
+    if as_json:
+        _print_json(manifest)
+        return
+    about = manifest["data"]
+    typer.echo(
+        f"artifact {path}: {artifact.name}, {manifest['parameters']:,} parameters, every file as its checksum says"
+    )
+    typer.echo(f"trained on {about['rows']:,} rows of {about['name']} (fingerprint {about['fingerprint']})")
+    _figures_table(manifest["metrics"], None)
+    fields = zip(artifact.encoder.fields, artifact.encoder.layout.fields, strict=True)
+    _table(
+        ["field", "kind", "values"],
+        [[at.name, fitted.field.kind, f"{fitted.num_kept:,}"] for fitted, at in fields],
+    )
+
+
+@app.command()
+def synthetic(
+    out: Annotated[Path, typer.Option("--out", help="File to write (.csv, .tsv, .parquet, .arrow).")],
+    rows: Annotated[int, typer.Option("--rows", min=2, help="How many rows.")] = 150_000,
+    fields: Annotated[int, typer.Option("--fields", min=3, help="How many fields.")] = 7,
+    bayes: Annotated[
+        bool, typer.Option("--bayes", help="Keep each row's true logit, as column bayes_logit.")
+    ] = False,
+    seed: Seed = 1,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Draw synthetic clicks with planted interactions, whose best possible logloss and AUC are known.
+
+    Example: recap synthetic --rows 1000000 --out clicks.csv
+    """
+    from dataclasses import asdict
+
+    from recap_ctr.data.sink import open_sink
+    from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
+
+    _refuse_existing(out, force)
+    drawn = SyntheticData(SyntheticConfig(rows=rows, num_fields=fields, seed=seed))
+    with open_sink(out) as sink:
+        for block in drawn.blocks():
+            sink.write(block if bayes else block.drop("bayes_logit"))
+    best = asdict(drawn.bayes())
+    if as_json:
+        _print_json({"out": str(out), "rows": rows, "bayes": best})
+        return
+    _tell(quiet, f"{out}: {rows:,} rows, {best['base_rate']:.1%} clicked.")
+    _tell(
+        quiet,
+        f"The best possible model scores AUC {best['auc']:.4f} and logloss {best['logloss']:.4f};"
+        f" the base rate {best['base_logloss']:.4f}.",
+    )
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Directory for everything the demo makes.")] = Path(
+        "recap-demo"
+    ),
+    rows: Annotated[int, typer.Option("--rows", min=5_000, help="How many synthetic rows.")] = 150_000,
+    seed: Seed = 1,
+    threads: Threads = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """The whole way on synthetic data: draw, prepare, train, calibrate, evaluate against the best possible, score.
+
+    Example: recap demo --rows 50000
+    """
+    _limit_threads(threads)
+    _training()
+    from recap_ctr.demo import run_demo
+
+    result = run_demo(out, rows=rows, seed=seed, threads=threads or num_cores(), force=force, quiet=quiet)
+    if as_json:
+        _print_json(result)
+        return
+    _table(["model", "test AUC", "logloss", "calibrated", "excess over Bayes"], result["table"])
+    _table(result["scored"]["columns"], result["scored"]["rows"])
+    typer.echo(result["finding"])
+    _tell(
+        quiet,
+        f"Everything is in {out}: the raw log, the prepared data, the run with its report, and its artifact.",
+    )
+
+
+def main() -> None:
+    """Run the command; bad input ends with one message and exit code 2, never with a traceback."""
+    # Threads that spin while they wait make a step ten times slower as soon as another process wants a core.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        app()
+    except InputError as error:
+        _fail(str(error))
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            say("interrupted; the same command resumes")
+            sys.exit(1)
+        raise
+    except Exception as error:
+        if _system_error(error) == errno.EPIPE:  # a reader that leaves early is no failure of ours
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+            sys.exit(1)
+        if reason := _disk_reason(error):
+            _fail(reason)
+        raise
+
+
+def _system_error(error: Exception) -> int | None:
+    """The system's error number, which polars and safetensors keep in their text only."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else None
+
+
+def _disk_reason(error: Exception) -> str | None:
+    """What the disk or its rights forbid, or a path that isn't there: the user's to change."""
+    number = _system_error(error)
+    name = error.filename if isinstance(error, OSError) else None
+    where = f" ({name})" if name else ""
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"no space left on the disk{where}\n  fix: free some, then run the same command again"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"no permission{where}\n  fix: choose a place you may read and write"
+    if number in PATH_ERRORS and name:
+        return f"{name}: {os.strerror(number).lower()}"
+    return None
+
+
+def _fail(message: str) -> NoReturn:
+    say(f"error: {message}")
+    sys.exit(2)
+
+
+def _training() -> Any:
+    """The module of runs, or a clear word that torch is missing."""
+    try:
+        from recap_ctr import runs
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError("this needs PyTorch", fix="pip install 'recap-ctr[train]'") from None
+    return runs
+
+
+def _limit_threads(threads: int | None) -> None:
+    """For polars, which reads this when it is imported."""
+    if threads is not None:
+        os.environ["POLARS_MAX_THREADS"] = str(threads)
+
+
+def _scoring(threads: int | None) -> Any:
+    _training()
+    import torch
+
+    from recap_ctr import score
+
+    torch.set_num_threads(threads or num_cores())
+    return score
+
+
+def _device(name: str | None) -> str:
+    import torch
+
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"--device {name}: {str(error).splitlines()[0]}") from None
+    return name
+
+
+def _required(value: Path | None, option: str) -> Path:
+    if value is None:
+        raise InputError(f"{option} is missing")
+    return value
+
+
+def _refuse_existing(path: Path, force: bool) -> None:
+    if path.exists() and not force:
+        raise InputError(f"{path} exists", fix="choose another --out, or replace it with --force")
+
+
+def _parse_map(pairs: list[str] | None) -> dict[str, str]:
+    columns = {}
+    for pair in pairs or []:
+        name, found, column = pair.partition("=")
+        if not found or not name or not column:
+            raise InputError(f"--map {pair}: expected FIELD=COLUMN")
+        columns[name] = column
+    return columns
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def _tell(quiet: bool, text: str) -> None:
+    if not quiet:
+        say(text)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> None:
+    """Columns under a header, aligned; plain text, so that it reads well in a file too."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    for row in (header, ["-" * width for width in widths], *rows):
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    typer.echo()
+
+
+def _figures_table(splits: dict[str, Any], reference: dict[str, Any] | None) -> None:
+    rows = []
+    for split, found in splits.items():
+        rows.append([split, "base rate", "0.50000", f"{found['base_rate_logloss']:.5f}", "", ""])
+        for name, figures in (reference or {}).items():
+            rows.append(
+                [split, name, f"{figures[split]['auc']:.5f}", f"{figures[split]['logloss']:.5f}", "", ""]
+            )
+        for name in ("raw", "calibrated"):
+            figures = found[name]
+            per_group = figures.get("group_auc")
+            grouped = f"{per_group['auc']:.5f}" if per_group else ""
+            error = f"{figures['calibration_error']:.5f}"
+            rows.append([split, name, f"{figures['auc']:.5f}", f"{figures['logloss']:.5f}", error, grouped])
+    _table(["rows", "scores", "AUC", "logloss", "calibration error", "AUC per group"], rows)
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    typer.echo(
+        f"{report['model']['name']}: {report['parameters']:,} parameters, seed {report['train']['seed']}"
+    )
+    _figures_table(report["metrics"], report["reference"])
+
+
+def _summarise_values(quiet: bool, tally: dict[str, Any]) -> None:
+    _tell(quiet, f"{tally['rows']:,} rows.")
+    for kind, meaning in (("unseen", "were not in the training rows"), ("missing", "are missing")):
+        counts = {name: count for name, count in tally[kind].items() if count}
+        if counts:
+            listed = ", ".join(
+                f"{name} {count:,}" for name, count in sorted(counts.items(), key=lambda item: -item[1])
+            )
+            _tell(quiet, f"Values that {meaning}: {listed}.")

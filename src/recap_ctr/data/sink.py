@@ -1,0 +1,94 @@
+"""Scored rows to a file, block by block, in the format its name asks for."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO
+
+import polars as pl
+
+from recap_ctr.data.source import FORMATS, PARQUET, TEXT
+from recap_ctr.errors import InputError
+from recap_ctr.storage import atomic_file
+
+
+class Sink:
+    """Takes blocks of rows in order; the first one says which columns there are, and in which order."""
+
+    _schema: pl.Schema | None = None
+
+    def write(self, frame: pl.DataFrame) -> None:
+        first = self._schema is None
+        known = self._schema = self._schema or frame.schema
+        if set(frame.columns) != set(known):
+            odd = sorted(set(frame.columns) ^ set(known))
+            raise InputError(
+                f"the files differ in their columns: {', '.join(map(repr, odd))} not in all of them",
+                fix="score them one by one",
+            )
+        self._append(frame.select(known.names()), known, first)
+
+    def _append(self, frame: pl.DataFrame, known: pl.Schema, first: bool) -> None:
+        raise NotImplementedError
+
+
+class _TextSink(Sink):
+    def __init__(self, file: BinaryIO, separator: str) -> None:
+        self._file, self._separator = file, separator
+
+    def _append(self, frame: pl.DataFrame, known: pl.Schema, first: bool) -> None:
+        for name, kind in frame.schema.items():
+            if kind.is_nested() or kind in (pl.Binary, pl.Object, pl.Duration):
+                raise InputError(
+                    f"column {name!r} is of type {kind}, which text can't hold",
+                    fix="give --out a name that ends in .parquet or .arrow",
+                )
+        frame.write_csv(self._file, separator=self._separator, include_header=first)
+
+
+class _TableSink(Sink):
+    """Parquet and Arrow need to know all rows at their end: blocks go to parts first, then stream into one file."""
+
+    def __init__(self, parts: Path) -> None:
+        self._parts, self._count = parts, 0
+
+    def _append(self, frame: pl.DataFrame, known: pl.Schema, first: bool) -> None:
+        for name, kind in frame.schema.items():
+            if kind != known[name]:
+                raise InputError(
+                    f"column {name!r} is of type {known[name]} in one file and {kind} in another",
+                    fix="score them one by one, or write .csv",
+                )
+        frame.write_ipc(self._parts / f"{self._count:08d}.arrow")
+        self._count += 1
+
+    def finish(self, file: BinaryIO, kind: str) -> None:
+        lazy = pl.scan_ipc(sorted(self._parts.iterdir()), glob=False)
+        if kind is PARQUET:
+            lazy.sink_parquet(file, maintain_order=True)
+        else:
+            lazy.sink_ipc(file, maintain_order=True)
+
+
+@contextmanager
+def open_sink(path: Path | None) -> Iterator[Sink]:
+    """A sink for `path` (None: CSV on standard output) that appears there only when complete."""
+    if path is None:
+        yield _TextSink(sys.stdout.buffer, ",")
+        return
+    kind = FORMATS.get(path.suffix.lower())
+    if kind is None:
+        fix = "end its name in .csv, .tsv, .parquet or .arrow"
+        raise InputError(f"can't tell the format of {path}", fix=fix)
+    with ExitStack() as stack:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = stack.enter_context(atomic_file(path))
+        if kind is TEXT:
+            yield _TextSink(file, "\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
+        else:
+            parts = stack.enter_context(TemporaryDirectory(prefix=".recap-", dir=path.parent))
+            sink = _TableSink(Path(parts))
+            yield sink
+            sink.finish(file, kind)

@@ -1,0 +1,123 @@
+"""A tiny click log, prepared and trained once for all tests that only read it; and the command, in this process."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from recap_ctr import cli
+from recap_ctr.config import TrainConfig
+from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.source import FrameSource
+from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
+from recap_ctr.models import parse_model
+from recap_ctr.runs import ARTIFACT, RunConfig, run
+from recap_ctr.schema import Field, Schema
+
+ROWS = 3_000
+
+
+@pytest.fixture(scope="session")
+def click_log() -> pl.DataFrame:
+    """Two text fields with planted interactions, ids beyond 2^53, numbers with gaps, and several tags a row."""
+    drawn = SyntheticData(SyntheticConfig(rows=ROWS, num_fields=3, max_values=40)).frame()
+    rng = np.random.default_rng(0)
+    price = pl.Series(rng.lognormal(size=ROWS).round(3)).set(pl.Series(rng.random(ROWS) < 0.1), None)
+    tags = [" ".join(f"t{tag}" for tag in rng.integers(0, 9, rng.integers(0, 4))) for _ in range(ROWS)]
+    return drawn.select(
+        "row",
+        "click",
+        pl.col("f1").alias("site"),
+        pl.col("f2").alias("ad"),
+        (pl.col("f3").str.slice(3).cast(pl.Int64) + 10**17).alias("user"),
+        price.alias("price"),
+        pl.Series("tags", tags, dtype=pl.String),
+    )
+
+
+@pytest.fixture(scope="session")
+def click_schema() -> Schema:
+    return Schema(
+        label="click",
+        row_id="row",
+        fields=(
+            Field(name="site", kind="categorical"),
+            Field(name="ad", kind="categorical", min_count=2),
+            Field(name="user", kind="categorical"),
+            Field(name="price", kind="numeric"),
+            Field(name="tags", kind="multi", max_len=3),
+        ),
+    )
+
+
+@pytest.fixture(scope="session")
+def prepared(
+    click_log: pl.DataFrame, click_schema: Schema, tmp_path_factory: pytest.TempPathFactory
+) -> PreparedData:
+    out = tmp_path_factory.mktemp("prepared") / "data"
+    return prepare(Preparation(click_schema, {"all": FrameSource(click_log)}), out, quiet=True)[0]
+
+
+@pytest.fixture(scope="session")
+def run_config() -> RunConfig:
+    return RunConfig(
+        model="fcn",
+        model_config=parse_model("fcn", {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1}),
+        train=TrainConfig(batch_size=256, learning_rate=1e-2, l2=1e-4, max_epochs=2),
+    )
+
+
+@pytest.fixture(scope="session")
+def finished(prepared: PreparedData, run_config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished run. Copy it before changing anything."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    run(run_config, prepared, out, quiet=True)
+    return out
+
+
+@pytest.fixture(scope="session")
+def packed(finished: Path) -> Path:
+    """The artifact of that run."""
+    return finished / ARTIFACT
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Recap = Callable[..., Done]
+
+
+@pytest.fixture
+def recap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Recap:
+    """The command line without the two seconds that a process of its own costs."""
+    for name in ("OMP_WAIT_POLICY", "POLARS_MAX_THREADS"):  # set by the command: restored after the test
+        monkeypatch.setenv(name, "")
+
+    def call(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["recap", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert isinstance(end.value.code, int)
+        return Done(end.value.code, *capsys.readouterr())
+
+    return call
+
+
+def contents(directory: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file below a directory, with the time of its last change."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {
+        path.relative_to(directory).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns) for path in files
+    }

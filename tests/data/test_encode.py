@@ -1,0 +1,309 @@
+import math
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recap_ctr.data.encode import (
+    MISSING_CODE,
+    PAD_CODE,
+    Encoder,
+    FittedField,
+    Layout,
+    as_numbers,
+    as_text,
+    categories,
+    column,
+    hash_codes,
+    log_square,
+    pieces,
+)
+from recap_ctr.data.source import Block
+from recap_ctr.errors import InputError
+from recap_ctr.schema import Field, Schema
+
+
+def block(values: Any, dtype: Any = None, first_row: int = 1) -> Block:
+    return Block(pl.DataFrame({"x": pl.Series("x", values, dtype=dtype)}), first_row, "t.csv")
+
+
+def fitted(field: Field, values: list[str] | None = None, **learnt: Any) -> FittedField:
+    kept = pl.Series("value", values or [], dtype=pl.String)
+    return FittedField(field, kept, np.ones(len(kept), np.int64), **learnt)
+
+
+def encode(field: FittedField, values: Any, dtype: Any = None) -> list[list[int]]:
+    schema = Schema(label="y", fields=(field.field,))
+    ids: list[list[int]] = Encoder(schema, [field]).encode(block(values, dtype)).ids_BW.tolist()
+    return ids
+
+
+class TestText:
+    @settings(derandomize=True, max_examples=60, deadline=None)
+    @given(values=st.lists(st.none() | st.integers(1 - 2**53, 2**53 - 1), min_size=1))
+    def test_a_number_is_one_value_in_every_type(self, values: list[int | None]) -> None:
+        expected = [None if value is None else str(value) for value in values]
+        floats = [math.nan if value is None else float(value) for value in values]
+        for series in (
+            pl.Series(values, dtype=pl.Int64),
+            pl.Series(expected, dtype=pl.String),
+            pl.Series(values, dtype=pl.Float64, strict=False),
+            pl.Series(floats),
+        ):
+            assert as_text(series).to_list() == expected
+
+    @pytest.mark.parametrize("value", [2**53 + 1, 2**63 - 1, -(2**63), 2**64 - 1, 2**100])
+    def test_long_ids_stay_exact(self, value: int) -> None:
+        assert as_text(pl.Series([value, None])).to_list() == [str(value), None]
+        assert as_text(pl.Series([str(value), None])).to_list() == [str(value), None]
+
+    def test_missing_among_fractions_stays_missing(self) -> None:
+        assert as_text(pl.Series([0.5, None, math.nan, 2.0, -0.0])).to_list() == ["0.5", None, None, "2", "0"]
+
+    @pytest.mark.parametrize(
+        ("series", "expected"),
+        [
+            (pl.Series([True, False, None]), ["true", "false", None]),
+            (pl.Series(["a", ""], dtype=pl.Categorical), ["a", None]),
+            (pl.Series([Decimal("7.50")]), ["7.50"]),
+            (pl.Series([None, None]), [None, None]),
+            (pl.Series([], dtype=pl.Float64), []),
+        ],
+    )
+    def test_other_types(self, series: pl.Series, expected: list[str | None]) -> None:
+        assert as_text(series).to_list() == expected
+
+    def test_missing_is_what_the_field_says(self) -> None:
+        assert as_text(pl.Series(["", "NA", "-1", "a"]), ["NA", "-1"]).to_list() == [None, None, None, "a"]
+        assert as_text(pl.Series([-1, 2]), ["NA", "-1"]).to_list() == [None, "2"]
+
+    @pytest.mark.parametrize("values", [[b"\0"], [{"a": 1}], [[1]], [object()], [timedelta(1)]])
+    def test_types_without_categories_are_refused(self, values: list[Any]) -> None:
+        with pytest.raises(InputError, match=r"column 'x' is of type .* which holds no categories"):
+            as_text(pl.Series("x", values))
+
+
+class TestNumbers:
+    FIELD = Field(name="x", kind="numeric", missing=("NA", "-1"))
+
+    @pytest.mark.parametrize(
+        ("values", "dtype"),
+        [
+            ([" 1.5", "NA", "-1", "-1.0", "", None, "nan", "2e3"], None),
+            ([1.5, None, -1.0, -1.0, None, None, math.nan, 2e3], None),
+        ],
+        ids=["text", "floats"],
+    )
+    def test_missing_alike_in_text_and_tables(self, values: list[Any], dtype: Any) -> None:
+        assert as_numbers(block(values, dtype), self.FIELD).to_list() == [1.5, *[None] * 6, 2000.0]
+
+    def test_whole_numbers_and_flags(self) -> None:
+        assert as_numbers(block([3, None, -1]), self.FIELD).to_list() == [3.0, None, None]
+        assert as_numbers(block([True, None]), self.FIELD).to_list() == [1.0, None]
+
+    @pytest.mark.parametrize(
+        ("values", "said"),
+        [
+            (["1", "inf"], "t.csv: row 12, field 'x': infinity is not a value\n  fix: replace it"),
+            (["1", "-Infinity"], "t.csv: row 12, field 'x': infinity is not a value"),
+            (["1", "1e999"], "t.csv: row 12, field 'x': infinity is not a value"),
+            ([1.0, math.inf], "t.csv: row 12, field 'x': infinity is not a value"),
+            (
+                ["1", "abc"],
+                "t.csv: row 12, field 'x': 'abc' is not a number\n  fix: repair the value, list it",
+            ),
+            (["1", "1,5"], "t.csv: row 12, field 'x': '1,5' is not a number"),
+            ([[1.0], [2.0]], "t.csv: field 'x' is numeric, its column of type List(Float64) is not"),
+        ],
+    )
+    def test_anything_else_names_its_row(self, values: list[Any], said: str) -> None:
+        with pytest.raises(InputError) as error:
+            as_numbers(block(values, first_row=11), self.FIELD)
+        assert said in str(error.value)
+
+
+def test_log_square_is_the_published_table() -> None:
+    table = {3: 1, 4: 1, 5: 2, 6: 3, 7: 3, 8: 4, 9: 4, 10: 5, 12: 6, 15: 7, 20: 8, 30: 11, 50: 15} | {
+        100: 21, 1000: 47, 10**4: 84, 10**5: 132, 10**6: 190
+    }  # fmt: skip
+    assert dict(zip(table, log_square(np.array(list(table), float)).tolist(), strict=True)) == table
+    assert log_square(np.array([-2.9, -1, -0.5, 0, 0.9, 1, 2])).tolist() == [-2, -1, 0, 0, 0, 1, 2]
+    assert log_square(np.array([-1e300, 1e300])).tolist() == [-(2**63), 477_170]
+
+
+class TestCategories:
+    def test_missing_zero_takes_its_log_square_bucket_along(self) -> None:
+        field = Field(name="x", kind="numeric", transform="log-square", missing=("0",))
+        assert categories(block([0.0, 0.4, 1.0, 3.0, None]), field).to_list() == [None, None, "1", "1", None]
+
+    def test_the_number_of_a_quantile_means_nothing(self) -> None:
+        field = Field(name="x", kind="numeric", transform="quantiles", missing=("1",))
+        edges = (10.0, 20.0)
+        found = categories(block([5.0, 10.0, 15.0, 20.0, 1.0, None]), field, edges).to_list()
+        assert found == ["0", "1", "1", "2", None, None]
+
+
+class TestPieces:
+    FIELD = Field(name="x", kind="multi", separator="|", max_len=3, missing=("NA",))
+
+    def matrix(self, values: Any, dtype: Any = None) -> list[list[int]]:
+        known = fitted(self.FIELD, ["a", "b", "c"])
+        found = pieces(block(values, dtype), self.FIELD)
+        codes: list[list[int]] = found.matrix(known.codes(found.values), 3).tolist()
+        return codes
+
+    def test_text_and_lists_agree(self) -> None:
+        text = ["a|b", "c", "", None, "a|z|b|c", "NA", "a||b", "b|NA|c"]
+        lists = [
+            ["a", "b"],
+            ["c"],
+            [],
+            None,
+            ["a", "z", "b", "c"],
+            ["NA"],
+            ["a", None, "b"],
+            ["b", "NA", "c"],
+        ]
+        pad, unseen = PAD_CODE, MISSING_CODE
+        expected = [
+            [0, 1, pad], [2, pad, pad], [pad] * 3, [pad] * 3, [0, unseen, 1], [pad] * 3, [0, pad, 1], [1, pad, 2]
+        ]  # fmt: skip
+        assert self.matrix(text) == expected
+        assert self.matrix(lists) == expected
+
+    def test_lists_of_numbers_and_fixed_width(self) -> None:
+        field = Field(name="x", kind="multi", max_len=2)
+        known = fitted(field, ["1", "2"])
+        assert encode(known, [[1, 2], [2, 9]]) == [[1, 2], [2, 3]]
+        assert encode(known, [[1.0, None], [2.0, 1.5]]) == [[1, 0], [2, 3]]
+        assert encode(known, [[1, 2], [2, 9]], pl.Array(pl.Int64, 2)) == [[1, 2], [2, 3]]
+
+    def test_nothing_at_all(self) -> None:
+        assert self.matrix([None, ""]) == [[PAD_CODE] * 3] * 2
+        assert self.matrix([[], None], pl.List(pl.String)) == [[PAD_CODE] * 3] * 2
+        assert self.matrix([], pl.String) == []
+
+
+class TestHashing:
+    def test_is_the_same_for_ever(self) -> None:
+        values = pl.Series(["a", "b", None, "a", "é", "18446744073709551616"])
+        assert hash_codes(values, 1_000).tolist() == [928, 668, -1, 928, 963, 463]
+        assert hash_codes(values, 2**31 - 3).max() < 2**31 - 3
+
+    def test_nothing_at_all(self) -> None:
+        assert hash_codes(pl.Series([None, None], dtype=pl.String), 9).tolist() == [-1, -1]
+        assert hash_codes(pl.Series([], dtype=pl.String), 9).tolist() == []
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(
+    known=st.lists(st.text(min_size=1, max_size=4), unique=True),
+    asked=st.lists(st.none() | st.text(max_size=4)),
+)
+def test_look_up_is_an_exact_dictionary(known: list[str], asked: list[str | None]) -> None:
+    field = fitted(Field(name="x", kind="categorical"), known)
+    values = pl.Series([*asked, *known], dtype=pl.String)
+    codes = field.codes(values).tolist()
+    assert codes == [known.index(value) if value in known else MISSING_CODE for value in values]
+
+
+class TestEncoder:
+    def test_ids_are_rows_of_one_table(self) -> None:
+        cat, multi = Field(name="c", kind="categorical"), Field(name="m", kind="multi", max_len=2)
+        number, hashed = Field(name="n", kind="numeric"), Field(name="h", kind="categorical", hash_buckets=4)
+        schema = Schema(label="y", fields=(cat, multi, number, hashed))
+        encoder = Encoder(
+            schema,
+            [
+                fitted(cat, ["a", "b"]),
+                fitted(multi, ["p"]),
+                fitted(number, mean=10.0, scale=4.0),
+                fitted(hashed),
+            ],
+        )
+        layout = encoder.layout
+        assert [(f.offset, f.size, f.start, f.width) for f in layout.fields] == [
+            (0, 4, 0, 1), (4, 3, 1, 2), (7, 3, 3, 1), (10, 6, 4, 1)
+        ]  # fmt: skip
+        assert [f.value_column for f in layout.fields] == [None, None, 0, None]
+        assert [f.pooling for f in layout.fields] == [None, "mean", None, None]
+        assert (layout.num_fields, layout.num_rows, layout.num_columns, layout.num_values) == (4, 16, 5, 1)
+        frame = pl.DataFrame(
+            {"c": ["b", "new", None], "m": ["p q", None, "p"], "n": [18.0, None, 10.0], "h": ["z", "", "z"]}
+        )
+        found = encoder.encode(Block(frame, 1, "t"))
+        bucket = int(hash_codes(pl.Series(["z"]), 4)[0]) + 1 + 10
+        assert found.ids_BW.tolist() == [
+            [2, 4 + 1, 4 + 2, 7 + 1, bucket], [3, 4, 4, 7 + 2, 10 + 5], [3, 4 + 1, 4, 7 + 1, bucket]
+        ]  # fmt: skip
+        assert found.values_BN.tolist() == [[2.0], [1.0], [0.0]]
+        assert found.num_missing.tolist() == [1, 1, 1, 1]
+        assert found.num_unseen.tolist() == [1, 1, 0, 0]
+
+    def test_no_rows(self) -> None:
+        assert encode(fitted(Field(name="x", kind="categorical"), ["a"]), [], pl.String) == []
+
+    def test_absurd_numbers_stay_finite(self) -> None:
+        number = Field(name="x", kind="numeric")
+        encoder = Encoder(Schema(label="y", fields=(number,)), [fitted(number, mean=1.0, scale=1e-300)])
+        values = encoder.encode(block([1e308, -1e308, 1.0])).values_BN
+        assert values[:, 0].tolist() == [1e6, -1e6, 0.0]
+
+    def test_a_missing_column_is_named_with_those_present(self) -> None:
+        with pytest.raises(InputError) as error:
+            column(
+                Block(pl.DataFrame({f"c{i}": [1] for i in range(14)}), 1, "t.csv"), "x", "categorical field"
+            )
+        said = str(error.value)
+        assert said.startswith("t.csv has no column 'x' (categorical field)\n  columns present: 'c0', 'c1'")
+        assert "'c11' and 2 more" in said
+        assert said.endswith("fix: rename the column, or pass --map x=COLUMN")
+
+    def test_ids_beyond_32_bits_are_refused(self) -> None:
+        many = [Field(name=name, kind="categorical", hash_buckets=2**30) for name in "ab"]
+        with pytest.raises(
+            InputError, match="2,147,483,652 values together; ids are 32-bit\n  fix: raise min_count"
+        ):
+            Encoder(Schema(label="y", fields=tuple(many)), [fitted(field) for field in many])
+
+    def test_saved_and_loaded(self, tmp_path: Path) -> None:
+        cat, hashed = Field(name="c", kind="categorical"), Field(name="h", kind="multi", hash_buckets=7)
+        number, cut = Field(name="n", kind="numeric"), Field(name="q", kind="numeric", transform="quantiles")
+        schema = Schema(label="y", fields=(cat, hashed, number, cut))
+        encoder = Encoder(
+            schema,
+            [
+                fitted(cat, ["a", "é", "2" * 99]),
+                fitted(hashed),
+                fitted(number, mean=0.1, scale=1 / 3),
+                fitted(cut, ["1", "0"], edges=(0.1 + 0.2,)),
+            ],
+        )
+        described = encoder.save(tmp_path)
+        again = Encoder.load(tmp_path, schema, described)
+        frame = pl.DataFrame(
+            {
+                "c": ["é", "b", "2" * 99],
+                "h": ["x y", None, "z"],
+                "n": ["1", "2.5", ""],
+                "q": ["0.3", "0.31", "-1"],
+            }
+        )
+        one, two = (e.encode(Block(frame, 1, "t")) for e in (encoder, again))
+        np.testing.assert_array_equal(one.ids_BW, two.ids_BW)
+        np.testing.assert_array_equal(one.values_BN, two.values_BN)
+        assert again.layout == encoder.layout
+        described[0]["size"] += 1
+        with pytest.raises(InputError, match="the vocabulary of field 'c' does not fit"):
+            Encoder.load(tmp_path, schema, described)
+
+
+def test_layout_of_sizes() -> None:
+    layout = Layout.of_sizes([3, 5])
+    assert (layout.num_rows, layout.num_columns, [f.offset for f in layout.fields]) == (8, 2, [0, 3])

@@ -1,0 +1,126 @@
+"""The protocol on a generated directory of GroupLens' layout; the real ratings never enter a test."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recap_ctr.data import ml_1m, protocol
+from recap_ctr.data.prepare import Split, prepare
+from recap_ctr.errors import InputError
+
+USERS, MOVIES = 30, 20
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    users = [f"{u}::{'MF'[u % 2]}::{(1, 18, 25)[u % 3]}::{u % 21}::{u:05d}-{u}" for u in range(1, USERS + 1)]
+    genres = ["Drama", "Comedy|Drama", "Action|Adventure|Comedy|Drama|War|Western"]
+    titles = ["Plain", "Colons: Here", "Twelve (1957 remake)", "Médée"]
+    movies = [f"{m}::{titles[m % 4]} ({1915 + 5 * m % 90})::{genres[m % 3]}" for m in range(1, MOVIES + 1)]
+    ratings = [
+        f"{u}::{m}::{rng.integers(1, 6)}::{978_300_000 + u}"
+        for u in range(1, USERS + 1)
+        for m in range(1, MOVIES + 1)
+    ]
+    for name, lines in (("users", users), ("movies", movies), ("ratings", ratings)):
+        (tmp_path / f"{name}.dat").write_text("\n".join(lines) + "\n", encoding="iso-8859-1")
+    return tmp_path
+
+
+def stars(raw: Path) -> dict[int, int]:
+    lines = (raw / "ratings.dat").read_text().splitlines()
+    return dict(sorted(Counter(int(line.split("::")[2]) for line in lines).items()))
+
+
+def test_release_closes_the_sparse_ends() -> None:
+    years = {1919: "1920", 1929: "1920", 1930: "1930", 1989: "1980", 1990: "1990", 2000: "1990"}
+    assert {year: ml_1m.release(year) for year in years} == years
+
+
+def test_rows(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ml_1m, "RATINGS", stars(raw))
+    frame = ml_1m.frame(raw)
+    assert frame.columns == ["Label", *(field.name for field in ml_1m.SCHEMA.fields)]
+    lines = [line.split("::") for line in (raw / "ratings.dat").read_text().splitlines()]
+    kept = [line for line in lines if line[2] != "3"]
+    assert frame["Label"].to_list() == [int(int(line[2]) > 3) for line in kept]
+    assert frame["MovieID"].to_list() == [line[1] for line in kept]
+    first = frame.row(0, named=True)
+    movie = int(first["MovieID"])
+    assert first["Release"] == ml_1m.release(1915 + 5 * movie % 90)
+    assert first["Genres"].split("|")[0] in ("Drama", "Comedy", "Action")
+    assert (first["Gender"], first["Age"], first["Occupation"]) == ("F", "18", "1")
+
+
+def test_wrong_counts_are_named(raw: Path) -> None:
+    with pytest.raises(InputError) as error:
+        protocol("ml-1m").preparation(raw)
+    assert str(error.value) == (
+        f"ml-1m: ratings by stars: found {stars(raw)}, the published protocol has {ml_1m.RATINGS}\n"
+        "  fix: check the raw files"
+    )
+
+
+def test_every_figure_is_checked(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ratings = stars(raw)
+    monkeypatch.setattr(ml_1m, "RATINGS", ratings)
+    data, _ = prepare(protocol("ml-1m").preparation(raw), raw / "out", quiet=True)
+    found = Split().sizes(sum(ratings.values()) - ratings[3])
+    assert data.name == "ml-1m"
+    assert (len(data.train), len(data.valid), len(data.test)) == found
+    assert data.train.ids.shape[1] == 6 + 5
+    sizes = {field["name"]: field["size"] for field in data.manifest["fields"]}
+    assert (sizes["UserID"], sizes["Gender"], sizes["Age"], sizes["Genres"]) == (USERS + 2, 4, 5, 7)
+
+    def fails_with(said: str) -> None:
+        with pytest.raises(InputError) as error:
+            ml_1m.check(data)
+        assert str(error.value).startswith(f"ml-1m: {said}")
+
+    # One figure after the other is set to the tiny data's, so that the next one comes to light.
+    fails_with(
+        f"rows of train, valid and test: found {found}, the published protocol has (591209, 73901, 73902)"
+    )
+    tiny: dict[str, object] = {"rows of train, valid and test": found}
+    genuine = ml_1m.expect
+    monkeypatch.setattr(
+        ml_1m,
+        "expect",
+        lambda what, got, known: genuine(what, got, tiny.get(what.removeprefix("ml-1m: "), known)),
+    )
+    positives = ratings[4] + ratings[5]
+    fails_with(f"positives: found {positives}, the published protocol has 575281")
+    tiny["positives"] = positives
+    fails_with(f"vocabulary size of UserID: found {USERS + 2}, the published protocol has 6042")
+    monkeypatch.setattr(ml_1m, "VOCABULARIES", {name: sizes[name] for name in ml_1m.VOCABULARIES})
+    fails_with(f"movies in the training rows: found {MOVIES}, the published protocol has 3,641 ± 20")
+    monkeypatch.setattr(ml_1m, "MOVIES", range(MOVIES, MOVIES + 1))
+    ml_1m.check(data)
+
+
+def test_a_broken_movie_is_named(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ml_1m, "RATINGS", stars(raw))
+    with (raw / "movies.dat").open("a") as file:
+        file.write("99::No year::Drama\n")
+    with pytest.raises(InputError, match=rf"movies.dat: line {MOVIES + 1} is not MovieID::Title \(Year\)"):
+        ml_1m.frame(raw)
+
+
+def test_ratings_of_nobody_are_named(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ml_1m, "RATINGS", stars(raw))
+    users = (raw / "users.dat").read_text().splitlines()
+    (raw / "users.dat").write_text("\n".join(users[:-1]) + "\n")
+    with pytest.raises(InputError, match="ratings have no Gender; a file is incomplete"):
+        ml_1m.frame(raw)
+
+
+def test_missing_files_and_unknown_sets(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"lacks ratings.dat, users.dat, movies.dat of MovieLens-1M\n  fix: get"
+    ):
+        protocol("ml-1m").preparation(tmp_path)
+    with pytest.raises(InputError, match="no data set 'ml-2m'\n  fix: known are ml-1m"):
+        protocol("ml-2m")

@@ -1,0 +1,310 @@
+import gzip
+import io
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recap_ctr.data import source as source_module
+from recap_ctr.data.source import FileSource, FrameSource, Source, as_frame
+from recap_ctr.errors import InputError
+
+FRAME = pl.DataFrame({"a": ["1", "2", None, "4"], "b": ["x", "y, z", 'say "so"', "line\nend"]})
+
+
+def read(source: Source) -> pl.DataFrame:
+    return pl.concat([block.frame for block, _ in source.blocks()])
+
+
+def write(path: Path, data: bytes) -> FileSource:
+    path.write_bytes(data)
+    return FileSource([path])
+
+
+def message(source: Source) -> str:
+    with pytest.raises(InputError) as error:
+        read(source)
+    return str(error.value)
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "t.csv": FRAME.write_csv,
+    "t.tsv": lambda path: FRAME.write_csv(path, separator="\t"),
+    "t.txt": FRAME.write_csv,
+    "tabs.txt": lambda path: FRAME.write_csv(path, separator="\t"),
+    "t.CSV.GZ": lambda path: path.write_bytes(gzip.compress(FRAME.write_csv().encode())),
+    "t.csv.zst": lambda path: path.write_bytes(zstandard.compress(FRAME.write_csv().encode())),
+    "t.parquet": FRAME.write_parquet,
+    "t.arrow": FRAME.write_ipc,
+    "lz4.feather": lambda path: FRAME.write_ipc(path, compression="lz4"),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_gives_the_same_rows(name: str, tmp_path: Path) -> None:
+    WRITERS[name](tmp_path / name)
+    source = FileSource([tmp_path / name])
+    assert read(source).equals(FRAME)
+    assert [(file.name, file.size) for file in source.files()] == [(name, source.total_bytes)]
+
+
+def test_members_and_frames_in_a_row_are_one_file(tmp_path: Path) -> None:
+    text = FRAME.write_csv().encode()
+    for name, pack in (("t.csv.gz", gzip.compress), ("t.csv.zst", zstandard.compress)):
+        assert read(write(tmp_path / name, pack(text[:9]) + pack(text[9:]))).equals(FRAME)
+
+
+def test_rows_are_numbered_within_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "BLOCK_ROWS", 3)
+    monkeypatch.setattr(source_module, "BLOCK_BYTES", 8)
+    wide = pl.DataFrame({"a": range(10), "b": range(10)})
+    wide.write_csv(tmp_path / "1.csv")
+    wide.write_parquet(tmp_path / "2.parquet", row_group_size=4)
+    for source in (FileSource([tmp_path / "*.*"]), FrameSource(wide)):
+        expected = {"1.csv": 1, "2.parquet": 1, "the data frame": 1}
+        total = 0
+        for block, size in source.blocks():
+            assert block.first_row == expected[block.origin]
+            expected[block.origin] += block.frame.height
+            total += size
+        assert 0.8 * source.total_bytes <= total <= source.total_bytes
+        assert set(expected.values()) <= {1, 11}
+
+
+def test_frames_are_identified_by_their_rows() -> None:
+    def digest(frame: pl.DataFrame) -> str:
+        return FrameSource(frame).files()[0].sha256
+
+    frame = pl.DataFrame({"a": ["x", "y", None], "l": [[1], None, []]})
+    assert digest(frame) == digest(pl.concat([frame[:1], frame[1:]], rechunk=False))
+    assert digest(frame) != digest(frame.reverse())
+    assert digest(frame) != digest(frame.rename({"a": "b"}))
+    one, two = (pl.DataFrame({"a": pl.Series([v], dtype=pl.Categorical)}) for v in ("p", "q"))
+    assert digest(one) != digest(two)
+
+
+def quoted(cell: str) -> str:
+    return '"' + cell.replace('"', '""') + '"' if set(cell) & set(',"\n\r\t') else cell
+
+
+@settings(derandomize=True, max_examples=80, deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.text(alphabet='ab,"\n\r\té\u2028€😀 ', max_size=5), min_size=3, max_size=3),
+        min_size=1,
+        max_size=6,
+    ),
+    line_end=st.sampled_from(["\n", "\r\n"]),
+    separator=st.sampled_from([",", "\t"]),
+    bom=st.booleans(),
+    ending=st.sampled_from(["", "\n", "\n\n\r\n"]),
+    block_bytes=st.sampled_from([1, 2, 3, 7, 20, 1 << 20]),
+)
+def test_text_survives_blocks_of_any_size(
+    rows: list[list[str]],
+    line_end: str,
+    separator: str,
+    bom: bool,
+    ending: str,
+    block_bytes: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    table = [["one", "two", "a\nname"], *rows]
+    data = line_end.join(separator.join(map(quoted, row)) for row in table) + ending
+    path = tmp_path_factory.mktemp("csv") / ("t.csv" if separator == "," else "t.tsv")
+    path.write_bytes((b"\xef\xbb\xbf" if bom else b"") + data.encode())
+    with patch.object(source_module, "BLOCK_BYTES", block_bytes):
+        found = read(FileSource([path]))
+    assert found.columns == ["one", "two", "a\nname"]
+    empty_as_none = found.with_columns(pl.all().replace("", None)).rows()
+    assert empty_as_none == [tuple(cell or None for cell in row) for row in rows]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 3, 1 << 20])
+def test_a_lone_column_may_be_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    monkeypatch.setattr(source_module, "BLOCK_BYTES", block_bytes)
+    assert read(write(tmp_path / "t.csv", b"a\n1\n\n3\n\n"))["a"].to_list() == ["1", None, "3", None]
+
+
+def test_names_can_be_given_for_files_without_header(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(b"1\tx\n2\t\n")
+    source = FileSource([tmp_path / "t.txt"], ["a", "b"])
+    assert read(source).rows() == [("1", "x"), ("2", None)]
+    assert source.columns == ["a", "b"]
+
+
+class _Stdin:
+    def __init__(self, data: bytes) -> None:
+        self.buffer = io.BytesIO(data)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "tabs.txt", "t.parquet", "t.arrow"])
+def test_standard_input(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    WRITERS[name](tmp_path / name)
+    monkeypatch.setattr(sys, "stdin", _Stdin((tmp_path / name).read_bytes()))
+    source = FileSource(["-"])
+    assert read(source).equals(FRAME)
+    assert source.files() == []
+
+
+class TestPaths:
+    def test_globs_are_sorted(self, tmp_path: Path) -> None:
+        for name in ("p-2.csv", "p-1.csv", "p-10.csv"):
+            (tmp_path / name).write_text("a,b\n1,2\n")
+        names = [path.name for path in FileSource([tmp_path / "p-*.csv"]).paths]
+        assert names == ["p-1.csv", "p-10.csv", "p-2.csv"]
+
+    def test_a_name_with_brackets_is_a_name(self, tmp_path: Path) -> None:
+        for name in ("t[1].csv", "t[1].parquet"):
+            (FRAME.write_csv if name.endswith("csv") else FRAME.write_parquet)(tmp_path / name)
+            assert read(FileSource([tmp_path / name])).equals(FRAME)
+
+    @pytest.mark.parametrize(
+        ("patterns", "text"),
+        [
+            (["gone.csv"], "no file .*gone.csv"),
+            (["*.gone"], "no file matches .*gone"),
+            (["."], "is a directory"),
+        ],
+    )
+    def test_what_is_not_there(self, patterns: list[str], text: str, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=text):
+            FileSource([tmp_path / pattern for pattern in patterns])
+
+    def test_nothing_given(self) -> None:
+        with pytest.raises(InputError, match="no source file"):
+            FileSource([])
+
+
+class TestBadText:
+    @pytest.mark.parametrize(
+        ("data", "text"),
+        [
+            (b"", "t.csv is empty\n  fix: the first line must name the columns"),
+            (b"\n\n", "t.csv is empty"),
+            (b"a,b\n", "t.csv holds no rows"),
+            (b"a,b", "t.csv holds no rows"),
+            (b"a,b\n\r\n\n", "t.csv holds no rows"),
+            (b"a,b\n1,2\n3\n5,6\n", "t.csv: row 2 has 1 fields, expected 2"),
+            (b"a,b\n1\n", "t.csv: row 1 has 1 fields, expected 2"),
+            (b"a,b\n1,2\n3,4,5\n", "t.csv: row 2 has 3 fields, expected 2\n  fix: quote values that hold"),
+            (b"a,b\n1,2\n\n3,4\n", "t.csv: row 2 has 0 fields, expected 2"),
+            (b'a,b\n1,"x\ny"\n3,4,5\n', "t.csv: row 2 has 3 fields"),
+            (b"a,b\n1,2\n3,\xff\xfe\n", "t.csv: row 2 is not valid UTF-8 (bytes b'\\xff\\xfe"),
+            (b"a,\xff\n1,2\n", "t.csv: the header line can't be read"),
+            (b'a,b\n1,2\n3,"x\n5,6\n', "t.csv: row 2 opens a quote that nothing closes"),
+            (b'a,"b\n1,2\n', "t.csv: a quote in the header line is not closed"),
+            (b"a,b,a\n1,2,3\n", "t.csv: column 'a' stands twice in the header\n  fix: rename one of them"),
+        ],
+    )
+    @pytest.mark.parametrize("block_bytes", [5, 1 << 20])
+    def test_names_the_row(
+        self, data: bytes, text: str, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(source_module, "BLOCK_BYTES", block_bytes)
+        assert text in message(write(tmp_path / "t.csv", data))
+
+    def test_stray_quotes(self, tmp_path: Path) -> None:
+        said = message(write(tmp_path / "t.csv", b'a,b\n1,5" x\n3,4" y\n5,6\n'))
+        assert "t.csv: rows from 1 on can't be parsed" in said
+        assert "fix: quote values that hold quotes" in said
+
+    def test_a_giant_cell(self, tmp_path: Path) -> None:
+        data = b"a,b\n1,2\n3," + b"x" * 10_000_000 + b"\n"
+        said = message(write(tmp_path / "t.csv", data))
+        assert "t.csv: row 2, column 'b': a value of 10,000,000 bytes (at most 1,048,576 are taken)" in said
+        pl.DataFrame({"b": ["1", "x" * 10_000_000]}).write_parquet(tmp_path / "t.parquet")
+        assert "t.parquet: row 2, column 'b'" in message(FileSource([tmp_path / "t.parquet"]))
+
+    def test_a_row_that_never_ends(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(source_module, "BLOCK_BYTES", 100)
+        monkeypatch.setattr(source_module, "MAX_ROW_BYTES", 2_000)
+        said = message(write(tmp_path / "t.csv", b'a,b\n1,2\n3,"' + b"x\n" * 5_000))
+        assert "t.csv: row 2 does not end within" in said
+
+
+class TestDamagedFiles:
+    @pytest.mark.parametrize("name", ["t.CSV.GZ", "t.csv.zst", "t.parquet", "t.arrow"])
+    def test_cut_short_anywhere(self, name: str, tmp_path: Path) -> None:
+        WRITERS[name](tmp_path / name)
+        whole = (tmp_path / name).read_bytes()
+        for size in [*range(1, len(whole) - 1, max(len(whole) // 25, 1)), len(whole) - 1]:
+            said = message(write(tmp_path / name, whole[:size]))
+            assert name in said or "holds no rows" in said
+
+    @pytest.mark.parametrize("name", ["t.csv.gz", "t.csv.zst", "t.parquet", "t.arrow"])
+    def test_something_else_inside(self, name: str, tmp_path: Path) -> None:
+        assert f"{name} can't be read" in message(write(tmp_path / name, b"a,b\n1,2\n" * 50))
+
+    def test_large_streams_are_checked_to_their_end(self, tmp_path: Path) -> None:
+        text = b"a,b\n" + b"".join(b"%d,%d\n" % (i, i * i) for i in range(100_000))
+        for name, pack in (("t.csv.gz", gzip.compress), ("t.csv.zst", zstandard.compress)):
+            packed = pack(text)
+            assert read(write(tmp_path / name, packed)).height == 100_000
+            assert "check that the file is complete" in message(
+                write(tmp_path / name, packed[: len(packed) // 2])
+            )
+
+    def test_tables_are_not_packed_twice(self, tmp_path: Path) -> None:
+        assert "unpack it first" in message(write(tmp_path / "t.parquet.gz", b""))
+
+    def test_tables_without_rows(self, tmp_path: Path) -> None:
+        FRAME.clear().write_parquet(tmp_path / "t.parquet")
+        assert "holds no rows" in message(FileSource([tmp_path / "t.parquet"]))
+
+
+class TestAsFrame:
+    @pytest.mark.parametrize(
+        ("column", "expected"),
+        [
+            (pd.Series([1, None], dtype="Int64"), [1, None]),
+            (pd.Series([2**63 + 5, None], dtype="UInt64"), [2**63 + 5, None]),
+            (pd.Series([2**63 + 5, None], dtype=object), [2**63 + 5, None]),
+            (pd.Series([2**53 + 1, 2], dtype="int64"), [2**53 + 1, 2]),
+            (pd.Series(["a", None], dtype="string"), ["a", None]),
+            (pd.Series(["a", None]), ["a", None]),
+            (pd.Series(["a", None], dtype="category"), ["a", None]),
+            (pd.Series([True, None], dtype="boolean"), [True, None]),
+            (pd.Series([1, "a", None, float("nan")], dtype=object), ["1", "a", None, None]),
+            (pd.Series([[1, 2], None]), [[1, 2], None]),
+            (pd.Series([np.array(["a"]), None]), [["a"], None]),
+            (pd.to_datetime(pd.Series(["2026-01-31", None])), [datetime(2026, 1, 31), None]),
+        ],
+        ids=lambda value: str(getattr(value, "dtype", "")),
+    )
+    def test_pandas_columns_stay_exact(self, column: Any, expected: list[Any]) -> None:
+        assert as_frame(pd.DataFrame({"x": column}))["x"].to_list() == expected
+
+    def test_other_tables(self) -> None:
+        table = {"a": [1, 2], "b": ["x", None]}
+        frame = pl.DataFrame(table)
+        assert as_frame(frame) is frame
+        assert as_frame(frame.lazy()).equals(frame)
+        assert as_frame(table).equals(frame)
+        assert as_frame(np.array([[1, 2], [3, 4]])).to_dict(as_series=False) == {"x0": [1, 3], "x1": [2, 4]}
+        named = as_frame(np.array([["p", None], ["q", "r"]], object), ["u", "v"])
+        assert named.to_dict(as_series=False) == {"u": ["p", "q"], "v": [None, "r"]}
+
+    @pytest.mark.parametrize(
+        ("table", "text"),
+        [
+            (pd.DataFrame([[1, 2]], columns=["a", "a"]), "column 'a' stands twice in the table"),
+            (np.zeros(3), "Expected 2D array, got 1D"),
+            ([[1, 2]], "can't read rows from list"),
+        ],
+    )
+    def test_what_is_no_table(self, table: Any, text: str) -> None:
+        with pytest.raises(InputError, match=text):
+            as_frame(table)

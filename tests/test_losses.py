@@ -1,0 +1,62 @@
+import torch
+from torch.nn import functional as F
+
+from recap_ctr.losses import LOSSES, Output, bce
+
+
+def test_bce_weights_are_copies_of_rows() -> None:
+    logits, labels = torch.tensor([0.3, -1.0, 2.0]), torch.tensor([1.0, 0.0, 0.0])
+
+    weighted = bce(logits, labels, torch.tensor([2.0, 1.0, 0.0]))
+
+    torch.testing.assert_close(weighted, bce(logits[[0, 0, 1]], labels[[0, 0, 1]], None))
+
+
+def towers(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    one, two = (torch.randn(16, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))
+    labels = torch.randint(0, 2, (16,), generator=generator).double()
+    return one, two, labels
+
+
+def test_tri_bce_gradient_has_the_coefficients_of_undetached_weights() -> None:
+    for seed in range(20):
+        one, two, labels = towers(seed)
+        output = Output((one + two) / 2, {"exponential": one, "linear": two})
+        grads = torch.autograd.grad(LOSSES["tri-bce"](output, labels, None), [one, two])
+
+        loss = F.binary_cross_entropy_with_logits((one + two) / 2, labels)
+        lags = [F.binary_cross_entropy_with_logits(tower, labels) for tower in (one, two)]
+        active = [float(lag > loss) for lag in lags]
+        # (1 - sum of active tower losses) grad L + active (2 L_tower - L) grad L_tower
+        expected = []
+        for i, tower in enumerate((one, two)):
+            main = torch.autograd.grad(loss, tower, retain_graph=True)[0]
+            own = torch.autograd.grad(lags[i], tower, retain_graph=True)[0]
+            keep = 1 - sum(a * lag.detach() for a, lag in zip(active, lags, strict=True))
+            expected.append(keep * main + active[i] * (2 * lags[i] - loss).detach() * own)
+        torch.testing.assert_close(list(grads), expected)
+
+
+def test_detached_tri_bce_differs_only_in_its_gradient() -> None:
+    one, two, labels = towers(0)
+    output = Output((one + two) / 2, {"exponential": one, "linear": two})
+    plain, detached = (
+        LOSSES["tri-bce"](output, labels, None),
+        LOSSES["tri-bce-detached"](output, labels, None),
+    )
+
+    assert plain.item() == detached.item()
+    assert not torch.allclose(
+        torch.autograd.grad(plain, one, retain_graph=True)[0], torch.autograd.grad(detached, one)[0]
+    )
+
+
+def test_tri_bce_is_the_formula() -> None:
+    one, two, labels = towers(1)
+    mean = (one + two) / 2
+    L, L_d, L_s = (F.binary_cross_entropy_with_logits(z, labels).item() for z in (mean, one, two))
+    expected = L + max(0, L_d - L) * L_d + max(0, L_s - L) * L_s
+    output = Output(mean, {"exponential": one, "linear": two})
+
+    assert abs(LOSSES["tri-bce"](output, labels, None).item() - expected) < 1e-12

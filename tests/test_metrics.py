@@ -1,0 +1,300 @@
+"""Metrics against scikit-learn, against counting pairs, and against what must not change them."""
+
+from collections.abc import Callable
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.metrics import log_loss, roc_auc_score
+
+from recap_ctr.errors import InputError
+from recap_ctr.metrics import (
+    auc,
+    excess_logloss,
+    expected_calibration_error,
+    group_auc,
+    logit,
+    logloss,
+    normalised_entropy,
+    reliability_table,
+    sigmoid,
+)
+
+Array = NDArray[np.generic]
+Drawn = tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.float64]]
+repeatable = settings(derandomize=True, deadline=None, max_examples=50)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Drawn:
+    """Labels of both classes, logits with many ties (quarters: exact in float32), weights with zeros."""
+    size = draw(st.integers(2, 25))
+    labels = draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))
+    quarters = draw(st.lists(st.integers(-draw(st.integers(1, 40)), 12), min_size=size, max_size=size))
+    weights = draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.7, 3.0]), min_size=size, max_size=size))
+    labels[:2], weights[:2] = [0, 1], [1.0, 2.0]
+    return np.array(labels, np.int8), np.array(quarters) / 4, np.array(weights)
+
+
+def count_pairs(labels: Array, logits: Array, weights: Array) -> float:
+    clicks, others = (
+        [(z, w) for y, z, w in zip(labels, logits, weights, strict=True) if y == c] for c in (1, 0)
+    )
+    pairs = [(v * w, float(a > b) + float(a == b) / 2) for (a, v), (b, w) in product(clicks, others)]
+    return float(sum(mass * won for mass, won in pairs) / sum(mass for mass, _ in pairs))
+
+
+@repeatable
+@given(rows())
+def test_auc_matches_sklearn_and_pair_counting_on_every_path(drawn: Drawn) -> None:
+    labels, logits, weights = drawn
+    # Rounding alone: sums of at most 12 * 13 products of order 1.
+    exact = pytest.approx(roc_auc_score(labels, logits), abs=1e-13)
+    assert auc(labels, logits.astype(np.float32)) == exact
+    assert auc(labels, logits) == auc(labels, logits.astype(np.float32))
+    assert auc(labels, logits, np.ones(labels.size)) == exact
+    assert auc(labels, logits) == pytest.approx(count_pairs(labels, logits, np.ones(labels.size)), abs=1e-13)
+    weighted = auc(labels, logits, weights)
+    assert weighted == pytest.approx(roc_auc_score(labels, logits, sample_weight=weights), abs=1e-13)
+    assert weighted == pytest.approx(count_pairs(labels, logits, weights), abs=1e-13)
+
+
+@repeatable
+@given(
+    st.lists(st.tuples(st.booleans(), st.floats(width=32, allow_nan=False)), min_size=2, max_size=30).filter(
+        lambda pairs: len({label for label, _ in pairs}) == 2
+    )
+)
+def test_packed_keys_order_like_floats(pairs: list[tuple[bool, float]]) -> None:
+    """Any float32: both zeros, subnormals, infinities."""
+    labels, logits = np.array([y for y, _ in pairs]), np.array([z for _, z in pairs], np.float32)
+    assert auc(labels, logits) == pytest.approx(count_pairs(labels, logits, np.ones(labels.size)), abs=1e-13)
+    assert auc(labels, logits) == auc(labels, logits.astype(np.float64))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_both_zeros_tie(dtype: type[np.floating]) -> None:
+    logits = np.array([-0.0, 0.0], dtype)
+    assert auc([1, 0], logits) == auc([0, 1], logits) == 0.5
+    assert auc([1, 0], logits, [1.0, 2.0]) == 0.5
+    assert group_auc([0, 1], logits, [7, 7]).auc == 0.5
+
+
+@repeatable
+@given(rows())
+def test_auc_sees_only_the_order(drawn: Drawn) -> None:
+    labels, logits, weights = drawn
+    order = np.random.default_rng(0).permutation(labels.size)
+    assert auc(labels, 8 * logits + 3) == auc(labels, logits) == auc(labels[order], logits[order])
+    assert auc(labels, -logits) == pytest.approx(1 - auc(labels, logits), abs=1e-15)
+    assert auc(labels, logits, 1e200 * weights) == pytest.approx(auc(labels, logits, weights), abs=1e-13)
+
+
+def test_auc_at_its_ends() -> None:
+    rng = np.random.default_rng(0)
+    labels, weights = rng.integers(0, 2, 1_000), rng.random(1_000)
+    for scores in (labels.astype(np.float32), labels.astype(np.float64)):
+        assert (auc(labels, scores), auc(labels, -scores), auc(labels, 0 * scores)) == (1.0, 0.0, 0.5)
+    assert 1 - 1e-13 < auc(labels, labels, weights) <= 1.0
+    assert auc([0, 1], [-np.inf, np.inf]) == 1.0
+
+
+def test_auc_counts_pairs_beyond_float_precision() -> None:
+    """A float32 sum over 10^6 rows would be off in the fourth digit; integers are exact."""
+    labels = np.tile(np.array([0, 1], np.int8), 500_000)
+    logits = np.arange(1_000_000, dtype=np.float32)
+    assert auc(labels, logits) == (500_000 * 500_001 / 2) / 500_000**2
+
+
+@repeatable
+@given(rows())
+def test_logloss_matches_sklearn(drawn: Drawn) -> None:
+    labels, logits, weights = drawn
+    # |z| <= 10: probabilities keep log(1 - p) to 2.2e-16 * e^10 = 5e-12.
+    assert logloss(labels, logits) == pytest.approx(log_loss(labels, sigmoid(logits)), abs=1e-11)
+    expected = log_loss(labels, sigmoid(logits), sample_weight=weights)
+    assert logloss(labels, logits.astype(np.float32), weights) == pytest.approx(expected, abs=1e-11)
+
+
+def test_logloss_does_not_saturate() -> None:
+    assert logloss([0, 1], [800.0, -800.0]) == 800.0
+    assert logloss([1, 0], [800.0, -800.0]) == 0.0
+    assert log_loss([0, 1], sigmoid([800.0, -800.0])) == pytest.approx(36.04, abs=0.01)
+
+
+METRICS: dict[str, Callable[[Array, Array, Array | None], object]] = {
+    "auc": auc,
+    "logloss": logloss,
+    "normalised_entropy": normalised_entropy,
+    "excess_logloss": lambda y, z, w: excess_logloss(y.astype(np.float64) - 0.5, z, w),
+    "reliability_table": lambda y, z, w: reliability_table(y, sigmoid(z), w, num_bins=7),
+    "expected_calibration_error": lambda y, z, w: expected_calibration_error(y, sigmoid(z), w, num_bins=7),
+    "group_auc": lambda y, z, w: group_auc(y, z, np.round(z.astype(np.float64)), w),
+}
+
+
+def numbers(result: object) -> list[float]:
+    if isinstance(result, list):
+        return [number for part in result for number in numbers(part)]
+    return [result] if isinstance(result, float) else list(vars(result).values())
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_weight_is_a_number_of_copies(name: str) -> None:
+    rng = np.random.default_rng(3)
+    labels, logits = rng.integers(0, 2, 500), rng.integers(-20, 20, 500) / 8
+    copies = rng.integers(0, 4, 500)
+    repeated = numbers(METRICS[name](np.repeat(labels, copies), np.repeat(logits, copies), None))
+    weighted = numbers(METRICS[name](labels, logits, copies))
+    assert weighted == pytest.approx(repeated, abs=1e-12)  # about 750 rows, values of order 1 (rows: 100)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_order_of_rows_does_not_matter(name: str) -> None:
+    rng = np.random.default_rng(4)
+    labels, logits, weights = rng.integers(0, 2, 500), rng.integers(-20, 20, 500) / 8, rng.random(500)
+    order = rng.permutation(500)
+    shuffled = numbers(METRICS[name](labels[order], logits[order], weights[order]))
+    assert numbers(METRICS[name](labels, logits, weights)) == pytest.approx(shuffled, abs=1e-12)
+
+
+BAD: dict[str, tuple[list[float], list[float], list[float] | None, str]] = {
+    "nan logit": ([0, 1], [0.0, np.nan], None, "score nan at row 1"),
+    "label 2": ([0, 2], [0.0, 1.0], None, "label 2 at row 1"),
+    "nan label": ([np.nan, 1], [0.0, 1.0], None, "label nan at row 0"),
+    "negative weight": ([0, 1], [0.0, 1.0], [1.0, -1.0], "weight -1.0 at row 1"),
+    "infinite weight": ([0, 1], [0.0, 1.0], [np.inf, 1.0], "weight inf at row 0"),
+    "nan weight": ([0, 1], [0.0, 1.0], [np.nan, 1.0], "weight nan at row 0"),
+    "no weight": ([0, 1], [0.0, 1.0], [0.0, 0.0], "every row has weight 0"),
+    "short weights": ([0, 1], [0.0, 1.0], [1.0], "weights have shape"),
+    "short logits": ([0, 1], [0.0], None, "scores of shape"),
+    "no rows": ([], [], None, "no rows"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("metric", [auc, logloss, normalised_entropy, reliability_table])
+def test_bad_rows_are_named(metric: Callable[..., object], case: str) -> None:
+    labels, scores, weights, message = BAD[case]
+    with pytest.raises(InputError, match=message):
+        metric(labels, scores, weights)
+
+
+@pytest.mark.parametrize("metric", [auc, normalised_entropy])
+def test_one_class_is_refused(metric: Callable[..., float]) -> None:
+    with pytest.raises(InputError, match="needs both classes"):
+        metric([1, 1], [0.0, 1.0])
+    with pytest.raises(InputError, match="needs both classes"):
+        metric([0, 1], [0.0, 1.0], [1.0, 0.0])  # the only click has weight 0
+
+
+def test_infinite_logits_have_no_logloss() -> None:
+    with pytest.raises(InputError, match="score inf at row 1"):
+        logloss([0, 1], [0.0, np.inf])
+
+
+def test_normalised_entropy_of_the_base_rate_is_one() -> None:
+    labels = np.array([0, 0, 0, 1])
+    assert normalised_entropy(labels, np.full(4, logit(0.25))) == pytest.approx(1.0, abs=1e-15)
+    assert normalised_entropy(labels, np.where(labels, 3.0, -3.0)) < 0.1
+
+
+@repeatable
+@given(st.floats(-700, 700))
+def test_sigmoid_and_logit(z: float) -> None:
+    p, q = float(sigmoid(z)), float(sigmoid(-z))
+    assert p + q == pytest.approx(1.0, abs=1e-15)
+    assert float(logit(min(p, q))) == pytest.approx(
+        -abs(z), rel=1e-14, abs=1e-15
+    )  # the small side keeps its digits
+
+
+def test_logit_refuses_logits() -> None:
+    for wrong in (1.5, -0.1, np.nan):
+        with pytest.raises(InputError, match="probability"):
+            logit([0.5, wrong])
+
+
+@repeatable
+@given(st.lists(st.tuples(st.floats(-50, 50), st.floats(-50, 50)), min_size=1, max_size=20))
+def test_excess_logloss_is_never_negative(pairs: list[tuple[float, float]]) -> None:
+    bayes, logits = np.array(pairs).T
+    assert excess_logloss(bayes, logits) >= 0
+    assert excess_logloss(bayes, bayes) == 0
+
+
+def test_excess_logloss_is_the_difference_of_expected_losses() -> None:
+    """With p = 3/4, four copies of a row of which three click hold the expectation exactly."""
+    bayes, logits = np.full(4, logit(0.75)), np.full(4, -0.5)
+    labels = [1, 1, 1, 0]
+    gap = logloss(labels, logits) - logloss(labels, bayes)
+    assert excess_logloss(bayes, logits) == pytest.approx(gap, abs=1e-15)
+    assert gap > 0.1
+
+
+def test_excess_logloss_needs_matching_rows() -> None:
+    with pytest.raises(InputError):
+        excess_logloss([0.0, 1.0], [0.0])
+
+
+def test_bins_have_equal_mass_and_keep_ties_together() -> None:
+    rng = np.random.default_rng(5)
+    probabilities = rng.random(1_000)
+    table = reliability_table(rng.random(1_000) < probabilities, probabilities)
+    assert [part.rows for part in table] == [50.0] * 20
+    assert all(left.high < right.low for left, right in pairwise(table))
+
+    tied = reliability_table([0, 1, 1, 0, 1, 1], [0.5, 0.5, 0.5, 0.5, 0.9, 0.9], num_bins=3)
+    assert [(part.low, part.high, part.rows, part.mean_label) for part in tied] == [
+        (0.5, 0.5, 4.0, 0.5),
+        (0.9, 0.9, 2.0, 1.0),
+    ]
+
+
+def test_calibration_error_by_hand() -> None:
+    labels, probabilities = [0, 1, 1, 1], [0.25, 0.25, 0.5, 0.75]
+    assert expected_calibration_error(labels, probabilities, num_bins=2) == (0.25 + 0.375) / 2
+    assert expected_calibration_error(labels, probabilities, [3, 1, 0, 0], num_bins=2) == 0.0
+
+
+def test_reliability_refuses_logits_and_no_bins() -> None:
+    with pytest.raises(InputError, match=r"probability 1.5 at row 1"):
+        reliability_table([0, 1], [0.5, 1.5])
+    with pytest.raises(InputError, match="num_bins"):
+        reliability_table([0, 1], [0.5, 0.5], num_bins=0)
+
+
+@repeatable
+@given(rows(), st.integers(1, 6), st.booleans())
+def test_group_auc_is_the_mean_over_groups(drawn: Drawn, num_groups: int, named: bool) -> None:
+    labels, logits, weights = drawn
+    groups = np.random.default_rng(labels.size).integers(0, num_groups, labels.size)
+    groups[:2] = 0  # holds both classes
+    masses, aucs, one_class = [], [], 0
+    for group in np.unique(groups[weights > 0]):
+        member = (groups == group) & (weights > 0)
+        if np.unique(labels[member]).size == 1:
+            one_class += 1
+            continue
+        masses.append(weights[member].sum())
+        aucs.append(count_pairs(labels[member], logits[member], weights[member]))
+    names = np.array([f"user {group}" for group in groups], dtype=object)
+    result = group_auc(labels, logits, names if named else groups, weights)
+    assert result.auc == pytest.approx(np.average(aucs, weights=masses), abs=1e-12)
+    assert (result.num_groups, result.num_one_class) == (len(aucs), one_class)
+
+
+def test_one_group_is_auc() -> None:
+    rng = np.random.default_rng(6)
+    labels, logits = rng.integers(0, 2, 1_000), rng.normal(size=1_000)
+    assert group_auc(labels, logits, np.zeros(1_000)).auc == pytest.approx(auc(labels, logits), abs=1e-14)
+
+
+def test_groups_without_pairs_are_refused() -> None:
+    with pytest.raises(InputError, match="none of the 2 groups"):
+        group_auc([0, 1], [0.0, 1.0], [1, 2])
+    with pytest.raises(InputError, match="groups have shape"):
+        group_auc([0, 1], [0.0, 1.0], [1])

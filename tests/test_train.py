@@ -1,0 +1,151 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recap_ctr import train as train_module
+from recap_ctr.config import TrainConfig, parse
+from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.source import FrameSource
+from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
+from recap_ctr.demo import synthetic_schema
+from recap_ctr.errors import InputError
+from recap_ctr.models import parse_model
+from recap_ctr.train import Trainer, train
+
+CPU = torch.device("cpu")
+GOLDEN = Path(__file__).parent / "golden" / "fcn-losses.json"
+SMALL = {"dim": 4, "num_exponential_layers": 2, "num_linear_layers": 2}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+    drawn = SyntheticData(SyntheticConfig(rows=4_000, num_fields=4, max_values=40, seed=3)).frame()
+    source = FrameSource(drawn.drop("bayes_logit"))
+    out = tmp_path_factory.mktemp("train") / "data"
+    return prepare(Preparation(synthetic_schema(4), {"all": source}), out, quiet=True)[0]
+
+
+def trainer(data: PreparedData, **settings: object) -> Trainer:
+    config = parse(TrainConfig, {"batch_size": 256, "l2": 1e-3, **settings}, "test")
+    return Trainer("fcn", parse_model("fcn", SMALL), config, data, CPU)
+
+
+@pytest.mark.parametrize("update", ["exact", "fast"])
+def test_first_losses_are_the_golden_ones(data: PreparedData, update: str) -> None:
+    """A refactoring leaves the numbers alone; a change that doesn't must say so and renew the file."""
+    run = trainer(data, update=update)
+    losses = []
+    for _ in range(20):
+        before = run.progress.loss_sum
+        run.step()
+        losses.append(run.progress.loss_sum - before)
+
+    assert losses == pytest.approx(json.loads(GOLDEN.read_text())[update], rel=1e-5)
+
+
+def test_an_epoch_takes_every_row_once_in_an_order_of_its_own(data: PreparedData) -> None:
+    run, other = trainer(data), trainer(data, seed=2)
+    first, second = run.order(0).copy(), run.order(1).copy()
+
+    assert sorted(first) == sorted(second) == list(range(len(data.train)))
+    assert (first != second).any()
+    assert (other.order(0) != first).any()
+    assert (trainer(data).order(0) == first).all()
+    assert sum(run.step() for _ in range(run.steps_per_epoch)) == len(data.train)
+
+
+def scripted(run: Trainer, aucs: list[float], monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, bool]]:
+    """Let validation report the given AUCs; return the learning rate after each epoch, and whether it was best."""
+    given = iter(aucs)
+    monkeypatch.setattr(train_module, "predict", lambda *_: np.zeros(len(run.data.valid), np.float32))
+    monkeypatch.setattr(train_module.metrics, "auc", lambda *_: next(given))
+    seen = []
+    for _ in aucs:
+        better = run.end_epoch(0.0)
+        seen.append((run.progress.learning_rate, better))
+        if run.progress.finished:
+            break
+    return seen
+
+
+def test_plateau_drops_the_rate_at_the_first_stall_and_stops_at_the_second_in_a_row(
+    data: PreparedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trainer(data)
+
+    seen = scripted(run, [0.8, 0.81, 0.8099999, 0.83, 0.83, 0.82, 0.9], monkeypatch)
+
+    assert [better for _, better in seen] == [True, True, False, True, False, False]
+    assert [rate for rate, _ in seen] == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4, 1e-5, 1e-6])
+    assert run.progress.best_epoch == 4
+
+
+def test_the_rate_has_a_floor_and_tiny_gains_are_stalls(
+    data: PreparedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trainer(data, patience=9)
+
+    seen = scripted(run, [0.8, 0.8 + 5e-7, 0.8, 0.8, 0.8, 0.8], monkeypatch)
+
+    assert seen[1][1] is False
+    assert seen[-1][0] == pytest.approx(1e-6)
+
+
+def test_constant_keeps_and_cosine_bends_the_rate(
+    data: PreparedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constant = trainer(data, schedule="constant", patience=3)
+    assert {rate for rate, _ in scripted(constant, [0.8, 0.7, 0.7, 0.7], monkeypatch)} == {1e-3}
+    cosine = trainer(data, schedule="cosine", max_epochs=10)
+    rates = []
+    for share in (0.0, 0.5, 1.0):
+        cosine.progress.step = round(share * 10 * cosine.steps_per_epoch)
+        rates.append(cosine._learning_rate())
+    assert rates == pytest.approx([1e-3, (1e-3 + 1e-6) / 2, 1e-6])
+
+
+def test_training_learns_and_ships_the_best_epoch(data: PreparedData, tmp_path: Path) -> None:
+    config = TrainConfig(batch_size=256, l2=1e-4, max_epochs=4, learning_rate=5e-3)
+    done = train("fcn", parse_model("fcn", SMALL), config, data, tmp_path, device=CPU, quiet=True)
+
+    aucs = [line.valid_auc for line in done.history]
+    assert max(aucs) == aucs[done.best_epoch - 1] > 0.6
+    from recap_ctr import metrics
+    from recap_ctr.predict import predict
+
+    again = metrics.auc(data.valid.labels, predict(done.model, data.valid, CPU))
+    assert again == aucs[done.best_epoch - 1]
+
+
+def test_the_average_is_what_is_validated(data: PreparedData, tmp_path: Path) -> None:
+    config = TrainConfig(batch_size=256, ema=0.9, max_epochs=1)
+    done = train("fcn", parse_model("fcn", SMALL), config, data, tmp_path, device=CPU, quiet=True)
+    raw = trainer(data, l2=1e-5)
+    for _ in range(raw.steps_per_epoch):
+        raw.step()
+
+    assert not torch.equal(
+        done.model.state_dict()["linear.head.weight"], raw.model.state_dict()["linear.head.weight"]
+    )
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_state(
+    data: PreparedData, tmp_path: Path
+) -> None:
+    config = TrainConfig(batch_size=256, learning_rate=1e30, clip=1e30, max_epochs=3)
+    with pytest.raises(InputError, match="the loss became"):
+        train("fcn", parse_model("fcn", SMALL), config, data, tmp_path, device=CPU, quiet=True)
+    assert not (tmp_path / "best.safetensors").exists()
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(InputError, match="learning_rate"):
+        parse(TrainConfig, {"learning_rate": -1}, "test")
+    with pytest.raises(InputError, match="unknown setting"):
+        parse(TrainConfig, {"learning_rat": 1}, "test")
+    with pytest.raises(InputError, match="plateau_factor"):
+        parse(TrainConfig, {"plateau_factor": 2}, "test")
