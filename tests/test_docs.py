@@ -5,8 +5,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 
@@ -20,12 +20,12 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
-def commands() -> dict[str, click.Command]:
+def commands() -> dict[str, Any]:
     """All commands by their full name, such as `schema infer`."""
-    found: dict[str, click.Command] = {}
+    found: dict[str, Any] = {}
 
-    def walk(command: click.Command, name: str) -> None:
-        if isinstance(command, click.Group):
+    def walk(command: Any, name: str) -> None:
+        if hasattr(command, "commands"):
             for sub, child in command.commands.items():
                 walk(child, f"{name} {sub}".strip())
         else:
@@ -55,8 +55,7 @@ def test_every_command_is_in_the_readme_with_help_and_example(name: str) -> None
     text = commands()[name].help or ""
     assert f"Example: recap {name}" in text or f"| recap {name}" in text
     for parameter in commands()[name].params:
-        if isinstance(parameter, click.Option) and "--help" not in parameter.opts:
-            assert parameter.help or parameter.opts[0] in ("--learning-rate", "--batch-size", "--max-epochs")
+        assert parameter.help, f"{name}: {parameter.name} has no help"
 
 
 def test_readme_commands_run(tmp_path: Path) -> None:
@@ -66,7 +65,11 @@ def test_readme_commands_run(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for line in lines:
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", line], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
+            ["bash", "-euo", "pipefail", "-c", line],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, f"{line}\n{done.stderr}"
     assert (tmp_path / "scores.csv").read_text().splitlines()[0].endswith("score,logit")
@@ -74,7 +77,9 @@ def test_readme_commands_run(tmp_path: Path) -> None:
 
 def test_readme_python_runs(tmp_path: Path) -> None:
     for block in blocks("python"):
-        done = subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
 
 

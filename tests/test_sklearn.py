@@ -234,7 +234,7 @@ def test_validation_rows_may_be_given_with_weights() -> None:
 
 def test_trains_what_a_run_trains_and_loads_its_artifact(tmp_path: Path) -> None:
     fresh, truth = clicks(100, seed=2)
-    model = small(threads=1, calibration="isotonic", negative_rate=0.5).fit(X, y, validation=(fresh, truth))
+    model = small(calibration="isotonic", negative_rate=0.5).fit(X, y, validation=(fresh, truth))
     schema = model.artifact_.encoder.schema
     tables = {"train": X.with_columns(label=y), "valid": fresh.with_columns(label=truth)}
     sources = {name: FrameSource(table) for name, table in tables.items()}
@@ -322,15 +322,17 @@ def test_search_within_a_pipeline() -> None:
 def test_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     torch.manual_seed(0)
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    state = torch.get_rng_state()
+    torch.set_num_threads(2)
 
-    small(threads=2, max_epochs=1).fit(X, y)
+    small(threads=1, max_epochs=1).fit(X, y)
     with pytest.raises(ValueError, match=r"row 8, field 'price': infinity"):
         small().fit(X.with_columns(price=pl.col("price").replace(X["price"][7], np.inf)), y)
 
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
     assert capfd.readouterr() == ("", "")
     small(max_epochs=1, verbose=True).fit(X, y)
     assert "epoch 1" in capfd.readouterr().err

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from recap_ctr import metrics
 from recap_ctr import train as train_module
 from recap_ctr.config import TrainConfig, parse
 from recap_ctr.data.prepare import Preparation, prepare
@@ -14,6 +15,7 @@ from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
 from recap_ctr.demo import synthetic_schema
 from recap_ctr.errors import InputError
 from recap_ctr.models import parse_model
+from recap_ctr.predict import predict
 from recap_ctr.train import Trainer, train
 
 CPU = torch.device("cpu")
@@ -62,7 +64,7 @@ def scripted(run: Trainer, aucs: list[float], monkeypatch: pytest.MonkeyPatch) -
     """Let validation report the given AUCs; return the learning rate after each epoch, and whether it was best."""
     given = iter(aucs)
     monkeypatch.setattr(train_module, "predict", lambda *_: np.zeros(len(run.data.valid), np.float32))
-    monkeypatch.setattr(train_module.metrics, "auc", lambda *_: next(given))
+    monkeypatch.setattr(metrics, "auc", lambda *_: next(given))
     seen = []
     for _ in aucs:
         better = run.end_epoch(0.0)
@@ -114,9 +116,6 @@ def test_training_learns_and_ships_the_best_epoch(data: PreparedData, tmp_path: 
 
     aucs = [line.valid_auc for line in done.history]
     assert max(aucs) == aucs[done.best_epoch - 1] > 0.6
-    from recap_ctr import metrics
-    from recap_ctr.predict import predict
-
     again = metrics.auc(data.valid.labels, predict(done.model, data.valid, CPU))
     assert again == aucs[done.best_epoch - 1]
 

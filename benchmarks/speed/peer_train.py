@@ -7,10 +7,10 @@ modules, trained by BaseModel.train_step: its regulariser over whole tables, Ada
 norms clipped at 10; the loss is read after every step, as its train_epoch does.
 
 Loaders: `npz`, the default of its RankDataLoader, keeps the rows in memory and collates them in a process of its own
-(num_workers 1, its default); `parquet`, which follows its preprocessing, goes through Ray. Per batch the second takes
-a few milliseconds less, of steps of several hundred, but seconds at the start of every epoch, and its processes
-can't be stopped while others are measured: `npz` is what we measure. The time to start an epoch is not in the steps,
-unless an epoch ends in them.
+(num_workers 1, its default); `parquet`, which follows its preprocessing, goes through Ray. Per batch the second took
+about 5 ms less, of steps of several hundred, but 8 seconds at the start of every epoch, and it brings Ray's daemons.
+In whole steps on a busy machine the difference was within the noise: we measure `npz`, and `--loader` and
+`--workers` are there to check. The start of an epoch is not in the steps, unless an epoch ends in them.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from recap_ctr.storage import atomic_directory, atomic_file, fingerprint, sha256
 FORMAT = 1
 MANIFEST, WEIGHTS, SCHEMA, CARD = "manifest.json", "model.safetensors", "schema.toml", "MODEL_CARD.md"
 MAX_MANIFEST_BYTES = 64 << 20
+POLARS_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)  # the latter is no Exception
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +134,7 @@ class _Manifest(_Strict):
     """What a manifest must hold before anything in it is believed."""
 
     kind: Literal["artifact"]
-    format: Literal[1]
+    format: int = Setting(ge=FORMAT, le=FORMAT)
     model: _Model
     parameters: NonNegativeInt
     fields: list[_Field]
@@ -156,22 +157,25 @@ def load_artifact(path: Path) -> Artifact:
     if not set(_vocabularies(schema.fields)) <= manifest["files"].keys():
         raise InputError(f"{misfit}: a vocabulary is not in the manifest")
     name = manifest["model"]["name"]
-    config = parse_model(name, manifest["model"]["config"])
-    calibration = calibration_from_dict(manifest["calibration"])
     try:
+        config = parse_model(name, manifest["model"]["config"])
+        calibration = calibration_from_dict(manifest["calibration"])
         encoder = Encoder.load(path, schema, manifest["fields"])
         _check_values(encoder)
-        # Counted before they are allocated: a false size must not take more memory than the file has bytes.
-        if count_parameters(name, config, encoder.layout) * 4 > manifest["files"][WEIGHTS]["bytes"]:
+        # A false size must cost neither time nor memory: no setting counts more than there are weights, and the
+        # weights are counted before they are allocated.
+        room = manifest["files"][WEIGHTS]["bytes"] // 4
+        sizes = [value for value in dict(config).values() if isinstance(value, int)]
+        if max(sizes, default=0) > room or count_parameters(name, config, encoder.layout) > room:
             raise ValueError("the model has more weights than the file")
         model = build(name, config, encoder.layout)
         model.load_state_dict(load_tensors(path / WEIGHTS)[0])
-    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError, pl.exceptions.PolarsError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError, *POLARS_ERRORS) as error:
         raise InputError(f"{misfit}: {error}") from None
     for key, tensor in model.state_dict().items():
         if not tensor.isfinite().all():
             raise InputError(f"{path / WEIGHTS}: {key} holds NaN or infinity", fix="train the model anew")
-    return Artifact(name, config, model.eval(), encoder, calibration, manifest["shift"], manifest)
+    return Artifact(name, config, model.eval(), encoder, calibration, float(manifest["shift"]), manifest)
 
 
 def resolve(path: Path) -> Path:

@@ -65,6 +65,9 @@ def schema_infer(
     ],
     out: Annotated[Path, typer.Option("--out", help="Where to write the schema.")],
     rows: Annotated[int, typer.Option("--rows", min=1, help="How many rows to look at.")] = 1_000_000,
+    columns: Annotated[
+        str | None, typer.Option("--columns", help="Names, comma-separated, for files without a header line.")
+    ] = None,
     threads: Threads = None,
     force: Force = False,
     as_json: Json = False,
@@ -80,7 +83,7 @@ def schema_infer(
     from recap_ctr.storage import atomic_file
 
     _refuse_existing(out, force)
-    inferred = infer(FileSource(files), label, max_rows=rows)
+    inferred = infer(FileSource(files, columns.split(",") if columns else None), label, max_rows=rows)
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(out) as file:
         file.write(inferred.to_toml().encode())
@@ -211,9 +214,15 @@ def train(
         Path | None, typer.Option("--config", help="TOML with [model] and [train] settings.")
     ] = None,
     l2: Annotated[float | None, typer.Option("--l2", help="Strength of the embedding regulariser.")] = None,
-    learning_rate: Annotated[float | None, typer.Option("--learning-rate")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size")] = None,
-    max_epochs: Annotated[int | None, typer.Option("--max-epochs")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", help="Adam's step size.  [default: 0.001]")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", help="Rows a step.  [default: 4096]")
+    ] = None,
+    max_epochs: Annotated[
+        int | None, typer.Option("--max-epochs", help="Stop here at the latest.  [default: 100]")
+    ] = None,
     patience: Annotated[
         int | None, typer.Option("--patience", help="Epochs without gain before stopping.")
     ] = None,

@@ -53,6 +53,8 @@ def parse(kind: type[F], values: Any, origin: str) -> F:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(f"no file {path}")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

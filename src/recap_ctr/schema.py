@@ -8,7 +8,6 @@ from pydantic import PositiveInt, model_validator
 
 from recap_ctr.config import Frozen, parse, read_toml
 
-FORMAT = 1
 MAX_NAME = 200
 
 
@@ -73,7 +72,7 @@ class Field(Frozen):
 class Schema(Frozen):
     """All columns that matter: the label, the fields in order, and the columns with a role of their own."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     label: str = Setting(min_length=1, max_length=MAX_NAME)
     row_id: str | None = None
     """Identifies a row; copied to outputs, never a feature."""
@@ -115,4 +114,5 @@ class Schema(Frozen):
 
 
 def read_schema(path: Path) -> Schema:
+    """Read and check a schema.toml."""
     return parse(Schema, read_toml(path), str(path))

@@ -124,7 +124,7 @@ class Trainer:
         labels_B = torch.from_numpy(batch.labels_B).to(self.device)
         weights_B = None if batch.weights_B is None else torch.from_numpy(batch.weights_B).to(self.device)
         loss = self.loss(self.model(to_inputs(batch, self.device)), labels_B, weights_B)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         value = loss.item()
         if not math.isfinite(value):
             raise InputError(

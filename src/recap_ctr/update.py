@@ -88,7 +88,8 @@ class Update:
             return square
         # |g + l2 w|² over the whole table, where g is zero outside the batch's rows.
         cross = (gradient.grad_Ud * weight_Vd[gradient.rows_U]).sum()
-        return square + 2 * l2 * cross + (l2 * torch.linalg.vector_norm(weight_Vd)) ** 2
+        norm: Tensor = torch.linalg.vector_norm(weight_Vd)
+        return square + 2 * l2 * cross + (l2 * norm) ** 2
 
     def _step_rows(self, name: str, gradient: RowGradient, learning_rate: float) -> None:
         rows_U, weight_Vd = gradient.rows_U, self._tables[name].weight

@@ -389,8 +389,8 @@ def test_toml_reads_as_a_document() -> None:
         'label = "click"\n'
         "\n"
         "# Columns left out:\n"
-        "#   'same': COPIES THE LABEL (integer, 2 values, none missing; each of its values has one label:"
-        " known only after the click, it would ruin the model)\n"
+        "#   'same': COPIES THE LABEL (integer, 2 values, none missing; each of its values has one label;"
+        " it must be known before the click to be of use)\n"
         "#   'n': constant (integer, 1 value, none missing; '1' in every row tells nothing)\n"
         "\n"
         "# text, 30 values, none missing; no numbers; min_count 1 at 1,000 rows\n"

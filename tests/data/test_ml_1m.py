@@ -8,6 +8,7 @@ import pytest
 
 from recap_ctr.data import ml_1m, protocol
 from recap_ctr.data.prepare import Split, prepare
+from recap_ctr.data.protocol import expect
 from recap_ctr.errors import InputError
 
 USERS, MOVIES = 30, 20
@@ -85,11 +86,10 @@ def test_every_figure_is_checked(raw: Path, monkeypatch: pytest.MonkeyPatch) -> 
         f"rows of train, valid and test: found {found}, the published protocol has (591209, 73901, 73902)"
     )
     tiny: dict[str, object] = {"rows of train, valid and test": found}
-    genuine = ml_1m.expect
     monkeypatch.setattr(
         ml_1m,
         "expect",
-        lambda what, got, known: genuine(what, got, tiny.get(what.removeprefix("ml-1m: "), known)),
+        lambda what, got, known: expect(what, got, tiny.get(what.removeprefix("ml-1m: "), known)),
     )
     positives = ratings[4] + ratings[5]
     fails_with(f"positives: found {positives}, the published protocol has 575281")

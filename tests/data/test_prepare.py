@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,14 @@ from recap_ctr.schema import Field, Schema
 from recap_ctr.storage import atomic_directory
 
 PLAIN = Schema(label="y", fields=(Field(name="c", kind="categorical"),))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_power_cut() -> Iterator[None]:
+    """Nothing here must outlive a power cut, and waiting for the disk is most of a small preparation's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -180,8 +188,8 @@ def test_the_same_rows_give_the_same_bytes(shape: str, reference: PreparedData, 
     assert data.manifest["fields"] == reference.manifest["fields"]
 
 
-@pytest.mark.parametrize("shape", ["csv", "crlf", "zst", "parquet", "arrow", "frame"])
-@pytest.mark.parametrize(("block_bytes", "block_rows", "spool_rows"), [(97, 7, 13), (4_096, 83, 499)])
+@pytest.mark.parametrize("shape", ["csv", "zst", "parquet", "frame"])
+@pytest.mark.parametrize(("block_bytes", "block_rows", "spool_rows"), [(701, 7, 13), (4_096, 83, 499)])
 def test_block_boundaries_do_not_matter(
     shape: str,
     block_bytes: int,
@@ -272,7 +280,7 @@ MIXED = Schema(
 
 @st.composite
 def tables(draw: st.DrawFn) -> pl.DataFrame:
-    rows = draw(st.integers(10, 25))
+    rows = draw(st.integers(9, 14))
 
     def some(cells: st.SearchStrategy[Any]) -> list[Any]:
         return draw(st.lists(cells, min_size=rows, max_size=rows))
@@ -289,7 +297,7 @@ def tables(draw: st.DrawFn) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-@settings(derandomize=True, max_examples=40, deadline=None)
+@settings(derandomize=True, max_examples=20, deadline=None)
 @given(table=tables())
 def test_scoring_encodes_what_training_saw(
     table: pl.DataFrame, tmp_path_factory: pytest.TempPathFactory
@@ -311,10 +319,9 @@ def test_scoring_encodes_what_training_saw(
             ids = shard.ids[:, field.start : field.start + field.width] - field.offset
             assert ids.min() >= 0 and ids.max() < field.size
             assert field.pooling or ids.min() > PAD
-        for single in range(min(rows.height, 3)):
-            alone = data.encoder.encode(Block(rows[single : single + 1], 1, "row"))
-            np.testing.assert_array_equal(alone.ids_BW[0], shard.ids[single])
-            np.testing.assert_array_equal(alone.values_BN[0], shard.values[single])
+        alone = data.encoder.encode(Block(rows[:1], 1, "row"))
+        np.testing.assert_array_equal(alone.ids_BW, shard.ids[:1])
+        np.testing.assert_array_equal(alone.values_BN, shard.values[:1])
 
 
 @settings(derandomize=True, max_examples=25, deadline=None)
@@ -436,7 +443,8 @@ class TestNumbers:
         data, fitted = self.fit((noise + offset).tolist(), tmp_path)
         exact = (noise - noise.mean()) / noise.std()
         assert fitted.scale == pytest.approx(noise.std(), rel=1e-9)
-        np.testing.assert_allclose(data.train.values[:, 0], exact, atol=1e-6)
+        # The mean is one number of 64 bits, and so right to its last one.
+        np.testing.assert_allclose(data.train.values[:, 0], exact, atol=1e-6 + float(np.spacing(abs(offset))))
 
     def test_too_large_to_standardise(self, tmp_path: Path) -> None:
         with pytest.raises(
@@ -705,14 +713,15 @@ class TestStanding:
 
     @pytest.mark.parametrize("force", [False, True])
     def test_other_directories_are_left_alone(self, force: bool, source: Path) -> None:
-        for name in ("mine/notes.txt", "file"):
-            path = source.with_name(name)
-            path.parent.mkdir(exist_ok=True)
+        directory, file = source.with_name("directory"), source.with_name("file")
+        directory.mkdir()
+        for path in (directory / "notes.txt", file):
             path.write_text("mine")
+        before = contents(source.parent)
+        for path in (directory, file):
             with pytest.raises(InputError, match="exists and is not prepared data"):
-                target = path.parent if "/" in name else path
-                prepare(self.preparation(source), target, force=force, quiet=True)
-            assert path.read_text() == "mine"
+                prepare(self.preparation(source), path, force=force, quiet=True)
+        assert contents(source.parent) == before
 
     def test_damage_is_found_when_opened(self, source: Path) -> None:
         out = source.with_name("out")
@@ -720,12 +729,10 @@ class TestStanding:
             good = (out / name).read_bytes()
             for bad in (good[:-1], good[:-1] + bytes([good[-1] ^ 1])):
                 (out / name).write_bytes(bad)
-                with pytest.raises(
-                    InputError, match=rf"{Path(name).name} (is missing|has changed)|not valid TOML"
-                ):
+                with pytest.raises(InputError, match=rf"{Path(name).name} (is missing|has changed)"):
                     PreparedData(out)
             (out / name).unlink()
-            with pytest.raises((InputError, FileNotFoundError)):
+            with pytest.raises(InputError, match="is missing"):
                 PreparedData(out)
             (out / name).write_bytes(good)
         PreparedData(out)
@@ -745,14 +752,22 @@ class TestStanding:
             PreparedData(source.with_name("out"))
 
     @pytest.mark.parametrize("old", [False, True], ids=["first", "over an old one"])
-    @pytest.mark.parametrize("where", ["_Spool.append", "_ShardFile.write_bytes"])
+    @pytest.mark.parametrize(
+        ("where", "writes"),
+        [
+            ("_Spool.append", 0),
+            ("_Spool.append", 2),
+            ("_ShardFile.write_bytes", 1),
+            ("_ShardFile.write_bytes", 12),
+        ],
+    )
     def test_a_full_disk_leaves_no_trace(
-        self, where: str, old: bool, source: Path, monkeypatch: pytest.MonkeyPatch
+        self, where: str, writes: int, old: bool, source: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         out = source.with_name("out" if old else "new")
         before = contents(source.parent)
         owner, name = getattr(prepare_module, where.split(".")[0]), where.split(".")[1]
-        genuine, left = getattr(owner, name), 3
+        genuine, left = getattr(owner, name), writes
 
         def full(self: object, data: Any) -> None:
             nonlocal left

@@ -110,10 +110,10 @@ def test_fused_equals_plain_in_single_precision(layer_norm: bool, scale_norm: bo
         )
 
 
-@pytest.mark.parametrize(("layer_norm", "scale_norm"), NORMS)
+@pytest.mark.parametrize(("layer_norm", "scale_norm"), [(False, False), (True, True)])
 @pytest.mark.parametrize("anchor", [False, True])
 def test_gradcheck(monkeypatch: pytest.MonkeyPatch, layer_norm: bool, scale_norm: bool, anchor: bool) -> None:
-    monkeypatch.setattr(cross_module, "_CHUNK_VALUES", 2 * 8)  # chunks of two rows and one
+    monkeypatch.setattr(cross_module, "_chunk_rows", lambda h_BHD: 2)  # chunks of two rows and one
     torch.manual_seed(2)
     layer = Cross(4, num_heads=2, layer_norm=layer_norm, scale_norm=scale_norm, dropout=0.3).double()
     randomise(layer)

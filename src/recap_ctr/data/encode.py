@@ -53,6 +53,10 @@ def as_text(series: pl.Series, missing: Sequence[str] = ()) -> pl.Series:
         raise InputError(f"column {series.name!r} is of type {series.dtype}, which holds no categories")
     elif series.dtype != pl.String:
         series = series.cast(pl.String)
+    elif series.str.ends_with(
+        ".0"
+    ).any():  # whole numbers that passed through a float on their way to a text file
+        series = series.str.replace(r"^(-?[0-9]{1,15})\.0$", "$1")
     for value in ("", *missing):
         same = series == value
         if same.any():

@@ -30,19 +30,8 @@ MAX_PIECES = 20
 ROW_ID_ROWS, ROW_ID_SHARE = 100, 0.995
 CHANCE = 1e-9
 NO_VALUE = {
-    "na",
-    "n/a",
-    "#n/a",
-    "null",
-    "nil",
-    "none",
-    "undefined",
-    "unknown",
-    "missing",
-    "\\n",
-    "?",
-    "-",
-    "--",
+    *("na", "n/a", "#n/a", "null", "nil", "none", "undefined", "unknown", "missing"),
+    *("\\n", "?", "-", "--"),
 }
 ID_WORDS = {
     *("id", "ids", "uid", "gid", "pid", "uuid", "guid", "hash", "md5", "code", "key", "token", "ip", "url"),
@@ -227,9 +216,8 @@ class _Column:
 
     @property
     def is_readable(self) -> bool:
-        return (
-            self.type.inner if isinstance(self.type, (pl.List, pl.Array)) else self.type
-        ) not in NO_CATEGORIES
+        inner = self.type.inner if isinstance(self.type, (pl.List, pl.Array)) else self.type
+        return inner not in NO_CATEGORIES
 
     @property
     def is_list(self) -> bool:
@@ -339,9 +327,8 @@ class _Judge:
         return parse(Schema, values, "the inferred schema"), tuple(findings)
 
     def _describe(self, gathered: _Column) -> str:
-        values = (
-            f"{'over ' if gathered.capped else ''}{gathered.distinct:,} value{'s'[: gathered.distinct != 1]}"
-        )
+        values = "1 value" if gathered.distinct == 1 else f"{gathered.distinct:,} values"
+        values = f"over {values}" if gathered.capped else values
         missing = f"{gathered.missing / self.rows:.2%} missing" if gathered.missing else "none missing"
         return f"{gathered.kind}, {values}, {missing}"
 
@@ -359,7 +346,7 @@ class _Judge:
         if leak := self._leak(gathered):
             return (
                 "left out: COPIES THE LABEL",
-                f"{leak}: known only after the click, it would ruin the model",
+                f"{leak}; it must be known before the click to be of use",
                 None,
             )
         if name.lower() in WEIGHT_NAMES and self._is_weight(gathered):
@@ -371,12 +358,13 @@ class _Judge:
         if (pieces := self._pieces(gathered)) is not None:
             return self._multi(gathered, pieces)
         if self._identifies_rows(gathered):
-            many = (
-                f"{gathered.distinct / int(gathered.counts['count'].sum()):.1%} of its values occur once only"
-            )
             if gathered.missing:
-                return "left out: identifies rows", f"{many}, nothing can be learnt from them", None
-            return "row_id", f"{many}: it names a row and predicts nothing", None
+                return (
+                    "left out: identifies rows",
+                    "nearly every row has its own value: nothing to learn",
+                    None,
+                )
+            return "row_id", "nearly every row has its own value: it names the row and predicts nothing", None
         return self._value(gathered)
 
     @property
@@ -447,11 +435,7 @@ class _Judge:
 
     def _time(self, gathered: _Column, time: _Column | None) -> tuple[str, str, Field | None]:
         if gathered is time:
-            return (
-                "time",
-                "for splits in time order and for drift; no feature, its values don't come again",
-                None,
-            )
+            return "time", "for splits in time order and drift; no feature, its values don't come again", None
         if time is None or not self._orders(gathered):
             return "left out: time", "with gaps, or dates in another form, it can't order the rows", None
         return "left out: time", f"{time.name!r} has more moments, or follows the rows better", None
@@ -505,6 +489,7 @@ class _Judge:
         return "multi", reason, Field.model_validate(values)
 
     def _value(self, gathered: _Column) -> tuple[str, str, Field]:
+        # A value of its own needs rows to learn from: on average five, where the rows are few.
         few = min(CODES, max(FEW, self.rows // 5))
         if gathered.numbers is not None and not (gathered.is_integer and gathered.is_id):
             if not gathered.is_integer and gathered.distinct > FEW:

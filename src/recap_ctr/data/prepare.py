@@ -7,7 +7,7 @@ in an array. Memory holds the distinct values and a byte or two per row.
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from recap_ctr.data.encode import (
     pieces,
     standardise,
 )
-from recap_ctr.data.shards import FORMAT, MANIFEST, SPLITS, PreparedData, read_manifest
+from recap_ctr.data.shards import FORMAT, MANIFEST, SPLITS, PreparedData, is_prepared, read_manifest
 from recap_ctr.data.source import Block, Source
 from recap_ctr.errors import InputError
 from recap_ctr.progress import meter
@@ -85,7 +85,7 @@ class Preparation:
     """What there is to prepare, and under which rules."""
 
     schema: Schema
-    sources: dict[str, Source]
+    sources: Mapping[str, Source]
     """One source under `all`, or one for each split."""
     split: Split = Split()  # noqa: RUF009, it is frozen
     dataset: str | None = None
@@ -115,11 +115,10 @@ def prepare(
     """Write `out`, and say whether it was already there: the same inputs are never prepared twice."""
     inputs = preparation.inputs()
     if out.exists() and any(out.iterdir()) if out.is_dir() else out.exists():
-        manifest = read_manifest(out) if (out / MANIFEST).is_file() else None
-        if manifest is None:
+        if not is_prepared(out):
             raise InputError(f"{out} exists and is not prepared data", fix="choose another --out")
         if not force:
-            old, new = _content(manifest["inputs"]), _content(inputs)
+            old, new = _content(read_manifest(out)["inputs"]), _content(inputs)
             if old == new:
                 return PreparedData(out), True
             changed = [key for key in new if new[key] != old.get(key)]
@@ -471,13 +470,15 @@ class _Preparer:
                     oov = np.array(
                         [at.offset + at.size - 1 for at in layout.fields for _ in range(at.width)], np.int32
                     )
-                    unknown = np.add.reduceat(ids == oov, [at.start for at in layout.fields], axis=1)
+                    unknown = ids == oov
                     for i, writer in enumerate(writers):
                         chosen = splits[start : start + height] == i
                         for name in kinds:
                             writer[name].write(arrays[name][chosen])
                         positives[i] += int(block["label"][chosen].sum())
-                        outside[i] += unknown[chosen].sum(axis=0)
+                        outside[i] += np.add.reduceat(
+                            unknown[chosen].sum(axis=0), [at.start for at in layout.fields]
+                        )
                     shown.advance(height, height)
         files = {file.name: file.entry for writer in writers for file in writer.values()}
         described = {
@@ -520,8 +521,9 @@ class _ShardFile:
         self._file = path.open("wb")
         self._digest, self._bytes = hashlib.sha256(), 0
         shape = (rows,) if width is None else (rows, width)
-        header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(_Hashed(self), header)
+        self._header = {
+            "descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape
+        }  # fmt: skip
 
     def write_bytes(self, data: Any) -> None:
         self._file.write(data)
@@ -537,6 +539,11 @@ class _ShardFile:
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
     def __enter__(self) -> "_ShardFile":
+        try:
+            np.lib.format.write_array_header_1_0(_Hashed(self), self._header)
+        except BaseException:  # a full disk: no one else would close the file
+            self._file.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -66,7 +66,6 @@ class PreparedData:
     def __init__(self, path: Path, *, verify: bool = True) -> None:
         self.path = path
         self.manifest = read_manifest(path)
-        self.schema: Schema = read_schema(path / "schema.toml")
         for name, entry in self.manifest["files"].items():
             file = path / name
             if not file.is_file() or file.stat().st_size != entry["bytes"]:
@@ -79,6 +78,7 @@ class PreparedData:
                     f"{file} has changed since it was prepared",
                     fix=f"run `recap prepare` for {path} again, with --force",
                 )
+        self.schema: Schema = read_schema(path / "schema.toml")
 
     @property
     def fingerprint(self) -> str:
@@ -130,20 +130,23 @@ class PreparedData:
         )
 
 
+def is_prepared(path: Path) -> bool:
+    """Whether `path` is ours to replace: prepared data of any format."""
+    if not (path / MANIFEST).is_file():
+        return False
+    manifest = read_json(path / MANIFEST)
+    return isinstance(manifest, dict) and manifest.get("kind") == "prepared data"
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
-    file = path / MANIFEST
-    if not file.is_file():
+    if not is_prepared(path):
         raise InputError(
             f"{path} holds no prepared data", fix="make it with `recap prepare SOURCE --out DIR`"
         )
-    manifest = read_json(file)
-    if not isinstance(manifest, dict) or manifest.get("kind") != "prepared data":
-        raise InputError(
-            f"{path} holds no prepared data", fix="give the directory that `recap prepare` wrote"
-        )
+    manifest: dict[str, Any] = read_json(path / MANIFEST)
     if manifest.get("format") != FORMAT:
         raise InputError(
             f"{path} is of format {manifest.get('format')!r}; this version reads {FORMAT}",
-            fix="prepare it again",
+            fix="prepare it again, with --force",
         )
     return manifest

@@ -45,7 +45,7 @@ def model_class(name: str) -> type["nn.Module"]:
 
 def parse_model(name: str, settings: dict[str, Any]) -> Frozen:
     """The model's config from plain values; every name is checked."""
-    kind = model_class(name).__init__.__annotations__["config"]
+    kind: type[Frozen] = model_class(name).__init__.__annotations__["config"]
     return parse(kind, settings, f"model {name}")
 
 

@@ -14,6 +14,7 @@ from recap_ctr.data.encode import Layout
 from recap_ctr.losses import Output
 from recap_ctr.nn.cross import Cross
 from recap_ctr.nn.embedding import Embedding, Inputs
+from recap_ctr.nn.initial import xavier_normal_
 
 
 class TowerConfig(Frozen):
@@ -70,7 +71,7 @@ class Tower(nn.Module):
             for _ in range(num_layers)
         )
         self.head = nn.Linear(width, 1)
-        nn.init.xavier_normal_(self.head.weight)
+        xavier_normal_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x0_BHD: Tensor) -> Tensor:

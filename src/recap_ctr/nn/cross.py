@@ -3,7 +3,7 @@
 Shapes: B batch, H heads, D width of a head, C = D // 2. A name without suffix is a chunk of the batch.
 
 The maths is written twice. `Cross._plain` is the definition: it serves, exports and evaluates. `_FusedCross`
-trains: its element-wise work stays in the cache of one core, and it keeps only `c` and the mask for backward.
+trains: its element-wise work stays in cache, and beside its inputs it keeps only `c` and the mask.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from recap_ctr.nn.dropout import keep_mask
+from recap_ctr.nn.initial import xavier_normal_
 from recap_ctr.nn.norms import ScaleNorm, centre_
 
-# Values in one (rows, H, D) buffer of a chunk, of which about five are in use at a time. Fewer fit the L2
-# cache better but pay the microseconds of each torch call more often: 100,000 to 400,000 take the same time.
+# Values of one (rows, H, D) buffer in a chunk, per thread; about five such buffers are in use at a time.
+# Fewer values fit the L2 cache better but pay the microseconds of each torch call more often: between 100,000
+# and 400,000 a step takes the same time.
 _CHUNK_VALUES = 250_000
 _LAYER_NORM_EPS = 1e-5
 
@@ -51,7 +53,7 @@ class Cross(nn.Module):
         self.bias = nn.Parameter(torch.empty(width))
         self.layer_norm = nn.LayerNorm(width // 2, eps=_LAYER_NORM_EPS) if layer_norm else None
         self.scale_norm = ScaleNorm(num_heads) if scale_norm else None
-        nn.init.xavier_normal_(self.weight)
+        xavier_normal_(self.weight)
         nn.init.uniform_(self.bias)
 
     def forward(self, h_BHD: Tensor, anchor_BHD: Tensor | None, delta_BHC: Tensor | None = None) -> Tensor:
@@ -285,7 +287,8 @@ def _chunk_rows(x_BHD: Tensor) -> int:
     """Rows of the batch to work on at a time: all of them where there is no core's cache to stay in."""
     if x_BHD.device.type != "cpu":
         return max(1, x_BHD.shape[0])
-    return max(1, min(x_BHD.shape[0], _CHUNK_VALUES // x_BHD.shape[1:].numel()))
+    rows = _CHUNK_VALUES * torch.get_num_threads() // x_BHD.shape[1:].numel()
+    return max(1, min(x_BHD.shape[0], rows))
 
 
 def _chunks(first: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recap_ctr.data.encode import Layout
+from recap_ctr.nn.initial import normal_
 
 
 class Inputs(NamedTuple):
@@ -44,13 +45,13 @@ class Table(nn.Module):
         self.register_buffer("pad_rows_P", torch.tensor(pads, dtype=torch.int32), persistent=False)
         self._last_seen_V: Tensor | None = None
         with torch.no_grad():
-            nn.init.normal_(self.weight, std=std)
+            normal_(self.weight, std)
             for field in layout.fields:
                 self.weight[field.offset].zero_()
                 if (
                     field.value_column is not None
                 ):  # a number times this vector: Xavier's scale, as for any weight
-                    nn.init.normal_(self.weight[field.offset + 1], std=(2 / (1 + dim)) ** 0.5)
+                    normal_(self.weight[field.offset + 1], (2 / (1 + dim)) ** 0.5)
 
     def forward(self, ids_BW: Tensor) -> Tensor:
         if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -92,7 +93,7 @@ class _LookUp(torch.autograd.Function):
         return F.embedding(ids_BW, weight_Vd)
 
     @staticmethod
-    def backward(ctx: Any, grad_BWd: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_BWd: Tensor) -> tuple[None, None, None]:
         ctx.table.accumulate(ctx.ids_BW, grad_BWd)
         return None, None, None
 

@@ -1,0 +1,14 @@
+"""How weights start. Weights on the meta device, which are only counted, are left alone: drawing there is slow."""
+
+from torch import Tensor, nn
+
+
+def normal_(weight: Tensor, std: float) -> None:
+    if not weight.is_meta:
+        nn.init.normal_(weight, std=std)
+
+
+def xavier_normal_(weight: Tensor) -> None:
+    """Standard deviation sqrt(2 / (fan in + fan out)): every linear map of the published models."""
+    if not weight.is_meta:
+        nn.init.xavier_normal_(weight)

@@ -1,0 +1,475 @@
+"""The artifact is what was written, to the bit, or it is not loaded."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from recap_ctr.artifact import (
+    CARD,
+    MANIFEST,
+    SCHEMA,
+    WEIGHTS,
+    Artifact,
+    _canonical,
+    load_artifact,
+    read_artifact_manifest,
+    write_artifact,
+)
+from recap_ctr.calibrate import AffineCalibration, Calibration, IsotonicCalibration
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
+from recap_ctr.models import MODELS, build, parse_model
+from recap_ctr.predict import predict
+from recap_ctr.score import Scorer
+from recap_ctr.storage import fingerprint, sha256
+from tests.conftest import contents
+
+FIELD = "vocabulary/0001.parquet"
+FILES = [MANIFEST, WEIGHTS, SCHEMA, CARD, *(f"vocabulary/{i:04d}.parquet" for i in (0, 1, 2, 4))]
+
+
+@pytest.fixture
+def copy(packed: Path, tmp_path: Path) -> Path:
+    """An artifact to do harm to."""
+    return Path(shutil.copytree(packed, tmp_path / "copy"))
+
+
+def refused(path: Path, message: str = ".") -> None:
+    with pytest.raises(InputError, match=message):
+        load_artifact(path)
+
+
+def refused_with_a_flipped_bit(path: Path, name: str, whole: bytes, at: int, bit: int) -> None:
+    with (path / name).open("r+b", buffering=0) as file:
+        file.seek(at)
+        file.write(bytes([whole[at] ^ 1 << bit]))
+        with suppress(InputError):
+            load_artifact(path)
+            pytest.fail(f"nobody missed bit {bit} of byte {at} of {name}")
+        file.seek(at)
+        file.write(whole[at : at + 1])
+
+
+def forge(path: Path, change: Callable[[dict[str, Any]], object] = lambda _: None) -> None:
+    """Change the manifest as someone would who knows how it is made: all its checksums are right again."""
+    manifest = json.loads((path / MANIFEST).read_bytes())
+    del manifest["checksum"]
+    for name in manifest["files"]:
+        if (path / name).is_file():
+            manifest["files"][name] = {"bytes": (path / name).stat().st_size, "sha256": sha256(path / name)}
+    change(manifest)
+    (path / MANIFEST).write_bytes(_canonical(manifest | {"checksum": fingerprint(manifest)}))
+
+
+def pack(out: Path, artifact: Artifact, **other: Any) -> None:
+    given: dict[str, Any] = {
+        "name": artifact.name,
+        "config": artifact.config,
+        "weights": dict(artifact.model.state_dict()),
+        "encoder": artifact.encoder,
+        "calibration": artifact.calibration,
+        "shift": artifact.shift,
+        **{part: artifact.manifest[part] for part in ("metrics", "data", "training")},
+    }
+    write_artifact(out, **(given | other))
+
+
+class TestRoundTrip:
+    def test_the_files(self, packed: Path) -> None:
+        assert sorted(contents(packed)) == sorted(FILES)
+        manifest = read_artifact_manifest(packed)
+        assert sorted(manifest["files"]) == sorted(set(FILES) - {MANIFEST})
+        assert (packed / CARD).read_text().startswith("# FCN click model")
+        assert load_artifact(packed.parent).manifest == manifest, "the run stands for its artifact"
+
+    def test_nothing_names_the_machine_the_hour_or_its_user(self, packed: Path) -> None:
+        text = (packed / MANIFEST).read_text() + (packed / CARD).read_text()
+        for private in (os.uname().nodename, str(Path.home()), str(packed.parent), time.strftime("%Y-%m-%d")):
+            assert private not in text
+
+    def test_scores_are_identical(self, packed: Path, click_log: pl.DataFrame, tmp_path: Path) -> None:
+        first = load_artifact(packed)
+        pack(tmp_path / "again", first)
+        again = load_artifact(tmp_path / "again")
+        assert {name: data for name, (data, _) in contents(packed).items()} == {
+            name: data for name, (data, _) in contents(tmp_path / "again").items()
+        }
+        scores = Scorer(first).score_frame(click_log)
+        assert scores.tolist() == Scorer(again).score_frame(click_log).tolist()
+        assert not again.model.training
+
+    @pytest.mark.parametrize("name", MODELS)
+    @pytest.mark.parametrize(
+        "calibration", [AffineCalibration(0.1 + 0.2, -1 / 3), IsotonicCalibration((-0.1, 1 / 3), (-2.0, 0.7))]
+    )
+    def test_every_model_and_calibration(
+        self, name: str, calibration: Calibration, prepared: PreparedData, packed: Path, tmp_path: Path
+    ) -> None:
+        torch.manual_seed(0)
+        config = parse_model(name, {} if name == "lr" else {"dim": 4})
+        model = build(name, config, prepared.layout).eval()
+        weights = dict(model.state_dict())
+        pack(
+            tmp_path / "a", load_artifact(packed), name=name, config=config, weights=weights,
+            encoder=prepared.encoder, calibration=calibration, shift=-0.7,
+        )  # fmt: skip
+        found = load_artifact(tmp_path / "a")
+        assert (found.config, found.calibration, found.shift) == (config, calibration, -0.7)
+        assert found.manifest["parameters"] == sum(weight.numel() for weight in model.parameters())
+        cpu = torch.device("cpu")
+        assert np.array_equal(predict(found.model, prepared.test, cpu), predict(model, prepared.test, cpu))
+
+
+class TestDamage:
+    """Accidents: bits, lengths, files that are gone or in each other's place."""
+
+    def test_every_byte_of_the_manifest(self, copy: Path) -> None:
+        whole = (copy / MANIFEST).read_bytes()
+        rng = random.Random(0)
+        for at in range(len(whole)):
+            refused_with_a_flipped_bit(copy, MANIFEST, whole, at, rng.randrange(8))
+        load_artifact(copy)
+
+    def test_a_few_hundred_bits_of_all_other_files(self, copy: Path) -> None:
+        rng = random.Random(1)
+        for name in FILES[1:]:
+            whole = (copy / name).read_bytes()
+            for _ in range(50):
+                refused_with_a_flipped_bit(copy, name, whole, rng.randrange(len(whole)), rng.randrange(8))
+        load_artifact(copy)
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_truncated_extended_emptied_or_gone(self, copy: Path, name: str) -> None:
+        whole = (copy / name).read_bytes()
+        for length in {0, 1, len(whole) // 2, len(whole) - 1}:
+            (copy / name).write_bytes(whole[:length])
+            refused(copy)
+        for more in (b"\0", b"\n", whole):
+            (copy / name).write_bytes(whole + more)
+            refused(copy)
+        (copy / name).unlink()
+        refused(copy, "missing|holds no artifact")
+        (copy / name).mkdir()
+        refused(copy, "missing|holds no artifact")
+
+    def test_swapped(self, copy: Path) -> None:
+        for one, other in combinations(FILES, 2):
+            (copy / one).rename(copy / "aside")
+            (copy / other).rename(copy / one)
+            (copy / "aside").rename(copy / other)
+            refused(copy)
+            (copy / one).rename(copy / "aside")
+            (copy / other).rename(copy / one)
+            (copy / "aside").rename(copy / other)
+        load_artifact(copy)
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_a_link_is_no_file(self, copy: Path, packed: Path, name: str) -> None:
+        (copy / name).unlink()
+        (copy / name).symlink_to(packed / name)
+        refused(copy, "missing|holds no artifact")
+
+    def test_a_linked_folder_of_vocabularies(self, copy: Path, packed: Path) -> None:
+        shutil.rmtree(copy / "vocabulary")
+        (copy / "vocabulary").symlink_to(packed / "vocabulary")
+        refused(copy, "missing")
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_a_pipe_is_no_file(self, copy: Path, name: str) -> None:
+        (copy / name).unlink()
+        os.mkfifo(copy / name)
+        refused(copy, "missing|holds no artifact")  # and does not wait for it
+
+    def test_a_link_to_the_whole_is_fine(self, packed: Path, tmp_path: Path) -> None:
+        (tmp_path / "current").symlink_to(packed)
+        load_artifact(tmp_path / "current")
+
+    def test_what_else_lies_there_is_not_read(self, copy: Path) -> None:
+        (copy / "vocabulary" / "0003.parquet").write_bytes(b"junk")
+        (copy / ".model.safetensors.partial").write_bytes(b"junk")
+        load_artifact(copy)
+
+    @pytest.mark.parametrize("version", [2, 0, "1", None])
+    def test_another_format(self, copy: Path, version: object) -> None:
+        forge(copy, lambda manifest: manifest.update(format=version))
+        refused(copy, f"format {version!r}; this version reads 1\n  fix: upgrade")
+
+    def test_nothing_there(self, tmp_path: Path, prepared: PreparedData) -> None:
+        refused(tmp_path, "holds no artifact")
+        refused(tmp_path / "nowhere", "holds no artifact")
+        refused(prepared.path, "holds no artifact")
+
+
+def nested(depth: int) -> bytes:
+    return b'{"kind": "artifact", "format": 1, "x": ' + b"[" * depth + b"]" * depth + b"}"
+
+
+class TestHostileManifest:
+    """Malice: someone who can make checksums."""
+
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            b"",
+            b"null",
+            b"[]",
+            b'"artifact"',
+            b"{",
+            b"\xff\xfe{\0}\0",
+            b'\xef\xbb\xbf{"kind": "artifact"}',
+            b'{"kind": "artifact", "format": 1}',
+            b'{"kind": "artifact", "format": 1, "checksum": 1}',
+            b'{"kind": "artifact", "format": 1, "x": NaN}',
+            b'{"kind": "artifact", "format": 1, "x": 1e999}',
+            b'{"kind": "artifact", "format": 1, "x": "\\ud800"}',
+            b'{"kind": "artifact", "format": 1, "x": ' + b"9" * 5_000 + b"}",
+            b'{"kind": ["artifact"], "format": {}}',
+            *(nested(depth) for depth in (100, 490, 900, 980, 1_100, 100_000)),
+        ],
+    )
+    def test_raw_bytes(self, copy: Path, raw: bytes) -> None:
+        (copy / MANIFEST).write_bytes(raw)
+        refused(copy)
+
+    def test_duplicate_keys(self, copy: Path) -> None:
+        text = (copy / MANIFEST).read_text()
+        doubled = text.replace('"kind": "artifact",', '"kind": "artifact",\n  "kind": "artifact",')
+        assert doubled != text
+        (copy / MANIFEST).write_text(doubled)
+        refused(copy, "damaged")
+
+    def test_a_manifest_without_end(self, copy: Path) -> None:
+        with (copy / MANIFEST).open("r+b") as file:
+            file.truncate(1 << 40)  # sparse: a terabyte that takes no room
+        refused(copy, "damaged")
+
+    @pytest.mark.parametrize("key", ["kind", "model", "parameters", "fields", "calibration", "shift", "metrics",
+                                     "data", "training", "files"])  # fmt: skip
+    def test_a_part_is_missing(self, copy: Path, key: str) -> None:
+        forge(copy, lambda manifest: manifest.pop(key))
+        refused(copy)
+
+    def test_wrong_types_anywhere(self, copy: Path, click_log: pl.DataFrame) -> None:
+        """Each value in turn becomes something else: refused, or a model that scores; never another exception."""
+        whole = json.loads((copy / MANIFEST).read_bytes())
+        del whole["checksum"]
+        wrong: list[Any] = [None, True, -0.5, 10**400, "x", [[]], {"x": 1}]
+        loaded = 0
+        for path in list(paths(whole)):
+            for value in wrong:
+                manifest = replaced(whole, path, value)
+                (copy / MANIFEST).write_bytes(_canonical(manifest | {"checksum": fingerprint(manifest)}))
+                try:
+                    scorer = Scorer.load(copy)
+                except InputError:
+                    continue
+                loaded += 1
+                assert path[0] not in ("kind", "format", "files"), path
+                if path[0] not in ("data", "metrics", "training", "parameters"):
+                    assert np.isfinite(scorer.score_frame(click_log.head(2))).all()
+        assert loaded > 0
+
+    @pytest.mark.parametrize(
+        "name", ["../copy/model.safetensors", "/etc/passwd", "vocabulary/../schema.toml", "vocabulary/0009.parquet",
+                 "", ".", "a\0b", "schema.toml/"],
+    )  # fmt: skip
+    def test_a_path_that_leads_elsewhere(self, copy: Path, name: str) -> None:
+        forge(copy, lambda manifest: manifest["files"].update({name: manifest["files"][SCHEMA]}))
+        refused(copy, "damaged")
+
+    @pytest.mark.parametrize("name", [WEIGHTS, SCHEMA, FIELD])
+    def test_a_file_that_nothing_vouches_for(self, copy: Path, name: str) -> None:
+        forge(copy, lambda manifest: manifest["files"].pop(name))
+        refused(copy, "damaged|not in the manifest")
+
+    def test_model_and_settings(self, copy: Path) -> None:
+        for model in ({"name": "nonsense", "config": {}}, {"name": "lr", "config": {}},
+                      {"name": "fcn", "config": {"dim": 8}}, {"name": "fcn", "config": {"dims": 4}},
+                      {"name": "os:system", "config": {}}):  # fmt: skip
+            forge(copy, lambda manifest, model=model: manifest.update(model=model))  # type: ignore[misc]
+            refused(copy)
+
+    def test_sizes_are_believed_only_as_far_as_the_file_goes(self, copy: Path) -> None:
+        """A model of 2^40 weights, or of as many layers, is refused without building it."""
+        for sizes in ({"dim": 2**20}, {"dim": 1_000}, {"num_linear_layers": 2**40}):
+            forge(copy, lambda manifest, sizes=sizes: manifest["model"]["config"].update(sizes))  # type: ignore[misc]
+            refused(copy, "more weights than the file")
+
+    def test_buckets_beyond_memory(self, copy: Path) -> None:
+        text = (copy / SCHEMA).read_text()
+        (copy / SCHEMA).write_text(text.replace('name = "site"', 'name = "site", hash_buckets = 2000000000'))
+        forge(copy, lambda manifest: manifest["fields"][0].update(size=2_000_000_002))
+        refused(copy, "more weights than the file")
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, below in items:
+        yield from paths(below, (*path, key))
+
+
+def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    other = value.copy()
+    other[path[0]] = replaced(value[path[0]], path[1:], new)
+    return other
+
+
+class TestHostileFiles:
+    """Files with right checksums and wrong content."""
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+    def test_weights_that_are_no_numbers(self, copy: Path, value: float) -> None:
+        for name, tensor in load_file(copy / WEIGHTS).items():
+            tensors = load_file(copy / WEIGHTS)
+            if not tensor.is_floating_point():
+                continue
+            tensors[name].view(-1)[-1] = value
+            save_file(tensors, copy / "other")
+            whole = (copy / WEIGHTS).read_bytes()
+            (copy / "other").rename(copy / WEIGHTS)
+            forge(copy)
+            refused(copy, f"{name} holds NaN or infinity")
+            (copy / WEIGHTS).write_bytes(whole)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda tensors: tensors.popitem(),
+            lambda tensors: tensors.update(extra=torch.zeros(1)),
+            lambda tensors: tensors.update({name: value[..., None] for name, value in tensors.items()}),
+            lambda tensors: tensors.clear(),
+            lambda tensors: tensors.update({name: torch.zeros(0) for name in tensors}),
+        ],
+        ids=["one less", "one more", "shapes", "none", "empty"],
+    )
+    def test_other_tensors(self, copy: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+        tensors = load_file(copy / WEIGHTS)
+        change(tensors)
+        save_file(tensors, copy / WEIGHTS)
+        forge(copy)
+        refused(copy, "don't fit together")
+
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            b"",
+            b"\x80\x04\x95.",
+            b"\xff" * 16,
+            (2**62).to_bytes(8, "little") + b"{}",
+            (2).to_bytes(8, "little") + b"{}",
+            (len(b'{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}')).to_bytes(
+                8, "little"
+            )
+            + b'{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}'
+            + b"\0" * 4,
+        ],
+        ids=["empty", "pickle", "noise", "long header", "no tensors", "overflow"],
+    )
+    def test_weights_that_are_no_safetensors(self, copy: Path, raw: bytes) -> None:
+        (copy / WEIGHTS).write_bytes(raw)
+        forge(copy)
+        refused(copy)
+
+    @pytest.mark.parametrize(
+        "frame",
+        [
+            pl.DataFrame({"value": [1, 2], "count": [1, 2]}),
+            pl.DataFrame({"value": ["a", None], "count": [1, 2]}),
+            pl.DataFrame({"count": [1, 2]}),
+            pl.DataFrame({"value": ["a"]}),
+            pl.DataFrame({"value": ["a", "b"], "count": ["x", "y"]}),
+            pl.DataFrame(),
+        ],
+    )
+    def test_other_vocabularies(self, copy: Path, frame: pl.DataFrame) -> None:
+        frame.write_parquet(copy / FIELD)
+        forge(copy, lambda manifest: manifest["fields"][1].update(size=frame.height + 2))
+        refused(copy)
+
+    @settings(deadline=None, max_examples=60, derandomize=True)
+    @given(
+        flips=st.lists(
+            st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=4
+        )
+    )
+    def test_mutated_parquet(
+        self, flips: list[tuple[float, int]], packed: Path, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        copy = Path(shutil.copytree(packed, tmp_path_factory.mktemp("mutated") / "copy"))
+        raw = bytearray((copy / FIELD).read_bytes())
+        for share, mask in flips:
+            raw[int(share * len(raw))] ^= mask
+        (copy / FIELD).write_bytes(raw)
+        forge(copy)
+        with suppress(InputError):
+            load_artifact(copy)
+
+    @pytest.mark.parametrize(
+        "text", ["", "label = 3", "x = [", 'label = "click"\nfields = []', "\xff", 'format = 2\nlabel = "a"']
+    )
+    def test_other_schemas(self, copy: Path, text: str) -> None:
+        (copy / SCHEMA).write_bytes(text.encode("latin-1"))
+        forge(copy)
+        refused(copy)
+
+
+class TestWriting:
+    @pytest.mark.parametrize("call", ["fsync", "replace"])
+    def test_a_full_disk_keeps_the_old_artifact(
+        self, call: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """At whichever call it happens: the error is told, the old artifact stands whole, no litter remains."""
+        artifact = load_artifact(packed)
+        pack(tmp_path / "a", artifact)
+        before = contents(tmp_path)
+        owner: Any = os if call == "fsync" else Path
+        real, left = getattr(owner, call), 0
+
+        def failing(*arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, call, failing)
+        for failing_at in range(1, 100):
+            left = failing_at
+            try:
+                pack(tmp_path / "a", artifact, shift=1.0)
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+            else:
+                break
+            if load_artifact(tmp_path / "a").shift == artifact.shift:
+                assert contents(tmp_path) == before
+            assert [path.name for path in tmp_path.iterdir()] == ["a"]
+        assert failing_at > 3
+        assert load_artifact(tmp_path / "a").shift == 1.0
+
+    def test_a_new_artifact_replaces_the_old_one(self, packed: Path, tmp_path: Path) -> None:
+        artifact = load_artifact(packed)
+        pack(tmp_path / "a", artifact)
+        pack(tmp_path / "a", artifact, shift=-1.0)
+        assert load_artifact(tmp_path / "a").shift == -1.0
+        assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -1,0 +1,178 @@
+"""SIGKILL, which no one can catch: the same command ends with the same bits, and half an artifact never loads.
+
+One process imports torch, which takes seconds, and forks a child for every attempt; polars, whose threads would not
+survive a fork, is imported by the child.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recap_ctr.artifact import load_artifact
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
+from recap_ctr.nn.weights import load_tensors
+from tests.conftest import contents
+
+DRIVER = """
+import os, random, shutil, signal, sys, time
+from pathlib import Path
+
+import torch, safetensors.torch, pydantic, torch.optim.adam  # noqa: the slow ones, before the forks
+
+data, base = Path(sys.argv[1]), Path(sys.argv[2])
+rng = random.Random(int(sys.argv[3]))
+snapshots = iter(range(1_000))
+
+
+def work(out, settings, before=lambda: None):
+    from recap_ctr import train
+    from recap_ctr.config import TrainConfig
+    from recap_ctr.data.shards import PreparedData
+    from recap_ctr.models import parse_model
+    from recap_ctr.runs import RunConfig, run
+
+    train.SAVE_SECONDS = -1.0  # after every step
+    model = parse_model("fcn", {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1})
+    config = TrainConfig(batch_size=128, learning_rate=1e-2, max_epochs=3, **settings)
+    before()
+    (out.parent / f"{out.name}.ready").touch()
+    run(RunConfig("fcn", model, config, reference=False), PreparedData(data), out, quiet=True)
+
+
+def attempt(out, settings, before=lambda: None, kill_after=None):
+    ready = out.parent / f"{out.name}.ready"
+    ready.unlink(missing_ok=True)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work(out, settings, before)
+            code = 0
+        finally:
+            os._exit(code)
+    if kill_after is not None:
+        while not ready.exists() and os.waitpid(child, os.WNOHANG) == (0, 0):
+            time.sleep(0.001)
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    if status:
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status
+        shutil.copytree(out, base / "snapshots" / f"{next(snapshots):04d}", dirs_exist_ok=True)
+    return status == 0
+
+
+def timed_kills(name, settings, wanted):
+    start = time.monotonic()
+    attempt(base / f"{name}-whole", settings)
+    duration = time.monotonic() - start
+    kills = 0
+    for _ in range(40):
+        # The first half of a run's time is enough: what follows the last kill is the rest of it.
+        finished = attempt(base / name, settings, kill_after=rng.uniform(0, duration / 2))
+        kills += not finished
+        if kills == wanted:
+            break
+        if finished:
+            shutil.rmtree(base / name)
+    attempt(base / name, settings)
+    print(name, kills, flush=True)
+
+
+def kills_at_every_write(settings):
+    # The training is done; what remains is the artifact and the report. The child dies before its k-th call.
+    out = base / "writes"
+    shutil.copytree(base / "exact-whole", out)
+
+    def dies_at(k):
+        import recap_ctr.storage as storage
+        calls = iter(range(1, 10_000))
+
+        def counted(function):
+            def wrapper(*arguments, **settings):
+                if next(calls) == k:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*arguments, **settings)
+            return wrapper
+
+        os.fsync, Path.replace, Path.rename = map(counted, (os.fsync, Path.replace, Path.rename))
+        storage._exchange, shutil.rmtree = counted(storage._exchange), counted(shutil.rmtree)
+
+    kills, k = 0, 0
+    while True:
+        k += 1
+        (out / "report.json").unlink(missing_ok=True)
+        if k % 2:  # with and without an older artifact in its place
+            shutil.rmtree(out / "artifact", ignore_errors=True)
+        if attempt(out, settings, lambda: dies_at(k)):
+            break
+        kills += 1
+    print("writes", kills, flush=True)
+
+
+timed_kills("exact", {"update": "exact", "ema": 0.9}, 4)
+timed_kills("fast", {"update": "fast"}, 3)
+kills_at_every_write({"update": "exact", "ema": 0.9})
+"""
+
+
+@pytest.fixture(scope="module")
+def killed(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+    """The directories that the driver left, and how many kills each of them survived."""
+    base = tmp_path_factory.mktemp("killed")
+    (base / "snapshots").mkdir()
+    command = [sys.executable, "-c", DRIVER, str(prepared.path), str(base), "7"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return base, {name: int(kills) for name, kills in map(str.split, done.stdout.splitlines())}
+
+
+def state(run: Path) -> dict[str, Any]:
+    tensors, metadata = load_tensors(run / "state.safetensors")
+    progress = json.loads(metadata["progress"])
+    clockless = [{**line, "seconds": 0} for line in progress["history"]]
+    return {name: value.numpy().tobytes() for name, value in tensors.items()} | {
+        "progress": progress | {"seconds": 0, "history": clockless}
+    }
+
+
+def data_of(directory: Path) -> dict[str, bytes]:
+    return {name: data for name, (data, _) in contents(directory).items()}
+
+
+@pytest.mark.parametrize(("name", "kills"), [("exact", 4), ("fast", 3)])
+def test_a_killed_run_ends_with_the_same_bits(
+    name: str, kills: int, killed: tuple[Path, dict[str, int]]
+) -> None:
+    base, survived = killed
+    run, whole = base / name, base / f"{name}-whole"
+    assert survived[name] == kills
+    assert state(run) == state(whole)
+    assert (run / "best.safetensors").read_bytes() == (whole / "best.safetensors").read_bytes()
+    assert data_of(run / "artifact") == data_of(whole / "artifact")
+
+
+def test_killed_before_any_write_the_artifact_is_whole_or_absent(
+    killed: tuple[Path, dict[str, int]],
+) -> None:
+    base, survived = killed
+    whole = data_of(base / "exact-whole" / "artifact")
+    assert survived["writes"] > 20
+    assert data_of(base / "writes" / "artifact") == whole
+    assert not (base / "writes" / ".artifact.partial").exists()
+    loadable = refused = 0
+    for snapshot in sorted((base / "snapshots").iterdir()):
+        for directory in (snapshot / "artifact", snapshot / ".artifact.partial"):
+            try:
+                load_artifact(directory)
+            except InputError:
+                refused += 1
+            else:
+                loadable += 1
+                assert data_of(directory) == whole
+    assert loadable > 0 < refused
