@@ -1,13 +1,14 @@
 """A tiny click log, prepared and trained once for all tests that only read it; and the command, in this process."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 from recap_ctr import cli
 from recap_ctr.config import TrainConfig
@@ -99,10 +100,12 @@ Recap = Callable[..., Done]
 
 
 @pytest.fixture
-def recap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Recap:
+def recap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Recap]:
     """The command line without the two seconds that a process of its own costs."""
-    for name in ("OMP_WAIT_POLICY", "POLARS_MAX_THREADS"):  # set by the command: restored after the test
-        monkeypatch.setenv(name, "")
+    # The command sets these, and torch's threads: all are as before after the test.
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    monkeypatch.setenv("POLARS_MAX_THREADS", "1")
+    threads = torch.get_num_threads()
 
     def call(*arguments: object) -> Done:
         monkeypatch.setattr(sys, "argv", ["recap", *map(str, arguments)])
@@ -112,7 +115,8 @@ def recap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         assert isinstance(end.value.code, int)
         return Done(end.value.code, *capsys.readouterr())
 
-    return call
+    yield call
+    torch.set_num_threads(threads)
 
 
 def contents(directory: Path) -> dict[str, tuple[bytes, int]]:

@@ -98,6 +98,9 @@ class TestRoundTrip:
         assert (packed / CARD).read_text().startswith("# FCN click model")
         assert load_artifact(packed.parent).manifest == manifest, "the run stands for its artifact"
 
+    def test_whoever_may_read_one_file_may_read_all(self, packed: Path) -> None:
+        assert len({path.stat().st_mode for path in packed.rglob("*") if path.is_file()}) == 1
+
     def test_nothing_names_the_machine_the_hour_or_its_user(self, packed: Path) -> None:
         text = (packed / MANIFEST).read_text() + (packed / CARD).read_text()
         for private in (os.uname().nodename, str(Path.home()), str(packed.parent), time.strftime("%Y-%m-%d")):
@@ -269,7 +272,7 @@ class TestHostileManifest:
         """Each value in turn becomes something else: refused, or a model that scores; never another exception."""
         whole = json.loads((copy / MANIFEST).read_bytes())
         del whole["checksum"]
-        wrong: list[Any] = [None, True, -0.5, 10**400, "x", [[]], {"x": 1}]
+        wrong: list[Any] = [None, True, 10**400, "x", [{}]]
         loaded = 0
         for path in list(paths(whole)):
             for value in wrong:

@@ -16,7 +16,7 @@ from recap_ctr.progress import say
 
 INTERRUPTED = 130  # typer's exit code for Ctrl-C
 PATH_ERRORS = (
-    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP
 )  # fmt: skip
 
 app = typer.Typer(

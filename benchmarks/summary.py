@@ -1,0 +1,96 @@
+"""The README's tables, from the committed reports: `python -m benchmarks.summary` prints them.
+
+`--write` puts them into README.md between their markers; a test compares.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+README = HERE.parent / "README.md"
+START, END = "<!-- measured: python -m benchmarks.summary --write -->", "<!-- end of measured -->"
+
+
+def load(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def accuracy() -> list[str]:
+    """One line for each data set and model, mean and standard deviation over seeds."""
+    lines = [
+        "| data | model | update | seeds | parameters | test AUC | logloss | calibrated logloss | epochs |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    notes = []
+    for directory in sorted({path.parents[1] for path in HERE.glob("*/*/seed-*/report.json")}):
+        reports = [load(path) for path in sorted(directory.glob("seed-*/report.json"))]
+        first, test = reports[0], [report["metrics"]["test"] for report in reports]
+
+        def mean(values: list[float], digits: int, scale: float = 1.0) -> str:
+            spread = f" ± {statistics.stdev(values) * scale:.{digits}f}" if len(values) > 1 else ""
+            return f"{statistics.mean(values) * scale:.{digits}f}{spread}"
+
+        seeds = ", ".join(str(report["train"]["seed"]) for report in reports)
+        epochs = ", ".join(str(len(report["history"])) for report in reports)
+        lines.append(
+            f"| {first['data']['name']} | {first['model']['name']} | {first['train']['update']} | {seeds}"
+            f" | {first['parameters']:,} | {mean([each['raw']['auc'] for each in test], 3, 100)}"
+            f" | {mean([each['raw']['logloss'] for each in test], 4)}"
+            f" | {mean([each['calibrated']['logloss'] for each in test], 4)} | {epochs} |"
+        )
+        rows = first["data"]["splits"]
+        note = (
+            f"{first['data']['name']}: {rows['train']['rows']:,} training, {rows['test']['rows']:,} test rows,"
+            f" one random split; {first['machine']['processor']}, {first['threads']} thread, {first['date']}."
+        )
+        if note not in notes:
+            notes.append(note)
+    return [*lines, "", *notes]
+
+
+def speed() -> list[str]:
+    """What `benchmarks/speed` printed last, as ratios to the peer."""
+    lines = ["| against FuxiCTR 2.3.10 | ratio | wanted | beside it |", "|---|---|---|---|"]
+    results = HERE / "speed" / "results"
+    found = load(results / "prepare.json")
+    lines.append(
+        f"| prepare, {found['rows']:,} rows of Criteo's layout | {found['ratio']:.1f} | 3 |"
+        f" CPU time {found['cpu_ratio']:.1f} |"
+    )
+    for shape in ("criteo", "avazu"):
+        found = load(results / f"train-{shape}.json")
+        for update in ("exact", "fast"):
+            lines.append(
+                f"| training, {shape} shape, `{update}` | {found['ratio'][update]:.2f} | {found['wanted'][update]} |"
+                f" {found['rows_per_second'][update]:,} rows/s; a step is {found['times_products'][update]:.2f}"
+                f" of its bare matrix products (peer {found['times_products']['peer']:.2f}) |"
+            )
+    found = load(results / "memory.json")
+    rows = " and ".join(f"{count:,}" for count in found["rows"])
+    peaks = " and ".join(f"{peak} MiB" for peak in found["peak_mib"])
+    lines.append(f"| peak memory of prepare, {rows} rows | {found['ratio']:.2f} | at most 1.3 | {peaks} |")
+    return lines
+
+
+def summary() -> str:
+    return "\n".join([START, "", *accuracy(), "", *speed(), "", END])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put the tables into README.md")
+    if not parser.parse_args().write:
+        print(summary())
+        return
+    text = README.read_text()
+    before, _, rest = text.partition(START)
+    README.write_text(before + summary() + rest.partition(END)[2])
+
+
+if __name__ == "__main__":
+    main()
