@@ -64,12 +64,12 @@ def speed() -> list[str]:
     )
     for shape in ("criteo", "avazu"):
         found = load(results / f"train-{shape}.json")
-        for update in ("exact", "fast"):
-            lines.append(
-                f"| training, {shape} shape, `{update}` | {found['ratio'][update]:.2f} | {found['wanted'][update]} |"
-                f" {found['rows_per_second'][update]:,} rows/s; a step is {found['times_products'][update]:.2f}"
-                f" of its bare matrix products (peer {found['times_products']['peer']:.2f}) |"
-            )
+        lines += [
+            f"| training, {shape} shape, `{update}` | {found['ratio'][update]:.2f} | {found['wanted'][update]} |"
+            f" {found['rows_per_second'][update]:,} rows/s; a step is {found['times_products'][update]:.2f}"
+            f" of its bare matrix products (peer {found['times_products']['peer']:.2f}) |"
+            for update in ("exact", "fast")
+        ]
     found = load(results / "memory.json")
     rows = " and ".join(f"{count:,}" for count in found["rows"])
     peaks = " and ".join(f"{peak} MiB" for peak in found["peak_mib"])

@@ -579,7 +579,7 @@ class TestBadDirectories:
         weights = (copy / "model.safetensors").read_bytes()
         (copy / "model.safetensors").write_bytes(weights[:-1])
         all_refuse(copy, "model.safetensors is damaged", "fix: copy the artifact again")
-        (copy / "model.safetensors").write_bytes(b"\0" + weights[1:])
+        (copy / "model.safetensors").write_bytes(bytes([weights[0] ^ 1]) + weights[1:])
         all_refuse(copy, "model.safetensors is damaged")
         (copy / "model.safetensors").write_bytes(weights)
         (copy / "manifest.json").write_text("[]")

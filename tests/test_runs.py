@@ -229,16 +229,12 @@ class TestOutput:
                 run(run_config, prepared, tmp_path / "thesis.txt", force=force, quiet=True)
         assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
-    @pytest.mark.xfail(reason="storage.claim takes a directory without inputs.json for someone else's")
     def test_killed_before_its_inputs_were_written(
         self, prepared: PreparedData, run_config: RunConfig, tmp_path: Path
     ) -> None:
         (tmp_path / ".inputs.json.partial").write_text("{")
         run(run_config, prepared, tmp_path, quiet=True)
 
-    @pytest.mark.xfail(
-        reason="Encoder.load lets polars take a path for a pattern: read_parquet(..., glob=False)"
-    )
     def test_brackets_in_a_path_are_only_a_name(self, finished: Path, tmp_path: Path) -> None:
         load_artifact(Path(shutil.copytree(finished, tmp_path / "run [1]*")))
 

@@ -59,8 +59,6 @@ def write_artifact(
         save_tensors(partial / WEIGHTS, weights)
         with atomic_file(partial / SCHEMA) as file:
             file.write(encoder.schema.to_toml().encode())
-        # safetensors makes files that only their owner may read; who serves the model is often someone else.
-        (partial / WEIGHTS).chmod((partial / SCHEMA).stat().st_mode)
         manifest: dict[str, Any] = {
             "kind": "artifact",
             "format": FORMAT,

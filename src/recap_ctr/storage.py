@@ -113,8 +113,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _empty(directory: Path) -> None:
-    for entry in directory.iterdir():
+def _empty(directory: Path, last: str = "") -> None:
+    for entry in sorted(directory.iterdir(), key=lambda entry: entry.name == last):
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
@@ -149,7 +149,7 @@ def claim(out: Path, inputs: dict[str, Any], *, finished: str, force: bool) -> b
     Unfinished work on the same inputs is left in place, to be resumed. Work on other inputs is replaced only with
     `force`, and a directory that isn't ours never is.
     """
-    if out.is_dir() and any(out.iterdir()):
+    if out.is_dir() and any(entry.name != f".{INPUTS}.partial" for entry in out.iterdir()):
         if not (out / INPUTS).is_file():
             raise InputError(f"{out} exists and was not written by recap", fix="choose another --out")
         if not force:
@@ -161,7 +161,8 @@ def claim(out: Path, inputs: dict[str, Any], *, finished: str, force: bool) -> b
                 f"{out} belongs to other inputs (changed: {', '.join(changed)})",
                 fix="choose another --out, or replace it with --force",
             )
-        _empty(out)
+        with locked(out):
+            _empty(out, last=INPUTS)  # until the end the directory is known as ours
     elif out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file", fix="choose another --out")
     out.mkdir(parents=True, exist_ok=True)

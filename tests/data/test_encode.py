@@ -307,3 +307,9 @@ class TestEncoder:
 def test_layout_of_sizes() -> None:
     layout = Layout.of_sizes([3, 5])
     assert (layout.num_rows, layout.num_columns, [f.offset for f in layout.fields]) == (8, 2, [0, 3])
+
+
+def test_whole_numbers_that_passed_through_a_float_are_the_same_value() -> None:
+    text = pl.Series(["7", "7.0", "-3.0", "1.50", "x.0", "v1.0", "12345678901234567.0", None])
+
+    assert as_text(text).to_list() == ["7", "7", "-3", "1.50", "x.0", "v1.0", "12345678901234567.0", None]

@@ -363,7 +363,7 @@ class Encoder:
         for i, (field, entry) in enumerate(zip(schema.fields, described, strict=True)):
             values, counts = pl.Series([], dtype=pl.String), np.zeros(0, np.int64)
             if not field.is_value and not field.hash_buckets:
-                frame = pl.read_parquet(directory / vocabulary_file(i))
+                frame = pl.read_parquet(directory / vocabulary_file(i), glob=False)
                 values, counts = frame["value"], frame["count"].to_numpy()
             edges = tuple(entry.get("edges", ()))
             fitted = FittedField(

@@ -170,6 +170,8 @@ def _read(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[pl.DataFr
         else:
             lazy = pl.scan_parquet(path, glob=False) if kind is PARQUET else pl.scan_ipc(path, glob=False)
             yield from _table_blocks(lazy, path.stat().st_size)
+    except PermissionError:
+        raise  # told as such, not as damage
     except UNREADABLE as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{path} can't be read: {detail}", fix="check that the file is complete") from None

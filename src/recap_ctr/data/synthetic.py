@@ -152,7 +152,7 @@ class SyntheticData:
     def _draws(self) -> Iterator[tuple[int, list[NDArray[np.int64]], Floats, NDArray[np.bool_]]]:
         """First row number, values, the orders' contributions and clicks of one block after the other."""
         for block, first in enumerate(range(0, self.config.rows, BLOCK_ROWS)):
-            rng = np.random.default_rng(np.random.SeedSequence([self.config.seed, block]))
+            rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(2, block)))
             values_FB, orders_OB = self._draw(rng)
             click_B = rng.random(BLOCK_ROWS) < sigmoid(self._logits(orders_OB))
             # The last block is drawn in full and then cut: its rows are those of a longer draw.
