@@ -9,6 +9,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import ttest_rel
+
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 START, END = "<!-- measured: python -m benchmarks.summary --write -->", "<!-- end of measured -->"
@@ -53,6 +55,25 @@ def accuracy() -> list[str]:
     return [*lines, "", *notes]
 
 
+def paired(one: Path, other: Path) -> list[str]:
+    """How two settings differ over the seeds they share: mean, standard error, two-tailed paired t-test."""
+    seeds = [path.name for path in sorted(one.glob("seed-*")) if (other / path.name).is_dir()]
+    lines = [
+        f"| {other.name} minus {one.name}, {len(seeds)} seeds | mean | standard error | p |",
+        "|---|---|---|---|",
+    ]
+    for scores, metric in (("raw", "auc"), ("raw", "logloss"), ("calibrated", "logloss")):
+        first, second = (
+            [load(side / seed / "report.json")["metrics"]["test"][scores][metric] for seed in seeds]
+            for side in (one, other)
+        )
+        gaps = [b - a for a, b in zip(first, second, strict=True)]
+        error = statistics.stdev(gaps) / len(gaps) ** 0.5
+        p = ttest_rel(second, first).pvalue
+        lines.append(f"| {scores} {metric} | {statistics.mean(gaps):+.5f} | {error:.5f} | {p:.2f} |")
+    return lines
+
+
 def speed() -> list[str]:
     """What `benchmarks/speed` printed last, as ratios to the peer."""
     lines = ["| against FuxiCTR 2.3.10 | ratio | wanted | beside it |", "|---|---|---|---|"]
@@ -78,7 +99,10 @@ def speed() -> list[str]:
 
 
 def summary() -> str:
-    return "\n".join([START, "", *accuracy(), "", *speed(), "", END])
+    ml_1m = HERE / "ml-1m"
+    return "\n".join(
+        [START, "", *accuracy(), "", *paired(ml_1m / "fcn", ml_1m / "fcn-fast"), "", *speed(), "", END]
+    )
 
 
 def main() -> None:

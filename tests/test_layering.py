@@ -8,7 +8,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "recap_ctr"
 RANKS = {
     "errors": 0, "storage": 0, "config": 0, "schema": 0, "metrics": 0, "progress": 0, "environment": 0,
-    "data": 1,
+    "data": 1, "logits": 2,
     "nn": 2, "losses": 2,
     "models": 3,
     "axes": 4, "update": 4,
@@ -16,7 +16,7 @@ RANKS = {
     "calibrate": 6,
     "evaluate": 7,
     "artifact": 8,
-    "score": 9,
+    "diagnose": 8, "score": 9,
     "runs": 10,
     "demo": 11, "sklearn": 11,
     "cli": 12, "__main__": 13, "__init__": 13,

@@ -15,7 +15,7 @@ from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.sink import open_sink
 from recap_ctr.data.source import FileSource
-from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
+from recap_ctr.data.synthetic import FORMAT, SyntheticConfig, SyntheticData
 from recap_ctr.models import parse_model
 from recap_ctr.predict import predict
 from recap_ctr.progress import say
@@ -35,7 +35,12 @@ def synthetic_schema(num_fields: int) -> Schema:
 def run_demo(out: Path, *, rows: int, seed: int, threads: int, force: bool, quiet: bool) -> dict[str, Any]:
     """Draw, prepare, train, evaluate and score; each part resumes or is left alone as its own command would."""
     config = SyntheticConfig(rows=rows, seed=seed)
-    if claim(out, {"demo": asdict(config), "threads": threads}, finished=FINISHED, force=force):
+    if claim(
+        out,
+        {"demo": {**asdict(config), "format": FORMAT}, "threads": threads},
+        finished=FINISHED,
+        force=force,
+    ):
         if not quiet:
             say(f"{out} is finished; nothing to do")
         result: dict[str, Any] = read_json(out / FINISHED)

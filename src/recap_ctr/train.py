@@ -21,6 +21,7 @@ from recap_ctr import metrics
 from recap_ctr.axes.trajectory import MovingAverage
 from recap_ctr.config import Frozen, TrainConfig
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.environment import keep_freed_memory
 from recap_ctr.errors import InputError
 from recap_ctr.losses import LOSSES
 from recap_ctr.models import build
@@ -92,6 +93,7 @@ class Trainer:
     def __init__(
         self, name: str, model_config: Frozen, config: TrainConfig, data: PreparedData, device: torch.device
     ) -> None:
+        keep_freed_memory()
         self.config, self.data, self.device = config, data, device
         torch.manual_seed(derive_seed(config.seed, _INITIAL))
         self.model = build(name, model_config, data.layout).to(device)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from recap_ctr.errors import InputError
 from recap_ctr.metrics import Floats, logit, sigmoid, softplus
 
+FORMAT = 1  # to be raised when the same settings come to draw other rows
 BLOCK_ROWS = 65_536  # part of the format: another size would draw other rows
 BAYES_AUC = 0.80
 ORDER_SHARES = (0.5, 0.3, 0.2)  # of the logit's variance: first, second, third order

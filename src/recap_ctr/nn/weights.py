@@ -36,7 +36,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
     with atomic_file(path) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors.values():
-            file.write(tensor.detach().cpu().contiguous().numpy())
+            file.write(tensor.detach().cpu().contiguous().numpy().data)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

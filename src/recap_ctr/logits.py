@@ -1,0 +1,144 @@
+"""Logit tables: rows × estimators on disk, what every axis of estimators produces and every diagnostic reads.
+
+Shape suffixes: N rows, M estimators.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
+from recap_ctr.storage import atomic_directory, read_json, sha256, write_json
+
+FORMAT = 1
+MANIFEST, LOGITS, ROWS = "manifest.json", "logits.npy", "rows.npy"
+BLOCK_ROWS = 1 << 16
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Where a column comes from: the point on each axis, and the depth it was read at (None: there is no choice)."""
+
+    run: str
+    step: int | None = None
+    route: str | None = None
+    depth: int | None = None
+
+
+class LogitTable:
+    """A finished table, memory-mapped; readable without torch."""
+
+    def __init__(self, path: Path) -> None:
+        if not (path / MANIFEST).is_file():
+            raise InputError(f"{path} holds no logit table")
+        manifest = read_json(path / MANIFEST)
+        if not isinstance(manifest, dict) or manifest.get("kind") != "logit table":
+            raise InputError(f"{path} holds no logit table")
+        if manifest.get("format") != FORMAT:
+            raise InputError(
+                f"{path} is a logit table of format {manifest.get('format')!r}; this version reads {FORMAT}"
+            )
+        for name, checksum in manifest["files"].items():
+            if not (path / name).is_file() or sha256(path / name) != checksum:
+                raise InputError(f"{path / name} is damaged or missing", fix="make the logit table anew")
+        self.path = path
+        self.data: str = manifest["data"]
+        self.split: str = manifest["split"]
+        self.estimators = tuple(Estimator(**entry) for entry in manifest["estimators"])
+        self.logits_NM: Floats = np.load(path / LOGITS, mmap_mode="r", allow_pickle=False)
+        self.rows_N: npt.NDArray[np.int64] = np.load(path / ROWS, mmap_mode="r", allow_pickle=False)
+
+    def __len__(self) -> int:
+        return len(self.rows_N)
+
+    def check(self, data: PreparedData) -> None:
+        """Refuse data other than those the logits were made on: a join by position would pair strangers."""
+        if self.data != data.fingerprint:
+            raise InputError(
+                f"{self.path} was made on other data (fingerprint {self.data}, not {data.fingerprint})",
+                fix="make the logit table anew on these data",
+            )
+
+
+class LogitWriter:
+    """Writes a table block by block; it appears at `path` when all rows are there, and not before."""
+
+    def __init__(self, path: Path, data: PreparedData, split: str, estimators: Sequence[Estimator]) -> None:
+        if len(set(estimators)) < len(estimators):
+            raise InputError(f"{path}: an estimator is listed twice")
+        self._data, self._split, self._estimators = data, split, tuple(estimators)
+        self._shard = getattr(data, split)
+        self._directory = atomic_directory(path)
+        self._written = 0
+
+    def __enter__(self) -> Self:
+        self._partial = self._directory.__enter__()
+        self._file = (self._partial / LOGITS).open("wb")
+        shape = (len(self._shard), len(self._estimators))
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, header)
+        return self
+
+    def write(self, logits_NM: npt.NDArray[Any]) -> None:
+        """The next rows, in the shard's order, one column per estimator."""
+        if logits_NM.ndim != 2 or logits_NM.shape[1] != len(self._estimators):
+            raise ValueError(f"a block of shape {logits_NM.shape} for {len(self._estimators)} estimators")
+        if not np.isfinite(logits_NM).all():
+            row = self._written + int(np.argmin(np.isfinite(logits_NM).all(axis=1)))
+            raise InputError(f"a logit of row {row} is not finite")
+        self._file.write(np.ascontiguousarray(logits_NM, np.float32).data)
+        self._written += len(logits_NM)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if error is None:
+            try:
+                self._finish()
+            except BaseException as failure:
+                self._directory.__exit__(type(failure), failure, failure.__traceback__)
+                raise
+        self._directory.__exit__(kind, error, trace)
+
+    def _finish(self) -> None:
+        if self._written != len(self._shard):
+            raise ValueError(f"{self._written:,} of {len(self._shard):,} rows were written")
+        np.save(self._partial / ROWS, np.asarray(self._shard.rows), allow_pickle=False)
+        write_json(
+            self._partial / MANIFEST,
+            {
+                "kind": "logit table",
+                "format": FORMAT,
+                "data": self._data.fingerprint,
+                "split": self._split,
+                "estimators": [asdict(estimator) for estimator in self._estimators],
+                "files": {name: sha256(self._partial / name) for name in (LOGITS, ROWS)},
+            },
+        )
+
+
+def blocks(tables: Sequence[LogitTable], size: int = BLOCK_ROWS) -> Iterator[npt.NDArray[np.float64]]:
+    """Rows of several tables over the same rows, side by side, a block at a time."""
+    first = tables[0]
+    for other in tables[1:]:
+        if (other.data, other.split) != (first.data, first.split):
+            raise InputError(
+                f"{other.path} and {first.path} hold different rows",
+                fix="join only logit tables of the same data and split",
+            )
+    for start in range(0, len(first), size):
+        parts = [np.asarray(table.logits_NM[start : start + size], np.float64) for table in tables]
+        yield np.concatenate(parts, axis=1)
+
+
+def mean_logit(tables: Sequence[LogitTable]) -> Floats:
+    """Mean over all estimators of all tables, per row (Eqs. 2, 12 and 15)."""
+    return np.concatenate([block.mean(axis=1) for block in blocks(tables)]).astype(np.float32)
