@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+from benchmarks.summary import summary
 from recap_ctr.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -81,6 +82,10 @@ def test_readme_python_runs(tmp_path: Path) -> None:
             [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
+
+
+def test_readme_tables_are_those_of_the_committed_reports() -> None:
+    assert summary() in README, "run `python -m benchmarks.summary --write`"
 
 
 def test_relative_links_lead_somewhere() -> None:
