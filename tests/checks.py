@@ -132,10 +132,10 @@ def check_learns(name: str) -> None:
     from recap_ctr.config import TrainConfig
     from recap_ctr.update import Update
 
-    model = fresh(name).train()
     inputs = rows(128)
     labels = (inputs.ids_BW[:, 0] > 3).float()
     for update in ("exact", "fast"):
+        model = fresh(name).train()
         steps = Update(model, TrainConfig(update=update, l2=1e-6))
         losses = []
         for _ in range(60):
@@ -143,7 +143,7 @@ def check_learns(name: str) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             steps.step(1e-2)
             losses.append(loss.item())
-        assert losses[-1] < losses[0]
+        assert sum(losses[-5:]) / 5 < 0.9 * losses[0]
 
 
 CHECKS = (

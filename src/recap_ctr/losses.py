@@ -47,5 +47,16 @@ def _tri_bce(output: Output, target_B: Tensor, weight_B: Tensor | None, *, detac
     return total
 
 
+def depth_bce(output: Output, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
+    """Sum over trained depths of alpha_d · BCE (Eq. 16)."""
+    losses = [bce(logit_B, target_B, weight_B) for logit_B in output.aux["logits_KB"]]
+    return torch.stack(losses) @ output.aux["alphas_K"]
+
+
 Loss = Callable[[Output, Tensor, Tensor | None], Tensor]
-LOSSES: dict[str, Loss] = {"bce": plain, "tri-bce": tri_bce, "tri-bce-detached": tri_bce_detached}
+LOSSES: dict[str, Loss] = {
+    "bce": plain,
+    "tri-bce": tri_bce,
+    "tri-bce-detached": tri_bce_detached,
+    "depth-bce": depth_bce,
+}

@@ -52,7 +52,7 @@ def outcome(layer: Cross, args: Args, *, fused: bool) -> dict[str, Tensor]:
         assert type(out_BHD.grad_fn).__name__ == "_FusedCrossBackward"
     else:
         keep_BHD = keep_mask(tuple(args[0].shape), layer.dropout, args[0].device) if layer.dropout else None
-        out_BHD = layer._plain(*args, keep_BHD)
+        out_BHD = layer._plain(*args, keep_BHD, layer.weight, layer.scale_norm)
     torch.manual_seed(12)
     weight_BHD = torch.randn(out_BHD.shape, dtype=torch.float64).to(out_BHD.dtype)
     leaves = [x for x in args if x is not None] + list(layer.parameters())
@@ -254,7 +254,9 @@ def test_strided_inputs_and_gradients() -> None:
     anchor_BHD = torch.randn(7, 2, 1, dtype=torch.float64).expand(7, 2, 8).requires_grad_()
 
     fused = torch.autograd.grad(layer(h_BHD, anchor_BHD).sum(), [h_BHD, anchor_BHD])
-    plain = torch.autograd.grad(layer._plain(h_BHD, anchor_BHD, None, None).sum(), [h_BHD, anchor_BHD])
+    plain = torch.autograd.grad(
+        layer._plain(h_BHD, anchor_BHD, None, None, layer.weight, layer.scale_norm).sum(), [h_BHD, anchor_BHD]
+    )
 
     torch.testing.assert_close(fused, plain)
 

@@ -17,6 +17,7 @@ MODELS = {
     "fcn": "recap_ctr.models.fcn:FCN",
     "ecn": "recap_ctr.models.fcn:ECN",
     "lcn": "recap_ctr.models.fcn:LCN",
+    "recap": "recap_ctr.models.recap:Recap",
     "lr": "recap_ctr.models.lr:LR",
 }
 

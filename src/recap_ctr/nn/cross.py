@@ -56,28 +56,45 @@ class Cross(nn.Module):
         xavier_normal_(self.weight)
         nn.init.uniform_(self.bias)
 
-    def forward(self, h_BHD: Tensor, anchor_BHD: Tensor | None, delta_BHC: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        h_BHD: Tensor,
+        anchor_BHD: Tensor | None,
+        delta_BHC: Tensor | None = None,
+        *,
+        weight_CD: Tensor | None = None,
+        scale_norm: ScaleNorm | None = None,
+    ) -> Tensor:
         """Cross `h` with `anchor` (None: with itself, which is cheaper than passing `h` twice).
 
-        `delta` is added to `W h`: the term of a low-rank adapter, which the caller computes.
+        A recursion calls one layer many times: `delta` is added to `W h` (the term of a low-rank adapter, which the
+        caller computes), `weight` stands in for W, and `scale_norm` is the norm of the present depth.
         """
+        weight_CD = self.weight if weight_CD is None else weight_CD
+        scale_norm = self.scale_norm if scale_norm is None else scale_norm
         # Drawn here, so that both versions of the maths see the same mask.
         drop = self.training and self.dropout > 0.0
         keep_BHD = keep_mask(tuple(h_BHD.shape), self.dropout, h_BHD.device) if drop else None
         # Compilers fuse for themselves; autocast picks a precision for each operation of the plain version.
         eager = not (torch.compiler.is_compiling() or torch.is_autocast_enabled(h_BHD.device.type))
         if self.training and torch.is_grad_enabled() and eager:
-            return self._fused(h_BHD, anchor_BHD, delta_BHC, keep_BHD)
-        return self._plain(h_BHD, anchor_BHD, delta_BHC, keep_BHD)
+            return self._fused(h_BHD, anchor_BHD, delta_BHC, keep_BHD, weight_CD, scale_norm)
+        return self._plain(h_BHD, anchor_BHD, delta_BHC, keep_BHD, weight_CD, scale_norm)
 
     def _plain(
-        self, h_BHD: Tensor, anchor_BHD: Tensor | None, delta_BHC: Tensor | None, keep_BHD: Tensor | None
+        self,
+        h_BHD: Tensor,
+        anchor_BHD: Tensor | None,
+        delta_BHC: Tensor | None,
+        keep_BHD: Tensor | None,
+        weight_CD: Tensor,
+        scale_norm: ScaleNorm | None,
     ) -> Tensor:
-        c_BHC = F.linear(h_BHD, self.weight)
+        c_BHC = F.linear(h_BHD, weight_CD)
         if delta_BHC is not None:
             c_BHC = c_BHC + delta_BHC
-        if self.scale_norm is not None:
-            c_BHC = self.scale_norm(c_BHC)
+        if scale_norm is not None:
+            c_BHC = scale_norm(c_BHC)
         gate_BHC = F.relu(c_BHC if self.layer_norm is None else self.layer_norm(c_BHC))
         cross_BHD = torch.cat([c_BHC, c_BHC * gate_BHC], dim=-1)
         if anchor_BHD is None:
@@ -89,14 +106,20 @@ class Cross(nn.Module):
         return out_BHD
 
     def _fused(
-        self, h_BHD: Tensor, anchor_BHD: Tensor | None, delta_BHC: Tensor | None, keep_BHD: Tensor | None
+        self,
+        h_BHD: Tensor,
+        anchor_BHD: Tensor | None,
+        delta_BHC: Tensor | None,
+        keep_BHD: Tensor | None,
+        weight_CD: Tensor,
+        scale_norm: ScaleNorm | None,
     ) -> Tensor:
-        layer_norm, scale_norm = self.layer_norm, self.scale_norm
+        layer_norm = self.layer_norm
         out_BHD, mean_H, var_H = _FusedCross.apply(  # type: ignore[no-untyped-call]
             h_BHD,
             anchor_BHD,
             delta_BHC,
-            self.weight,
+            weight_CD,
             self.bias,
             None if layer_norm is None else layer_norm.weight,
             None if layer_norm is None else layer_norm.bias,

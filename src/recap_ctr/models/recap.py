@@ -1,0 +1,200 @@
+"""RECAP's recursive backbone: FCN's two towers with one weight each for all depths, and adapters that make routes.
+
+Shapes: B batch, F fields, D = F * dim, C = D / 2, K trained depths. A route names one adapter per step and tower.
+"""
+
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, PositiveInt, model_validator
+from torch import Tensor, nn
+
+from recap_ctr.config import Frozen
+from recap_ctr.data.encode import Layout
+from recap_ctr.losses import Output
+from recap_ctr.models.fcn import halved
+from recap_ctr.nn.cross import Cross
+from recap_ctr.nn.embedding import Embedding, Inputs
+from recap_ctr.nn.initial import xavier_normal_
+from recap_ctr.nn.lora import AdapterBank
+from recap_ctr.nn.norms import ScaleNorm
+
+TowerRoute = tuple[int, ...]
+SIZE_LIMIT = 1.05  # of FCN with its published 3 + 4 layers
+
+
+class Route(Frozen):
+    """The adapters of one forward pass: one per step, for each tower."""
+
+    exponential: TowerRoute
+    linear: TowerRoute
+
+
+class RecapConfig(Frozen):
+    """The backbone; training settings live in TrainConfig. The paper leaves depths and their weights open."""
+
+    dim: int = Field(16, ge=2, multiple_of=2)
+    depth: PositiveInt = 4
+    """T: steps of the recursion."""
+    num_adapters: PositiveInt = 8
+    """M_route, per tower."""
+    lora_rank: PositiveInt | None = None
+    """r_LoRA; None: the largest multiple of 4 that keeps the model within 1.05 of FCN's size."""
+    form: Literal["additive", "multiplicative"] = "additive"
+    """W + AB^T (the paper's), or W ∘ (1 + AB^T)."""
+    binding: Literal["free", "tied"] = "tied"
+    """`free`: any adapter at any step. `tied`: each belongs to a step, which chooses among its variants."""
+    sampling: Literal["batch", "row"] = "batch"
+    """In training, a route for the whole batch, or one for each row."""
+    exponential_dropout: float = Field(0.1, ge=0, lt=1)
+    linear_dropout: float = Field(0.1, ge=0, lt=1)
+    layer_norm: bool = True
+    scale_norm: bool = True
+    fuse: Literal["mean", "gate"] = "mean"
+    train_depths: tuple[PositiveInt, ...] = (2, 4)
+    depth_weights: tuple[float, ...] = (0.1, 0.9)
+    """α_d of Eq. 16; most on the last depth, see docs/log.md."""
+    loss: Literal["depth-bce"] = "depth-bce"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.depth not in self.train_depths or max(self.train_depths) > self.depth:
+            raise ValueError(f"train_depths must end at depth {self.depth}")
+        if tuple(sorted(set(self.train_depths))) != self.train_depths:
+            raise ValueError("train_depths must rise")
+        if len(self.depth_weights) != len(self.train_depths):
+            raise ValueError("depth_weights needs one weight for each of train_depths")
+        if min(self.depth_weights) < 0 or abs(sum(self.depth_weights) - 1) > 1e-6:
+            raise ValueError("depth_weights must not be negative and must sum to 1")
+        if self.binding == "tied" and self.num_adapters < self.depth:
+            raise ValueError(f"tied adapters need at least one for each of the {self.depth} steps")
+        if self.form == "multiplicative" and self.sampling == "row":
+            raise ValueError(
+                "multiplicative adapters change W itself, so rows of a batch can't differ in them"
+            )
+        return self
+
+    def choices(self, step: int) -> range:
+        """The adapters that step `step` (from 0) may use."""
+        if self.binding == "free":
+            return range(self.num_adapters)
+        return range(step, self.num_adapters - self.num_adapters % self.depth, self.depth)
+
+    @property
+    def home(self) -> Route:
+        """The route of each step's first choice; free adapters are taken in turn."""
+        steps = range(self.depth)
+        own = tuple(step % self.num_adapters if self.binding == "free" else step for step in steps)
+        return Route(exponential=own, linear=own)
+
+
+def parameters_of_rank(config: RecapConfig, layout: Layout, rank: int) -> int:
+    """Stored scalars, by formula."""
+    D = layout.num_fields * config.dim
+    C = D // 2
+    tower = C * D + D + config.num_adapters * rank * (C + D)
+    tower += (2 * C if config.layer_norm else 0) + (2 * config.depth if config.scale_norm else 0)
+    gate = 2 * D + 1 if config.fuse == "gate" else 0
+    return layout.num_rows * config.dim + 2 * (tower + D + 1) + gate
+
+
+def default_rank(config: RecapConfig, layout: Layout) -> int:
+    D = layout.num_fields * config.dim
+    layer = D * D // 2 + D + (D if config.layer_norm else 0) + (2 if config.scale_norm else 0)
+    fcn = layout.num_rows * config.dim + 7 * layer + 2 * (D + 1)
+    rank = 4
+    while rank + 4 <= D // 2 and parameters_of_rank(config, layout, rank + 4) <= SIZE_LIMIT * fcn:
+        rank += 4
+    return rank
+
+
+class RecursiveTower(nn.Module):
+    """One cross layer, applied again and again: weight, bias and LayerNorm serve all depths, a ScaleNorm only one."""
+
+    def __init__(
+        self, config: RecapConfig, width: int, rank: int, dropout: float, *, exponential: bool
+    ) -> None:
+        super().__init__()
+        self.exponential, self.form = exponential, config.form
+        self.cross = Cross(width, layer_norm=config.layer_norm, scale_norm=False, dropout=dropout)
+        self.bank = AdapterBank(config.num_adapters, width // 2, width, rank)
+        self.norms = nn.ModuleList(ScaleNorm(1) for _ in range(config.depth if config.scale_norm else 0))
+        self.head = nn.Linear(width, 1)
+        xavier_normal_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def step(self, h_BHD: Tensor, h0_BHD: Tensor, at: int, adapter: int | Tensor) -> Tensor:
+        """Step `at` (from 0) with one adapter, or with a tensor of one for each row (Eqs. 8-9)."""
+        norm = self.norms[at] if len(self.norms) else None
+        assert norm is None or isinstance(norm, ScaleNorm)
+        anchor = None if self.exponential else h0_BHD
+        if self.form == "multiplicative":
+            assert isinstance(adapter, int)
+            weight_CD, delta_BHC = self.cross.weight * (1.0 + self.bank.matrix(adapter)), None
+        elif isinstance(adapter, int):
+            weight_CD, delta_BHC = self.cross.weight, self.bank.delta(h_BHD, adapter)
+        else:
+            weight_CD, delta_BHC = self.cross.weight, self.bank.delta_by_row(h_BHD, adapter)
+        crossed: Tensor = self.cross(h_BHD, anchor, delta_BHC, weight_CD=weight_CD, scale_norm=norm)
+        return crossed
+
+    def logit(self, h_BHD: Tensor) -> Tensor:
+        logit: Tensor = self.head(h_BHD)
+        return logit[:, 0, 0]
+
+
+class Recap(nn.Module):
+    """Both recursive towers on one embedding; in training on sampled routes, else on `route` at `depth`."""
+
+    alphas_K: Tensor
+
+    def __init__(self, config: RecapConfig, layout: Layout) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(layout, config.dim)
+        width = layout.num_fields * config.dim
+        rank = config.lora_rank or default_rank(config, layout)
+        self.exponential = RecursiveTower(config, width, rank, config.exponential_dropout, exponential=True)
+        self.linear = RecursiveTower(config, width, rank, config.linear_dropout, exponential=False)
+        self.gate = nn.Linear(2 * width, 1) if config.fuse == "gate" else None
+        if self.gate is not None:
+            nn.init.zeros_(self.gate.weight)
+            nn.init.zeros_(self.gate.bias)
+        self.register_buffer("alphas_K", torch.tensor(config.depth_weights), persistent=False)
+
+    def forward(self, inputs: Inputs, route: Route | None = None, depth: int | None = None) -> Output:
+        h0_BHD = halved(self.embedding(inputs), 1)
+        steps = depth or self.config.depth
+        wanted = self.config.train_depths if self.training and depth is None else (steps,)
+        logits: list[Tensor] = []
+        exponential, linear = h0_BHD, h0_BHD
+        for at in range(steps):
+            exponential = self.exponential.step(
+                exponential, h0_BHD, at, self._adapter(route, "exponential", at, h0_BHD)
+            )
+            linear = self.linear.step(linear, h0_BHD, at, self._adapter(route, "linear", at, h0_BHD))
+            if at + 1 in wanted:
+                logits.append(self.fuse(exponential, linear))
+        return Output(logits[-1], {"logits_KB": torch.stack(logits), "alphas_K": self.alphas_K})
+
+    def fuse(self, exponential_BHD: Tensor, linear_BHD: Tensor) -> Tensor:
+        """The towers' logits, averaged, or weighed by a gate that sees both."""
+        one_B, other_B = self.exponential.logit(exponential_BHD), self.linear.logit(linear_BHD)
+        if self.gate is None:
+            return (one_B + other_B) / 2
+        gate_B = torch.sigmoid(self.gate(torch.cat([exponential_BHD, linear_BHD], dim=-1)))[:, 0, 0]
+        return gate_B * one_B + (1 - gate_B) * other_B
+
+    def _adapter(self, route: Route | None, tower: str, at: int, h0_BHD: Tensor) -> int | Tensor:
+        if route is None and self.training:
+            return self._draw(at, h0_BHD)
+        chosen: TowerRoute = getattr(route or self.config.home, tower)
+        return chosen[at]
+
+    def _draw(self, at: int, h0_BHD: Tensor) -> int | Tensor:
+        """A random adapter for this step, from torch's generator, which the loop seeds for each step."""
+        choices = self.config.choices(at)
+        if self.config.sampling == "batch":
+            return choices[int(torch.randint(len(choices), ()))]
+        pick_B = torch.randint(len(choices), (len(h0_BHD),), device=h0_BHD.device)
+        return pick_B * choices.step + choices.start
