@@ -93,17 +93,22 @@ class Cross(nn.Module):
         c_BHC = F.linear(h_BHD, weight_CD)
         if delta_BHC is not None:
             c_BHC = c_BHC + delta_BHC
+        out_BHD = self.combine(c_BHC, h_BHD, anchor_BHD, scale_norm)
+        if keep_BHD is not None:
+            out_BHD = out_BHD * keep_BHD * (1.0 / (1.0 - self.dropout))
+        return out_BHD
+
+    def combine(
+        self, c_BHC: Tensor, h_BHD: Tensor, anchor_BHD: Tensor | None, scale_norm: ScaleNorm | None
+    ) -> Tensor:
+        """All of a layer but its matrix product: norms, gate, anchor and residual."""
         if scale_norm is not None:
             c_BHC = scale_norm(c_BHC)
         gate_BHC = F.relu(c_BHC if self.layer_norm is None else self.layer_norm(c_BHC))
         cross_BHD = torch.cat([c_BHC, c_BHC * gate_BHC], dim=-1)
         if anchor_BHD is None:
-            out_BHD = h_BHD * (cross_BHD + (self.bias + 1.0))
-        else:
-            out_BHD = anchor_BHD * (cross_BHD + self.bias) + h_BHD
-        if keep_BHD is not None:
-            out_BHD = out_BHD * keep_BHD * (1.0 / (1.0 - self.dropout))
-        return out_BHD
+            return h_BHD * (cross_BHD + (self.bias + 1.0))
+        return anchor_BHD * (cross_BHD + self.bias) + h_BHD
 
     def _fused(
         self,
