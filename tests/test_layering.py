@@ -11,7 +11,7 @@ RANKS = {
     "data": 1, "logits": 2,
     "nn": 2, "losses": 2,
     "models": 3,
-    "axes": 4, "update": 4,
+    "axes": 4, "update": 4, "distil": 4,
     "predict": 5, "train": 5,
     "calibrate": 6,
     "evaluate": 7,

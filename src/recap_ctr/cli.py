@@ -233,6 +233,16 @@ def train(
     ema: Annotated[
         float | None, typer.Option("--ema", help="Average the weights with this beta, such as 0.998.")
     ] = None,
+    teachers: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--teacher",
+            help="A teacher's logit table of the training rows; repeatable: their mean is taught.",
+        ),
+    ] = None,
+    kd_weight: Annotated[
+        float | None, typer.Option("--kd-weight", help="Weight of the distillation loss.  [default: 1]")
+    ] = None,
     calibration: Annotated[str, typer.Option("--calibration", help="affine or isotonic.")] = "affine",
     negative_rate: Annotated[
         float, typer.Option("--negative-rate", help="Share of negatives kept in the log.")
@@ -259,7 +269,7 @@ def train(
 
     given = {
         "l2": l2, "learning_rate": learning_rate, "batch_size": batch_size, "max_epochs": max_epochs,
-        "patience": patience, "update": update, "schedule": schedule, "ema": ema, "seed": seed,
+        "patience": patience, "update": update, "schedule": schedule, "ema": ema, "seed": seed, "kd_weight": kd_weight,
     }  # fmt: skip
     prepared = PreparedData(data)
     runs = _training()
@@ -290,6 +300,7 @@ def train(
             reference=reference,
             threads=threads or num_cores(),
             device=_device(device),
+            teachers=tuple(teachers or ()),
         ),
         prepared,
         out,
@@ -308,6 +319,54 @@ def train(
         f" (epoch {report['best_epoch']} was best).",
     )
     _tell(quiet, f"Next: recap predict {out}/artifact rows.csv --out scores.csv")
+
+
+@app.command()
+def logits(
+    artifact: Annotated[Path, typer.Argument(help="An artifact, or the run that holds one.")],
+    data: Annotated[Path, typer.Argument(help="The prepared data it was trained on.")],
+    out: Annotated[Path, typer.Option("--out", help="Directory for the logit table.")],
+    split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "train",
+    name: Annotated[
+        str | None, typer.Option("--run", help="Name of the run in the table.  [default: its seed]")
+    ] = None,
+    threads: Threads = None,
+    device: Device = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a model's logits over prepared rows as a logit table, such as a student's `--teacher`.
+
+    Example: recap logits run data --split train --out teacher-1
+    """
+    from recap_ctr.data.shards import SPLITS, PreparedData
+
+    if split not in SPLITS:
+        raise InputError(f"--split {split}: known are {', '.join(SPLITS)}")
+    _refuse_existing(out, force)
+    _scoring(threads)
+    import torch
+
+    from recap_ctr.artifact import load_artifact
+    from recap_ctr.logits import MANIFEST, Estimator
+    from recap_ctr.predict import write_logits
+
+    if out.exists() and not (out / MANIFEST).is_file():
+        raise InputError(f"{out} exists and is not a logit table", fix="choose another --out")
+    prepared, loaded = PreparedData(data), load_artifact(artifact)
+    if loaded.manifest["data"]["fingerprint"] != prepared.fingerprint:
+        raise InputError(
+            f"{artifact} was trained on other data than {data}", fix="give the data it was trained on"
+        )
+    estimator = Estimator(name or f"{loaded.name}-seed-{loaded.manifest['training']['seed']}")
+    where = torch.device(_device(device))
+    write_logits(out, loaded.model.to(where), prepared, split, estimator, where)
+    result = {"out": str(out), "rows": len(getattr(prepared, split)), "split": split, "run": estimator.run}
+    if as_json:
+        _print_json(result)
+        return
+    _tell(quiet, f"{out}: {result['rows']:,} {split} rows of {estimator.run}.")
 
 
 @app.command()

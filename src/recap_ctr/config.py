@@ -80,6 +80,8 @@ class TrainConfig(Frozen):
     min_learning_rate: NonNegativeFloat = 1e-6
     ema: float | None = Field(None, gt=0, lt=1)
     """β of Eq. 10; the averaged weights are then what is validated, selected and shipped."""
+    kd_weight: NonNegativeFloat = 1.0
+    """λ_KD of Eq. 13: the weight of the loss against the teachers' mean, where there are teachers."""
     seed: int = Field(1, ge=0, lt=2**31)
 
     @model_validator(mode="after")

@@ -51,6 +51,7 @@ class LogitTable:
         self.path = path
         self.data: str = manifest["data"]
         self.split: str = manifest["split"]
+        self.checksum: str = manifest["files"][LOGITS]
         self.estimators = tuple(Estimator(**entry) for entry in manifest["estimators"])
         self.logits_NM: Floats = np.load(path / LOGITS, mmap_mode="r", allow_pickle=False)
         self.rows_N: npt.NDArray[np.int64] = np.load(path / ROWS, mmap_mode="r", allow_pickle=False)

@@ -53,6 +53,11 @@ def depth_bce(output: Output, target_B: Tensor, weight_B: Tensor | None) -> Tens
     return torch.stack(losses) @ output.aux["alphas_K"]
 
 
+def distillation(name: str) -> "Loss":
+    """The loss against soft targets (Eq. 14) that goes with a model's own: at every trained depth, or on the logit."""
+    return depth_bce if name == "depth-bce" else plain
+
+
 Loss = Callable[[Output, Tensor, Tensor | None], Tensor]
 LOSSES: dict[str, Loss] = {
     "bce": plain,

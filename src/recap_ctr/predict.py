@@ -1,11 +1,14 @@
 """A model's logits over a shard."""
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from recap_ctr.data.shards import Batch, Shard
+from recap_ctr.data.shards import Batch, PreparedData, Shard
+from recap_ctr.logits import BLOCK_ROWS, Estimator, LogitWriter
 from recap_ctr.nn.embedding import Inputs
 
 EVAL_ROWS = 8192
@@ -17,6 +20,16 @@ def to_inputs(batch: Batch, device: torch.device) -> Inputs:
 
 def _tensor(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     return torch.from_numpy(array).to(device, non_blocking=True)
+
+
+def write_logits(
+    path: Path, model: nn.Module, data: PreparedData, split: str, estimator: Estimator, device: torch.device
+) -> None:
+    """The model's logits over a whole split as a logit table of one column."""
+    logits = predict(model, getattr(data, split), device)
+    with LogitWriter(path, data, split, [estimator]) as writer:
+        for start in range(0, len(logits), BLOCK_ROWS):
+            writer.write(logits[start : start + BLOCK_ROWS, None])
 
 
 def predict(model: nn.Module, shard: Shard, device: torch.device) -> npt.NDArray[np.float32]:

@@ -15,7 +15,9 @@ from recap_ctr.artifact import write_artifact
 from recap_ctr.calibrate import Calibration, fit_affine, fit_isotonic, negative_rate_shift
 from recap_ctr.config import Frozen, TrainConfig
 from recap_ctr.data.shards import PreparedData, Shard
+from recap_ctr.distil import teacher_targets
 from recap_ctr.evaluate import evaluate, sampling_weights
+from recap_ctr.logits import LogitTable
 from recap_ctr.models import count_parameters, parse_model
 from recap_ctr.predict import predict
 from recap_ctr.progress import say
@@ -41,6 +43,8 @@ class RunConfig:
     """Whether to train a logistic regression for comparison."""
     threads: int = 1
     device: str = "cpu"
+    teachers: tuple[Path, ...] = ()
+    """Logit tables over the training rows; with them the run is a student."""
 
     def inputs(self, data: PreparedData) -> dict[str, Any]:
         return {
@@ -52,6 +56,7 @@ class RunConfig:
             "reference": self.reference,
             "threads": self.threads,
             "device": self.device,
+            "teachers": [LogitTable(path).checksum for path in self.teachers],
         }
 
 
@@ -67,8 +72,16 @@ def run(
         return read_report(out)
     with locked(out):
         device = torch.device(config.device)
+        targets = teacher_targets(config.teachers, data) if config.teachers else None
         trained = train(
-            config.model, config.model_config, config.train, data, out, device=device, quiet=quiet
+            config.model,
+            config.model_config,
+            config.train,
+            data,
+            out,
+            device=device,
+            targets=targets,
+            quiet=quiet,
         )
         started = time.monotonic()
         raw = {name: predict(trained.model, shard, device) + shift for name, shard in _held_out(data).items()}

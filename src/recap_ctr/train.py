@@ -23,7 +23,7 @@ from recap_ctr.config import Frozen, TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.environment import keep_freed_memory
 from recap_ctr.errors import InputError
-from recap_ctr.losses import LOSSES
+from recap_ctr.losses import LOSSES, distillation
 from recap_ctr.models import build
 from recap_ctr.nn.weights import load_tensors, save_tensors
 from recap_ctr.predict import predict, to_inputs
@@ -91,13 +91,21 @@ class Trainer:
     """A run in memory: the model, its update, and the state of its schedule."""
 
     def __init__(
-        self, name: str, model_config: Frozen, config: TrainConfig, data: PreparedData, device: torch.device
+        self,
+        name: str,
+        model_config: Frozen,
+        config: TrainConfig,
+        data: PreparedData,
+        device: torch.device,
+        targets: npt.NDArray[np.float32] | None = None,
     ) -> None:
+        """`targets` are the teachers' probabilities, one for each training row, if there are teachers."""
         keep_freed_memory()
-        self.config, self.data, self.device = config, data, device
+        self.config, self.data, self.device, self.targets = config, data, device, targets
         torch.manual_seed(derive_seed(config.seed, _INITIAL))
         self.model = build(name, model_config, data.layout).to(device)
-        self.loss = LOSSES[self.model.config.loss]  # type: ignore[union-attr,index]
+        loss_name = str(self.model.config.loss)  # type: ignore[union-attr]
+        self.loss, self.distillation = LOSSES[loss_name], distillation(loss_name)
         fast = config.update == "fast"
         self.average = None if config.ema is None else MovingAverage(self.model, config.ema, lazy=fast)
         self.update = Update(self.model, config, self.average)
@@ -120,12 +128,17 @@ class Trainer:
         """One update on the next batch; returns its number of rows."""
         epoch, at = divmod(self.progress.step, self.steps_per_epoch)
         size = self.config.batch_size
-        batch = self.data.train.batch(self.order(epoch)[at * size : (at + 1) * size])
+        rows = self.order(epoch)[at * size : (at + 1) * size]
+        batch = self.data.train.batch(rows)
         torch.manual_seed(derive_seed(self.config.seed, self.progress.step))
         self.model.train()
         labels_B = torch.from_numpy(batch.labels_B).to(self.device)
         weights_B = None if batch.weights_B is None else torch.from_numpy(batch.weights_B).to(self.device)
-        loss = self.loss(self.model(to_inputs(batch, self.device)), labels_B, weights_B)
+        output = self.model(to_inputs(batch, self.device))
+        loss = self.loss(output, labels_B, weights_B)
+        if self.targets is not None:  # Eq. 13
+            targets_B = torch.from_numpy(self.targets[rows]).to(self.device)
+            loss = loss + self.config.kd_weight * self.distillation(output, targets_B, weights_B)
         loss.backward()  # type: ignore[no-untyped-call]
         value = loss.item()
         if not math.isfinite(value):
@@ -196,11 +209,12 @@ def train(
     out: Path,
     *,
     device: torch.device,
+    targets: npt.NDArray[np.float32] | None = None,
     quiet: bool = False,
     on_step: Callable[[int], None] | None = None,
 ) -> Trained:
     """Train in the directory `out`, from its saved state if there is one, until the schedule says stop."""
-    trainer = Trainer(name, model_config, config, data, device)
+    trainer = Trainer(name, model_config, config, data, device, targets)
     if (out / STATE).is_file():
         trainer.resume(out)
         if not quiet and not trainer.progress.finished:

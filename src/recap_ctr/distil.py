@@ -1,0 +1,25 @@
+"""Teacher columns to the target of a student's distillation loss (Eqs. 12 and 14)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
+from recap_ctr.logits import Floats, LogitTable, mean_logit
+
+
+def teacher_targets(paths: Sequence[Path], data: PreparedData) -> Floats:
+    """σ of the teachers' mean logit for each training row, in the shard's order."""
+    tables = [LogitTable(path) for path in paths]
+    for table in tables:
+        table.check(data)
+        if table.split != "train":
+            raise InputError(
+                f"{table.path} holds {table.split} rows; a student learns from training rows",
+                fix="write the teacher's logits with --split train",
+            )
+        if not np.array_equal(table.rows_N, data.train.rows):
+            raise InputError(f"{table.path} holds other rows than the training shard")
+    return (1.0 / (1.0 + np.exp(-mean_logit(tables)))).astype(np.float32)
