@@ -188,7 +188,11 @@ class TestConventions:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(encode.Encoder, "load", interrupt)
-        assert recap("inspect", packed) == Done(1, "", "interrupted; the same command resumes\n")
+        assert recap("inspect", packed) == Done(
+            1,
+            "",
+            "interrupted; nothing is half-written, and the same command goes on from what is finished\n",
+        )
 
 
 class TestOutputs:
@@ -258,7 +262,9 @@ class TestOutputs:
             patch.setattr(train_module.Trainer, "step", step)
             done = train()
         assert done.code == 1
-        assert done.err.endswith("interrupted; the same command resumes\n")
+        assert done.err.endswith(
+            "interrupted; nothing is half-written, and the same command goes on from what is finished\n"
+        )
 
         assert "resuming after step 10" in train().err
         for name in ("best.safetensors", "artifact/model.safetensors", "artifact/manifest.json"):
@@ -336,7 +342,7 @@ class TestPredict:
 
     def test_map(self, raw: Path, packed: Path, click_log: pl.DataFrame, recap: Recap) -> None:
         click_log.head(600).rename({"ad": "advert"}).write_csv(raw / "renamed.csv")
-        told(recap("predict", packed, raw / "renamed.csv"), "no column 'ad'", "--map ad=COLUMN")
+        told(recap("predict", packed, raw / "renamed.csv"), "no column 'ad'", "--map ad=")
         mapped = recap("predict", packed, raw / "renamed.csv", "--map", "ad=advert")
         plain = recap("predict", packed, raw / "clicks.csv")
         assert mapped.out.replace("advert", "ad") == plain.out
@@ -384,7 +390,7 @@ class TestEvaluate:
 
 HEADER, ROW = "row,click,site,ad,user,price,tags\n", "1,0,a,b,1,1.5,t1\n2,1,a,b,1,1.5,t1\n"
 BAD_LOGS: dict[str, tuple[bytes, list[str]]] = {
-    "missing column": (b"row,click,site,user,price,tags\n1,0,a,1,1,t\n", ["no column 'ad' (categorical", "present"]),
+    "missing column": (b"row,click,site,user,price,tags\n1,0,a,1,1,t\n", ["no column 'ad' (", "present"]),
     "label not 0/1": (f"{HEADER}{ROW}3,2,a,b,1,1,t\n".encode(), ["row 3", "'2', neither 0 nor 1"]),
     "label missing": (f"{HEADER}{ROW}3,,a,b,1,1,t\n".encode(), ["row 3", "'click' is missing"]),
     "one class": (f"{HEADER}{'1,0,a,b,1,1,t' + chr(10)}".encode() + b"1,0,a,b,1,1,t\n" * 40, ["one class only"]),
@@ -725,3 +731,25 @@ def test_runs_without_torch_say_what_is_missing(
     monkeypatch.delattr("recap_ctr.runs")
     monkeypatch.setitem(sys.modules, "torch", None)
     told(recap("demo", "--out", raw / "demo"), "this needs PyTorch", "pip install 'recap-ctr[train]'")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--split", "time", "--split-column", "c"], "--split and --split-column each say how to split"),
+        (["--valid", "v.csv", "--split", "random"], "--split and --valid/--test each say how to split"),
+        (["--dataset", "ml-1m", "--split", "time"], "--split and --dataset each say how to split"),
+        (["--split-column", "c", "--ratio", "1:1:1"], "--ratio does not go with --split-column"),
+        (["--raw", "somewhere"], "--raw goes with --dataset"),
+    ],
+)
+def test_one_way_to_split(recap: Recap, tmp_path: Path, options: list[str], words: str) -> None:
+    told(recap("prepare", "clicks.csv", "--out", tmp_path / "out", *options), words)
+
+
+def test_devices_are_those_of_the_help(recap: Recap, prepared: PreparedData, tmp_path: Path) -> None:
+    told(
+        recap("train", prepared.path, "--out", tmp_path / "x", "--device", "meta"),
+        "known are cpu, cuda and mps",
+    )
+    assert not (tmp_path / "x").exists()

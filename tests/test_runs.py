@@ -223,7 +223,7 @@ class TestOutput:
     ) -> None:
         (tmp_path / "thesis.txt").write_text("years of work")
         for force in (False, True):
-            with pytest.raises(InputError, match="not written by recap"):
+            with pytest.raises(InputError, match="holds something else"):
                 run(run_config, prepared, tmp_path, force=force, quiet=True)
             with pytest.raises(InputError, match="is a file"):
                 run(run_config, prepared, tmp_path / "thesis.txt", force=force, quiet=True)
@@ -331,8 +331,34 @@ def test_interrupted_while_the_artifact_is_written_it_ends_with_the_same_bits(
             with pytest.raises(KeyboardInterrupt):
                 run(run_config, prepared, tmp_path / "run", quiet=True)
         assert not (tmp_path / "run" / runs.REPORT).exists()
-        with pytest.raises(InputError, match="holds no artifact"):
+        with pytest.raises(InputError, match=r"holds no artifact|is an unfinished run"):
             load_artifact(tmp_path / "run")
     run(run_config, prepared, tmp_path / "run", quiet=True)
     for name in ("best.safetensors", "artifact/model.safetensors", "artifact/manifest.json"):
         assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
+
+
+def test_a_finished_run_whose_artifact_is_gone_packs_it_anew(
+    finished: Path, prepared: PreparedData, run_config: RunConfig, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(finished, tmp_path / "run"))
+    weights = (copy / "artifact" / "model.safetensors").read_bytes()
+    shutil.rmtree(copy / "artifact")
+
+    run(run_config, prepared, copy, quiet=True)
+
+    assert (copy / "artifact" / "model.safetensors").read_bytes() == weights
+
+
+def test_a_run_goes_on_only_with_the_torch_it_was_begun_with(
+    finished: Path,
+    prepared: PreparedData,
+    run_config: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy = Path(shutil.copytree(finished, tmp_path / "run"))
+    (copy / "report.json").unlink()
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    with pytest.raises(InputError, match=r"begun with torch .*, this is 2\.99"):
+        run(run_config, prepared, copy, quiet=True)

@@ -205,7 +205,7 @@ class TestClaim:
     @pytest.mark.parametrize("force", [False, True])
     def test_what_is_not_ours_is_never_touched(self, force: bool, tmp_path: Path) -> None:
         (tmp_path / "theirs").write_bytes(b"1")
-        with pytest.raises(InputError, match="was not written by recap"):
+        with pytest.raises(InputError, match="holds something else"):
             claim(tmp_path, {}, finished="done", force=force)
         with pytest.raises(InputError, match="is a file"):
             claim(tmp_path / "theirs", {}, finished="done", force=force)

@@ -18,7 +18,7 @@ from recap_ctr.errors import InputError
 from recap_ctr.models import build, count_parameters, parse_model
 from recap_ctr.nn.weights import load_tensors, save_tensors
 from recap_ctr.schema import Field, read_schema
-from recap_ctr.storage import atomic_directory, atomic_file, fingerprint, sha256
+from recap_ctr.storage import INPUTS, atomic_directory, atomic_file, fingerprint, sha256
 
 FORMAT = 1
 MANIFEST, WEIGHTS, SCHEMA, CARD = "manifest.json", "model.safetensors", "schema.toml", "MODEL_CARD.md"
@@ -188,6 +188,8 @@ def read_artifact_manifest(path: Path) -> dict[str, Any]:
     path = resolve(path)
     file = path / MANIFEST
     if not file.is_file() or file.is_symlink():
+        if (path / INPUTS).is_file():
+            raise InputError(f"{path} is an unfinished run", fix="finish it with the command that began it")
         raise InputError(f"{path} holds no artifact", fix="give a directory that `recap train` wrote")
     damaged = InputError(f"{file} is damaged", fix="copy the artifact again from where it was made")
     if file.stat().st_size > MAX_MANIFEST_BYTES:

@@ -129,8 +129,6 @@ def fit_isotonic(
 
 # A spread of logits, or a fitted slope per standard deviation, below this is float32 rounding and no signal.
 FLAT = 1e-6
-# Weight of the prior relative to the labels' variance: it moves an ordinary scale by about one part in 10^9.
-RIDGE = 1e-10
 
 
 def fit_affine(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> AffineCalibration:
@@ -139,7 +137,7 @@ def fit_affine(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None =
     Guards, none of which matters on ordinary data:
     - Constant logits carry no scale: scale 1, only the shift is fitted.
     - So too where the fitted scale is not positive: turning a ranking upside down is not calibration.
-    - Perfectly separated classes ask for an infinite scale: a weak pull towards the identity bounds it. Raw
+    - Perfectly separated classes ask for an infinite scale: a pull to the identity, of weight 1 / N², bounds it. Raw
       logits pay nothing for that pull, which is why the result can't be worse than they are.
     """
     rows = check_rows(labels, logits, weights)
@@ -148,13 +146,17 @@ def fit_affine(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None =
     mean = float(weights_N @ z_N)
     spread = math.sqrt(weights_N @ (z_N - mean) ** 2)
     if spread > FLAT * max(1.0, abs(mean)):
-        slope, level = _newton((z_N - mean) / spread, rows.positive, weights_N, spread)
+        slope, level = _newton(
+            (z_N - mean) / spread, rows.positive, weights_N, spread, float(rows.masses.sum())
+        )
         if slope > FLAT:
             return AffineCalibration(slope / spread, level - slope / spread * mean)
     return AffineCalibration(1.0, _shift(z_N, float(weights_N @ rows.positive), weights_N))
 
 
-def _newton(x_N: Floats, positive_N: Bools, weights_N: Floats, identity: float) -> tuple[float, float]:
+def _newton(
+    x_N: Floats, positive_N: Bools, weights_N: Floats, identity: float, num_rows: float
+) -> tuple[float, float]:
     """Slope and level of the logits slope * x + level; `identity` is the slope of the raw logits.
 
     Starts from the base rate, not from the raw logits: where those saturate, there is no curvature to follow.
@@ -163,7 +165,8 @@ def _newton(x_N: Floats, positive_N: Bools, weights_N: Floats, identity: float) 
     sign_N = np.where(positive_N, -1.0, 1.0)
     rate = float(weights_N @ positive_N)
     variance = rate * (1 - rate)
-    ridge_2 = np.array([RIDGE * variance / max(1.0, identity) ** 2, 0.0])
+    # A prior that counts where rows are few and separate by luck, and is gone where they are many.
+    ridge_2 = np.array([variance / num_rows**2 / max(1.0, identity) ** 2, 0.0])
 
     def objective(theta_2: Floats) -> float:
         pull = ridge_2[0] / 2 * (theta_2[0] - identity) ** 2

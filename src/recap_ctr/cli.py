@@ -43,7 +43,7 @@ Threads = Annotated[
         "--threads",
         min=1,
         max=1024,
-        help="Threads to compute with; part of a run's record.  [default: all cores]",
+        help="Threads to compute with.  [default: all cores]",
     ),
 ]
 Device = Annotated[
@@ -113,9 +113,14 @@ def prepare(
         list[str] | None, typer.Option("--test", help="Test files, if they are separate.")
     ] = None,
     split: Annotated[
-        str, typer.Option("--split", help="random or time (order of the schema's time column).")
-    ] = "random",
-    ratio: Annotated[str, typer.Option("--ratio", help="train:valid:test for random and time.")] = "8:1:1",
+        str | None,
+        typer.Option(
+            "--split", help="random or time (order of the schema's time column).  [default: random]"
+        ),
+    ] = None,
+    ratio: Annotated[
+        str | None, typer.Option("--ratio", help="train:valid:test for random and time.  [default: 8:1:1]")
+    ] = None,
     split_column: Annotated[
         str | None, typer.Option("--split-column", help="A column that says train, valid or test.")
     ] = None,
@@ -145,6 +150,19 @@ def prepare(
     from recap_ctr.schema import read_schema
 
     target = _required(out, "--out")
+    ways = {
+        "--split": split,
+        "--split-column": split_column,
+        "--valid/--test": valid or test,
+        "--dataset": dataset,
+    }
+    given = [option for option, value in ways.items() if value]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} each say how to split", fix="give one of them")
+    if ratio and given not in ([], ["--split"]):
+        raise InputError(f"--ratio does not go with {given[0]}", fix="leave it away")
+    if raw and not dataset:
+        raise InputError("--raw goes with --dataset", fix="add --dataset NAME")
     public = None
     if dataset is not None:
         if sources or schema:
@@ -159,9 +177,10 @@ def prepare(
                 "no source file given", fix="recap prepare clicks.csv --schema schema.toml --out data"
             )
         fields = read_schema(_required(schema, "--schema"))
-        if split not in ("random", "time"):
-            raise InputError(f"--split {split}: known are random and time")
-        rule = Split(kind=split, ratio=parse_ratio(ratio), seed=seed)
+        kind = split or "random"
+        if kind not in ("random", "time"):
+            raise InputError(f"--split {kind}: known are random and time")
+        rule = Split(kind=kind, ratio=parse_ratio(ratio or "8:1:1"), seed=seed)
         tables: dict[str, Source] = {"all": FileSource(sources, fields.columns)}
         if valid or test:
             if not valid:
@@ -313,6 +332,11 @@ def train(
     _print_report(report)
     last = report["metrics"].get("test") or report["metrics"]["valid"]
     gain = 1 - last["calibrated"]["logloss"] / last["base_rate_logloss"]
+    if gain < 0:
+        _tell(
+            quiet,
+            "These scores are worse than the base rate alone: too few rows to calibrate on, or a wrong setting.",
+        )
     _tell(
         quiet,
         f"{name} explains {gain:.1%} of the base rate's logloss on held-out rows"
@@ -575,7 +599,7 @@ def main() -> None:
         _fail(str(error))
     except SystemExit as end:
         if end.code == INTERRUPTED:
-            say("interrupted; the same command resumes")
+            say("interrupted; nothing is half-written, and the same command goes on from what is finished")
             sys.exit(1)
         raise
     except Exception as error:
@@ -646,6 +670,8 @@ def _device(name: str | None) -> str:
 
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
+        raise InputError(f"--device {name}: known are cpu, cuda and mps")
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

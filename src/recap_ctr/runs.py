@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from recap_ctr import environment, metrics
-from recap_ctr.artifact import write_artifact
+from recap_ctr.artifact import MANIFEST, write_artifact
 from recap_ctr.calibrate import Calibration, fit_affine, fit_isotonic, negative_rate_shift
 from recap_ctr.config import Frozen, TrainConfig
 from recap_ctr.data.shards import PreparedData, Shard
@@ -66,7 +66,8 @@ def run(
     """Do the run, or finish it, or read the report of a finished one."""
     torch.set_num_threads(config.threads)
     shift = negative_rate_shift(config.negative_rate)
-    if claim(out, config.inputs(data), finished=REPORT, force=force):
+    done = claim(out, config.inputs(data), finished=REPORT, force=force)
+    if done and (out / ARTIFACT / MANIFEST).is_file():  # else it was moved away, and is packed anew
         if not quiet:
             say(f"{out} is finished; nothing to do")
         return read_report(out)

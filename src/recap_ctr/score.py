@@ -63,6 +63,21 @@ class Scorer:
         for given in self._columns.values():
             if given not in block.frame.columns:
                 raise InputError(f"{block.origin} has no column {given!r}, which --map names")
+        missing = [
+            (number, fitted.field.name)
+            for number, fitted in enumerate(self.artifact.encoder.fields, start=1)
+            if fitted.field.name not in (*block.frame.columns, *self._columns)
+        ]
+        if missing:
+            number, name = missing[0]
+            known = {fitted.field.name for fitted in self.artifact.encoder.fields}
+            unused = [column for column in block.frame.columns if column not in known][:12]
+            listed = ", ".join(map(repr, unused)) or "none"
+            raise InputError(
+                f"{block.origin} has no column {name!r} (field {number} of {len(known)} in the artifact's schema)"
+                f"\n  columns present but unused: {listed}",
+                fix=f"rename the column, or pass --map {name}={unused[0] if unused else 'COLUMN'}",
+            )
         mapped = [block.frame[given].alias(name) for name, given in self._columns.items()]
         return Block(block.frame.with_columns(mapped), block.first_row, block.origin)
 

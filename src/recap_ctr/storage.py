@@ -146,16 +146,16 @@ INPUTS = "inputs.json"
 def claim(out: Path, inputs: dict[str, Any], *, finished: str, force: bool) -> bool:
     """Take the directory `out` for work on `inputs`; true if that work stands finished there already.
 
-    Unfinished work on the same inputs is left in place, to be resumed. Work on other inputs is replaced only with
-    `force`, and a directory that isn't ours never is.
+    Unfinished work on the same inputs is left in place, to be resumed. Finished work, or work on other inputs, is
+    replaced only with `force`, and a directory that isn't ours never is.
     """
     if out.is_dir() and any(entry.name != f".{INPUTS}.partial" for entry in out.iterdir()):
         if not (out / INPUTS).is_file():
-            raise InputError(f"{out} exists and was not written by recap", fix="choose another --out")
+            raise InputError(f"{out} exists and holds something else", fix="choose another --out")
+        known = read_json(out / INPUTS)
+        if known == inputs and not (force and (out / finished).is_file()):
+            return (out / finished).is_file()
         if not force:
-            known = read_json(out / INPUTS)
-            if known == inputs:
-                return (out / finished).is_file()
             changed = sorted(key for key in {*known, *inputs} if known.get(key) != inputs.get(key))
             raise InputError(
                 f"{out} belongs to other inputs (changed: {', '.join(changed)})",

@@ -28,7 +28,7 @@ from recap_ctr.models import build
 from recap_ctr.nn.weights import load_tensors, save_tensors
 from recap_ctr.predict import predict, to_inputs
 from recap_ctr.progress import meter, say
-from recap_ctr.update import Update
+from recap_ctr.update import DIVERGED, Update
 
 STATE, BEST = "state.safetensors", "best.safetensors"
 SAVE_SECONDS = 60.0
@@ -144,7 +144,7 @@ class Trainer:
         if not math.isfinite(value):
             raise InputError(
                 f"the loss became {value} at step {self.progress.step + 1}",
-                fix="lower --learning-rate or raise --l2; the last good state is kept",
+                fix=DIVERGED,
             )
         self.update.step(self._learning_rate())
         self.progress.step += 1
@@ -162,6 +162,8 @@ class Trainer:
         """Validate, then let the schedule decide; true if this is the best epoch so far."""
         progress, config, valid = self.progress, self.config, self.data.valid
         logits = predict(self.selected, valid, self.device)
+        if not np.isfinite(logits).all():
+            raise InputError(f"logits are no longer finite after step {progress.step}", fix=DIVERGED)
         auc = metrics.auc(valid.labels, logits, valid.weights)
         loss = metrics.logloss(valid.labels, logits, valid.weights)
         epoch = len(progress.history) + 1
@@ -184,10 +186,17 @@ class Trainer:
         tensors |= {f"update.{name}": value for name, value in self.update.state().items()}
         if self.average is not None:
             tensors |= {f"average.{name}": value for name, value in self.average.state().items()}
-        save_tensors(directory / STATE, tensors, {"progress": self.progress.to_json()})
+        save_tensors(
+            directory / STATE, tensors, {"progress": self.progress.to_json(), "torch": torch.__version__}
+        )
 
     def resume(self, directory: Path) -> None:
         tensors, metadata = load_tensors(directory / STATE)
+        if metadata["torch"] != torch.__version__:
+            raise InputError(
+                f"{directory} was begun with torch {metadata['torch']}, this is {torch.__version__}",
+                fix="go on with the version it was begun with, or start over in another --out",
+            )
 
         def part(prefix: str) -> dict[str, Any]:
             return {

@@ -7,14 +7,18 @@
 Where they differ, and by how much: docs/decisions/0003-two-updates.md. Shapes: V table rows, U rows of the batch.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from recap_ctr.axes.trajectory import MovingAverage
 from recap_ctr.config import TrainConfig
+from recap_ctr.errors import InputError
 from recap_ctr.nn.embedding import RowGradient, Table
 
+DIVERGED = "lower --learning-rate or raise --l2; the last good state is kept"
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
@@ -49,7 +53,10 @@ class Update:
         square = torch.stack([grad.square().sum() for grad in dense]).sum() if dense else torch.zeros(())
         for name, gradient in gradients.items():
             square = square + self._square(self._tables[name].weight, gradient)
-        clip = min(1.0, self._config.clip / (float(square.sqrt()) + 1e-6))
+        norm = float(square.sqrt())
+        if not math.isfinite(norm):  # before any weight is touched
+            raise InputError(f"the gradient became {norm} at step {self.step_count}", fix=DIVERGED)
+        clip = min(1.0, self._config.clip / (norm + 1e-6))
         if clip < 1.0:
             torch._foreach_mul_(dense, clip)
         trained = {name: weight for name, weight in self._dense.items() if weight.grad is not None}

@@ -172,7 +172,7 @@ class TestPieces:
         ]
         pad, unseen = PAD_CODE, MISSING_CODE
         expected = [
-            [0, 1, pad], [2, pad, pad], [pad] * 3, [pad] * 3, [0, unseen, 1], [pad] * 3, [0, pad, 1], [1, pad, 2]
+            [0, 1, pad], [2, pad, pad], [pad] * 3, [pad] * 3, [0, unseen, 1], [pad] * 3, [0, 1, pad], [1, 2, pad]
         ]  # fmt: skip
         assert self.matrix(text) == expected
         assert self.matrix(lists) == expected
@@ -183,6 +183,9 @@ class TestPieces:
         assert encode(known, [[1, 2], [2, 9]]) == [[1, 2], [2, 3]]
         assert encode(known, [[1.0, None], [2.0, 1.5]]) == [[1, 0], [2, 3]]
         assert encode(known, [[1, 2], [2, 9]], pl.Array(pl.Int64, 2)) == [[1, 2], [2, 3]]
+
+    def test_absent_pieces_take_no_place(self) -> None:
+        assert self.matrix(["||a", "a|||b|NA|c|z"]) == [[0, PAD_CODE, PAD_CODE], [0, 1, 2]]
 
     def test_nothing_at_all(self) -> None:
         assert self.matrix([None, ""]) == [[PAD_CODE] * 3] * 2
@@ -263,7 +266,7 @@ class TestEncoder:
         said = str(error.value)
         assert said.startswith("t.csv has no column 'x' (categorical field)\n  columns present: 'c0', 'c1'")
         assert "'c11' and 2 more" in said
-        assert said.endswith("fix: rename the column, or pass --map x=COLUMN")
+        assert said.endswith("fix: rename the column, or correct the schema")
 
     def test_ids_beyond_32_bits_are_refused(self) -> None:
         many = [Field(name=name, kind="categorical", hash_buckets=2**30) for name in "ab"]
@@ -313,3 +316,14 @@ def test_whole_numbers_that_passed_through_a_float_are_the_same_value() -> None:
     text = pl.Series(["7", "7.0", "-3.0", "1.50", "x.0", "v1.0", "12345678901234567.0", None])
 
     assert as_text(text).to_list() == ["7", "7", "-3", "1.50", "x.0", "v1.0", "12345678901234567.0", None]
+
+
+def test_truth_values_are_the_same_however_they_are_spelled() -> None:
+    assert as_text(pl.Series(["True", "False", None, "TRUE", "x"])).to_list() == [
+        "true",
+        "false",
+        None,
+        "TRUE",
+        "x",
+    ]
+    assert as_text(pl.Series([True, False, None])).to_list() == ["true", "false", None]

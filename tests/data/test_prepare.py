@@ -1,5 +1,6 @@
 import errno
 import gzip
+import io
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -365,9 +367,9 @@ class TestVocabulary:
         field = Field(name="m", kind="multi", separator="|", max_len=2)
         data = prepared(table, tmp_path / "out", Schema(label="y", fields=(field,)), split)
         assert dict(zip(data.encoder.fields[0].values, data.encoder.fields[0].counts, strict=True)) == {
-            "b": 3, "a": 2, "c": 1
+            "b": 4, "a": 2, "c": 1
         }  # fmt: skip
-        assert data.train.ids.tolist() == [[2, 1], [2, 1], [1, 0], [3, 0]]
+        assert data.train.ids.tolist() == [[2, 1], [2, 1], [1, 0], [3, 1]]
 
     def test_hashed_fields_keep_no_values(self, tmp_path: Path) -> None:
         field = Field(name="c", kind="categorical", hash_buckets=100)
@@ -843,3 +845,42 @@ def test_killed_at_any_moment_it_is_whole_or_absent(tmp_path: Path, monkeypatch:
     prepare(Preparation(EVERY_KIND, {"all": source}, Split(seed=2)), out, force=True, quiet=True)
     assert contents(out) == whole[2]
     assert {path.name for path in tmp_path.iterdir()} == {"t.csv", "schema.toml", "whole1", "whole2", "out"}
+
+
+class TestWhatCannotBeCompared:
+    def test_a_pipe_is_never_taken_for_what_was_prepared_before(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        text = b"y,c\n" + b"".join(b"%d,%d\n" % (i % 2, i % 5) for i in range(60))
+        schema = Schema(label="y", fields=(Field(name="c", kind="categorical"),))
+        for attempt in range(2):
+            monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+            preparation = Preparation(schema, {"all": FileSource(["-"])})
+            if attempt == 0:
+                prepare(preparation, tmp_path / "out", quiet=True)
+            else:
+                with pytest.raises(InputError, match="through a pipe"):
+                    prepare(preparation, tmp_path / "out", quiet=True)
+
+    def test_times_in_two_ways_are_refused(self, tmp_path: Path) -> None:
+        lines = "".join(f"{i % 2},{i % 3},2026-03-01 00:00:{i % 60:02d}\n" for i in range(60))
+        (tmp_path / "a.csv").write_text("y,c,t\n" + lines)
+        (tmp_path / "b.csv").write_text(
+            "y,c,t\n" + "".join(f"{i % 2},{i % 3},{1.8e9 + i}\n" for i in range(60))
+        )
+        schema = Schema(label="y", time="t", fields=(Field(name="c", kind="categorical"),))
+        source = FileSource([tmp_path / "a.csv", tmp_path / "b.csv"])
+        with pytest.raises(InputError, match="holds numbers, before that dates"):
+            prepare(Preparation(schema, {"all": source}, Split(kind="time")), tmp_path / "out", quiet=True)
+
+    def test_a_file_that_changes_while_it_is_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "a.csv").write_text("y,c\n" + "".join(f"{i % 2},{i % 3}\n" for i in range(60)))
+        source = FileSource([tmp_path / "a.csv"])
+        stamps = iter([[(1, 1)], [(2, 2)]])
+        monkeypatch.setattr(source, "stamps", lambda: next(stamps))
+        schema = Schema(label="y", fields=(Field(name="c", kind="categorical"),))
+        with pytest.raises(InputError, match="changed while it was read"):
+            prepare(Preparation(schema, {"all": source}), tmp_path / "out", quiet=True)
+        assert not (tmp_path / "out").exists()

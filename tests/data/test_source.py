@@ -1,9 +1,12 @@
 import gzip
 import io
+import os
 import sys
+import threading
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -308,3 +311,30 @@ class TestAsFrame:
     def test_what_is_no_table(self, table: Any, text: str) -> None:
         with pytest.raises(InputError, match=text):
             as_frame(table)
+
+
+class TestStreams:
+    def test_what_comes_through_a_pipe_may_be_compressed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plain = b"a,b\n1,2\n3,4\n"
+        for packed in (plain, gzip.compress(plain), zstandard.compress(plain)):
+            monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(packed)))
+            frames = [block.frame for block, _ in FileSource(["-"]).blocks()]
+            assert pl.concat(frames).rows() == [("1", "2"), ("3", "4")]
+
+    def test_a_named_pipe_is_read_once(self, tmp_path: Path) -> None:
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        writer = threading.Thread(target=lambda: pipe.write_bytes(b"a,b\n1,2\n"))
+        writer.start()
+        source = FileSource([pipe])
+        assert source.is_stream
+        assert source.files() == []
+        assert [block.frame.rows() for block, _ in source.blocks()] == [[("1", "2")]]
+        writer.join()
+
+    def test_other_separators_are_told(self, tmp_path: Path) -> None:
+        (tmp_path / "x.csv").write_text("a;b\n1;2\n")
+        with pytest.raises(InputError, match="separated by ';'"):
+            list(FileSource([tmp_path / "x.csv"]).blocks())

@@ -69,8 +69,9 @@ class MovingAverage:
 
     def settle(self) -> nn.Module:
         """The averaged model with every row up to date."""
-        for name, (table, _, _) in self._tables.items():
-            self.before_rows_change(name, torch.arange(table.weight.shape[0], device=table.weight.device))
+        for name, (_, _, settled_V) in self._tables.items():
+            # Only what is behind: settling twice would round twice.
+            self.before_rows_change(name, torch.nonzero(settled_V != self.log_decay).squeeze(1))
         return self.model
 
     def state(self) -> dict[str, Tensor]:

@@ -35,7 +35,7 @@ def column(block: Block, name: str, role: str) -> pl.Series:
         more = f" and {block.frame.width - 12} more" if block.frame.width > 12 else ""
         raise InputError(
             f"{block.origin} has no column {name!r} ({role})\n  columns present: {present}{more}",
-            fix=f"rename the column, or pass --map {name}=COLUMN",
+            fix="rename the column, or correct the schema",
         )
     return block.frame[name]
 
@@ -57,6 +57,8 @@ def as_text(series: pl.Series, missing: Sequence[str] = ()) -> pl.Series:
         ".0"
     ).any():  # whole numbers that passed through a float on their way to a text file
         series = series.str.replace(r"^(-?[0-9]{1,15})\.0$", "$1")
+    elif (spelled := series.is_in(["True", "False"])).any():  # as Python writes them
+        series = series.zip_with(~spelled.fill_null(False), series.str.to_lowercase())
     for value in ("", *missing):
         same = series == value
         if same.any():
@@ -127,7 +129,7 @@ def categories(block: Block, field: Field, edges: Sequence[float] = ()) -> pl.Se
 
 @dataclass(frozen=True)
 class Pieces:
-    """The values of a multi field, flattened: each with its row and its position in that row."""
+    """The values of a multi field, flattened, absent ones left out: each with its row and its position in that row."""
 
     values: pl.Series
     rows: npt.NDArray[np.int64]
@@ -135,9 +137,9 @@ class Pieces:
     height: int
 
     def matrix(self, codes: Ints, width: int) -> Ints:
-        """Codes by row and position; an absent piece is padding, an unseen one keeps its code."""
+        """Codes by row and position, padded to `width`."""
         out = np.full((self.height, width), PAD_CODE, np.int32)
-        out[self.rows, self.positions] = np.where(self.values.is_null().to_numpy(), PAD_CODE, codes)
+        out[self.rows, self.positions] = codes
         return out
 
 
@@ -147,12 +149,16 @@ def pieces(block: Block, field: Field) -> Pieces:
         lists = raw.cast(pl.List(raw.dtype.inner))
     else:
         lists = as_text(raw, field.missing).str.split(field.separator)
-    lists = lists.list.head(field.max_len)
     lengths = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
     flat = as_text(lists.filter(pl.Series(lengths > 0)).explode(), field.missing)
-    rows = np.repeat(np.arange(len(lengths)), lengths)
-    positions = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return Pieces(flat.rename(field.name), rows, positions, block.frame.height)
+    present = flat.is_not_null().to_numpy()
+    rows = np.repeat(np.arange(len(lengths)), lengths)[present]
+    positions = np.arange(len(rows)) - np.searchsorted(
+        rows, rows
+    )  # rows rise, so their first place is found so
+    taken = positions < field.max_len
+    values = flat.filter(pl.Series(present)).filter(pl.Series(taken)).rename(field.name)
+    return Pieces(values, rows[taken], positions[taken], block.frame.height)
 
 
 def hash_codes(values: pl.Series, buckets: int) -> Ints:

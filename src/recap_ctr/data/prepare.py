@@ -34,7 +34,7 @@ from recap_ctr.data.encode import (
     standardise,
 )
 from recap_ctr.data.shards import FORMAT, MANIFEST, SPLITS, PreparedData, is_prepared, read_manifest
-from recap_ctr.data.source import Block, Source
+from recap_ctr.data.source import Block, FileSource, Source
 from recap_ctr.errors import InputError
 from recap_ctr.progress import meter
 from recap_ctr.schema import Field, Schema
@@ -117,6 +117,12 @@ def prepare(
     if out.exists() and any(out.iterdir()) if out.is_dir() else out.exists():
         if not is_prepared(out):
             raise InputError(f"{out} exists and is not prepared data", fix="choose another --out")
+        streams = [s for s in preparation.sources.values() if isinstance(s, FileSource) and s.is_stream]
+        if streams and not force:
+            raise InputError(
+                f"{out} exists; what comes through a pipe can't be compared with what it was made of",
+                fix="choose another --out, or replace it with --force",
+            )
         if not force:
             old, new = _content(read_manifest(out)["inputs"]), _content(inputs)
             if old == new:
@@ -126,8 +132,14 @@ def prepare(
                 f"{out} was prepared from other inputs (changed: {', '.join(changed)})",
                 fix="choose another --out, or replace it with --force",
             )
+    files = [source for source in preparation.sources.values() if isinstance(source, FileSource)]
+    before = [source.stamps() for source in files]
     with atomic_directory(out) as partial:
         _Preparer(preparation, partial, quiet).run(inputs)
+        if [source.stamps() for source in files] != before:
+            raise InputError(
+                "a source changed while it was read", fix="run the same command again when it stands still"
+            )
     return PreparedData(out, verify=False), False
 
 
@@ -180,6 +192,7 @@ class _Preparer:
         self.out, self.quiet = out, quiet
         self.spool = out / "spool"
         self.rows = 0
+        self.time_kind: str | None = None
         self.columns: dict[str, _Spool] = {}
         self.dictionaries: dict[str, _Dictionary] = {}
 
@@ -276,6 +289,14 @@ class _Preparer:
         if self.schema.weight:
             self.columns["weight"].append(weights(block, self.schema.weight))
         if self.schema.time:
+            kind = time_kind(block, self.schema.time)
+            if self.time_kind not in (None, kind):
+                raise InputError(
+                    f"{block.origin}: from row {block.first_row} on the time {self.schema.time!r} holds {kind},"
+                    f" before that {self.time_kind}",
+                    fix="write all times in one way",
+                )
+            self.time_kind = kind
             self.columns["time"].append(times(block, self.schema.time))
         self.columns["split"].append(self._split_codes(block, split))
 
@@ -601,6 +622,13 @@ def weights(block: Block, name: str) -> npt.NDArray[np.float32]:
             fix="give every row a weight (1 for an ordinary one), or take weight out of the schema",
         )
     return numbers.cast(pl.Float32).to_numpy()
+
+
+def time_kind(block: Block, name: str) -> str:
+    """Whether a time column holds numbers or dates; the two can't be ordered against each other."""
+    raw = column(block, name, "time")
+    text = raw.dtype == pl.String and raw.cast(pl.Float64, strict=False).null_count()
+    return "dates" if text or raw.dtype in (pl.Date, pl.Datetime) else "numbers"
 
 
 def times(block: Block, name: str) -> npt.NDArray[np.float64]:

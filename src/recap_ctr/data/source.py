@@ -51,7 +51,7 @@ class Block:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """What identifies a file's content: cheap to compare while size and time stand still, exact otherwise."""
+    """What identifies a file's content."""
 
     name: str
     size: int
@@ -111,10 +111,19 @@ class FileSource:
     def __init__(self, patterns: Sequence[str | Path], columns: Sequence[str] | None = None) -> None:
         self.paths = _expand(patterns)
         self.columns = columns
-        self.total_bytes = sum(path.stat().st_size for path in self.paths if str(path) != "-")
+        self.total_bytes = sum(path.stat().st_size for path in self.paths if path.is_file())
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether some of it can be read only once: standard input, or a pipe."""
+        return not all(path.is_file() for path in self.paths)
 
     def files(self) -> list[SourceFile]:
-        return [SourceFile.of(path) for path in self.paths if str(path) != "-"]
+        return [SourceFile.of(path) for path in self.paths if path.is_file()]
+
+    def stamps(self) -> list[tuple[int, int]]:
+        """Size and time of each file: what moves when somebody writes to it."""
+        return [(path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths if path.is_file()]
 
     def blocks(self) -> Iterator[tuple[Block, int]]:
         for path in self.paths:
@@ -155,7 +164,11 @@ def _expand(patterns: Sequence[str | Path]) -> list[Path]:
 
 def _read(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[pl.DataFrame, int]]:
     if str(path) == "-":
-        yield from _read_standard_input(columns)
+        yield from _read_stream(sys.stdin.buffer, "standard input", columns)
+        return
+    if not path.is_file():
+        with path.open("rb") as pipe:
+            yield from _read_stream(pipe, path.name, columns)
         return
     suffixes = [suffix.lower() for suffix in path.suffixes]
     packed = suffixes[-1] if suffixes and suffixes[-1] in (".gz", ".zst") else None
@@ -177,15 +190,24 @@ def _read(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[pl.DataFr
         raise InputError(f"{path} can't be read: {detail}", fix="check that the file is complete") from None
 
 
-def _read_standard_input(columns: Sequence[str] | None) -> Iterator[tuple[pl.DataFrame, int]]:
-    stream = io.BufferedReader(sys.stdin.buffer)  # type: ignore[type-var]
+def _read_stream(
+    source: BinaryIO, origin: str, columns: Sequence[str] | None
+) -> Iterator[tuple[pl.DataFrame, int]]:
+    """What has no name to go by tells its format by its first bytes."""
+    stream = source if isinstance(source, io.BufferedReader) else io.BufferedReader(source)  # type: ignore[type-var]
     magic = stream.peek(6)[:6]
-    if magic.startswith((b"PAR1", b"ARROW1")):
-        data = io.BytesIO(stream.read())
-        lazy = pl.scan_parquet(data) if magic.startswith(b"PAR1") else pl.scan_ipc(data)
-        yield from _table_blocks(lazy, 0)
-    else:
-        yield from _text_blocks(stream, None, "standard input", None, columns)
+    try:
+        if magic.startswith((b"PAR1", b"ARROW1")):
+            data = io.BytesIO(stream.read())
+            lazy = pl.scan_parquet(data) if magic.startswith(b"PAR1") else pl.scan_ipc(data)
+            yield from _table_blocks(lazy, 0)
+        elif packed := {b"\x1f\x8b": ".gz", b"\x28\xb5": ".zst"}.get(magic[:2]):
+            with _unpack(stream, packed, Path(origin)) as unpacked:
+                yield from _text_blocks(unpacked, None, origin, None, columns)
+        else:
+            yield from _text_blocks(stream, None, origin, None, columns)
+    except UNREADABLE as error:
+        raise InputError(f"{origin} can't be read: {error}", fix="check that it is complete") from None
 
 
 def _table_blocks(lazy: pl.LazyFrame, size: int) -> Iterator[tuple[pl.DataFrame, int]]:
@@ -294,6 +316,12 @@ def _header(text: bytes, separator: bytes, origin: str) -> tuple[list[str], byte
         raise InputError(
             f"{origin}: the header line can't be read: {error}", fix="save the file as UTF-8"
         ) from None
+    for other in (";", "|"):
+        if len(names) == 1 and other in names[0]:
+            raise InputError(
+                f"{origin}: the columns seem to be separated by {other!r}",
+                fix="separate them by commas or tabs",
+            )
     for name in names:
         if names.count(name) > 1:
             raise InputError(

@@ -53,7 +53,7 @@ class RecapConfig(Frozen):
     fuse: Literal["mean", "gate"] = "mean"
     train_depths: tuple[PositiveInt, ...] = (2, 4)
     depth_weights: tuple[float, ...] = (0.1, 0.9)
-    """α_d of Eq. 16; most on the last depth, see docs/log.md."""
+    """α_d of Eq. 16; most on the last depth, which is the one that is shipped."""
     loss: Literal["depth-bce"] = "depth-bce"
 
     @model_validator(mode="after")
@@ -66,8 +66,10 @@ class RecapConfig(Frozen):
             raise ValueError("depth_weights needs one weight for each of train_depths")
         if min(self.depth_weights) < 0 or abs(sum(self.depth_weights) - 1) > 1e-6:
             raise ValueError("depth_weights must not be negative and must sum to 1")
-        if self.binding == "tied" and self.num_adapters < self.depth:
-            raise ValueError(f"tied adapters need at least one for each of the {self.depth} steps")
+        if self.binding == "tied" and self.num_adapters % self.depth:
+            raise ValueError(
+                f"tied adapters need as many for each of the {self.depth} steps: a multiple of it"
+            )
         if self.form == "multiplicative" and self.sampling == "row":
             raise ValueError(
                 "multiplicative adapters change W itself, so rows of a batch can't differ in them"
@@ -78,7 +80,7 @@ class RecapConfig(Frozen):
         """The adapters that step `step` (from 0) may use."""
         if self.binding == "free":
             return range(self.num_adapters)
-        return range(step, self.num_adapters - self.num_adapters % self.depth, self.depth)
+        return range(step, self.num_adapters, self.depth)
 
     @property
     def home(self) -> Route:
