@@ -46,6 +46,15 @@ Threads = Annotated[
         help="Threads to compute with.  [default: all cores]",
     ),
 ]
+TrainThreads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        max=1024,
+        help="Threads to train with; part of a run's record.  [default: one for narrow models, else all cores]",
+    ),
+]
 Device = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda or mps.  [default: the fastest there is]")
 ]
@@ -273,7 +282,7 @@ def train(
         int | None,
         typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of everything random.  [default: 1]"),
     ] = None,
-    threads: Threads = None,
+    threads: TrainThreads = None,
     device: Device = None,
     force: Force = False,
     as_json: Json = False,
@@ -309,15 +318,16 @@ def train(
     }
     if calibration not in ("affine", "isotonic"):
         raise InputError(f"--calibration {calibration}: known are affine and isotonic")
+    model_config = parse_model(name, model_settings)
     report = runs.run(
         runs.RunConfig(
             model=name,
-            model_config=parse_model(name, model_settings),
+            model_config=model_config,
             train=parse(TrainConfig, train_settings, str(config or "train")),
             calibration=calibration,
             negative_rate=negative_rate,
             reference=reference,
-            threads=threads or num_cores(),
+            threads=threads or runs.default_threads(model_config, prepared.layout),
             device=_device(device),
             teachers=tuple(teachers or ()),
         ),
@@ -563,7 +573,7 @@ def demo(
     ),
     rows: Annotated[int, typer.Option("--rows", min=5_000, help="How many synthetic rows.")] = 150_000,
     seed: Seed = 1,
-    threads: Threads = None,
+    threads: TrainThreads = None,
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -576,7 +586,7 @@ def demo(
     _training()
     from recap_ctr.demo import run_demo
 
-    result = run_demo(out, rows=rows, seed=seed, threads=threads or num_cores(), force=force, quiet=quiet)
+    result = run_demo(out, rows=rows, seed=seed, threads=threads or 1, force=force, quiet=quiet)
     if as_json:
         _print_json(result)
         return

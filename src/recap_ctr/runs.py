@@ -14,6 +14,7 @@ from recap_ctr import environment, metrics
 from recap_ctr.artifact import MANIFEST, write_artifact
 from recap_ctr.calibrate import Calibration, fit_affine, fit_isotonic, negative_rate_shift
 from recap_ctr.config import Frozen, TrainConfig
+from recap_ctr.data.encode import Layout
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.distil import teacher_targets
 from recap_ctr.evaluate import evaluate, sampling_weights
@@ -24,9 +25,15 @@ from recap_ctr.progress import say
 from recap_ctr.storage import atomic_file, claim, locked, read_json, write_json
 from recap_ctr.train import Epoch, train
 
+WIDE = 256  # numbers a row, from which on a step's matrix products are worth dividing
 REPORT, HISTORY, ARTIFACT = "report.json", "history.csv", "artifact"
 # Logistic regression only needs to converge; a larger step than a network's gets it there in a few epochs.
 REFERENCE = TrainConfig(learning_rate=1e-2, l2=1e-6, update="fast", max_epochs=10)
+
+
+def default_threads(config: Frozen, layout: Layout) -> int:
+    """All cores for wide models, one for narrow ones, which more threads only slow down (docs/decisions/0004)."""
+    return environment.num_cores() if layout.num_fields * getattr(config, "dim", 1) >= WIDE else 1
 
 
 @dataclass(frozen=True)
