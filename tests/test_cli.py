@@ -296,6 +296,15 @@ class TestOutputs:
         assert recap(*arguments, "--out", out, "--force").code == 0
         assert out.read_text() != "mine"
 
+        before = contents(raw)
+        again = recap(*arguments, "--out", out)
+        assert again.code == 0
+        assert "stands as made before" in again.err
+        assert only_json(recap(*arguments, "--out", out, "--json").out)["done_before"] is True
+        other = {"predict": ("--map", "ad=site"), "schema": ("--rows", 99), "synthetic": ("--seed", 2)}[name]
+        told(recap(*arguments, "--out", out, *other), "made.csv exists", "--force")
+        assert contents(raw) == before
+
     @pytest.mark.parametrize("force", [[], ["--force"]])
     def test_what_is_not_ours(
         self, force: list[str], raw: Path, prepared: PreparedData, recap: Recap
@@ -431,6 +440,7 @@ class TestBadLogs:
         if "label" in name or name == "one class":
             assert done.code == 0, "a label is nothing that scoring needs"
             (raw / "scores.parquet").unlink()
+            (raw / ".scores.parquet.inputs.json").unlink()
         else:
             told(done, *words)
         assert contents(raw) == before

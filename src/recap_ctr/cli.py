@@ -6,13 +6,16 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from recap_ctr.environment import num_cores
 from recap_ctr.errors import InputError
 from recap_ctr.progress import say
+
+if TYPE_CHECKING:
+    from recap_ctr.data.source import FileSource
 
 INTERRUPTED = 130  # typer's exit code for Ctrl-C
 PATH_ERRORS = (
@@ -89,13 +92,18 @@ def schema_infer(
     _limit_threads(threads)
     from recap_ctr.data.infer import infer
     from recap_ctr.data.source import FileSource
-    from recap_ctr.storage import atomic_file
+    from recap_ctr.storage import atomic_file, is_made, record
 
-    _refuse_existing(out, force)
-    inferred = infer(FileSource(files, columns.split(",") if columns else None), label, max_rows=rows)
+    source = FileSource(files, columns.split(",") if columns else None)
+    inputs = _inputs(source, label=label, rows=rows, columns=columns)
+    if is_made(out, inputs, force=force):
+        _report_made(out, as_json, quiet)
+        return
+    inferred = infer(source, label, max_rows=rows)
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(out) as file:
         file.write(inferred.to_toml().encode())
+    record(out, inputs)
     findings = [vars(finding) for finding in inferred.findings]
     if as_json:
         _print_json({"out": str(out), "columns": findings})
@@ -378,13 +386,13 @@ def logits(
 
     if split not in SPLITS:
         raise InputError(f"--split {split}: known are {', '.join(SPLITS)}")
-    _refuse_existing(out, force)
     _scoring(threads)
     import torch
 
     from recap_ctr.artifact import load_artifact
     from recap_ctr.logits import MANIFEST, Estimator
     from recap_ctr.predict import write_logits
+    from recap_ctr.storage import is_made, record
 
     if out.exists() and not (out / MANIFEST).is_file():
         raise InputError(f"{out} exists and is not a logit table", fix="choose another --out")
@@ -393,9 +401,14 @@ def logits(
         raise InputError(
             f"{artifact} was trained on other data than {data}", fix="give the data it was trained on"
         )
+    inputs = {"artifact": loaded.manifest, "data": prepared.fingerprint, "split": split, "run": name}
+    if is_made(out, inputs, force=force):
+        _report_made(out, as_json, quiet)
+        return
     estimator = Estimator(name or f"{loaded.name}-seed-{loaded.manifest['training']['seed']}")
     where = torch.device(_device(device))
     write_logits(out, loaded.model.to(where), prepared, split, estimator, where)
+    record(out, inputs)
     result = {"out": str(out), "rows": len(getattr(prepared, split)), "split": split, "run": estimator.run}
     if as_json:
         _print_json(result)
@@ -467,13 +480,19 @@ def predict(
         raise InputError(
             "--json needs --out: both would write to standard output", fix="add --out scores.csv"
         )
-    if out is not None:
-        _refuse_existing(out, force)
+    from recap_ctr.storage import is_made, record
+
     score = _scoring(threads)
     scorer = score.Scorer.load(artifact, _parse_map(columns))
     source = FileSource(rows, scorer.artifact.encoder.schema.columns)
+    inputs = _inputs(source, artifact=scorer.artifact.manifest, map=columns) if out is not None else None
+    if out is not None and is_made(out, inputs, force=force):
+        _report_made(out, as_json, quiet)
+        return
     with open_sink(out) as sink:
         tally = score.score(scorer, source, sink, quiet=quiet)
+    if out is not None:
+        record(out, inputs)
     if as_json:
         _print_json({"out": str(out), **tally.to_dict()})
     _summarise_values(quiet, tally.to_dict())
@@ -547,13 +566,18 @@ def synthetic(
     from dataclasses import asdict
 
     from recap_ctr.data.sink import open_sink
-    from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
+    from recap_ctr.data.synthetic import FORMAT, SyntheticConfig, SyntheticData
+    from recap_ctr.storage import is_made, record
 
-    _refuse_existing(out, force)
     drawn = SyntheticData(SyntheticConfig(rows=rows, num_fields=fields, seed=seed))
+    inputs = {**asdict(drawn.config), "format": FORMAT, "bayes": bayes}
+    if is_made(out, inputs, force=force):
+        _report_made(out, as_json, quiet)
+        return
     with open_sink(out) as sink:
         for block in drawn.blocks():
             sink.write(block if bayes else block.drop("bayes_logit"))
+    record(out, inputs)
     best = asdict(drawn.bayes())
     if as_json:
         _print_json({"out": str(out), "rows": rows, "bayes": best})
@@ -695,9 +719,15 @@ def _required(value: Path | None, option: str) -> Path:
     return value
 
 
-def _refuse_existing(path: Path, force: bool) -> None:
-    if path.exists() and not force:
-        raise InputError(f"{path} exists", fix="choose another --out, or replace it with --force")
+def _inputs(source: "FileSource", **settings: Any) -> dict[str, Any] | None:
+    """What an output follows from: the files' content and the settings; of a pipe nobody can tell."""
+    return None if source.is_stream else {"files": [file.sha256 for file in source.files()], **settings}
+
+
+def _report_made(out: Path, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        _print_json({"out": str(out), "done_before": True})
+    _tell(quiet, f"{out} stands as made before from the same inputs.")
 
 
 def _parse_map(pairs: list[str] | None) -> dict[str, str]:

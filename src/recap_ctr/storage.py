@@ -168,3 +168,27 @@ def claim(out: Path, inputs: dict[str, Any], *, finished: str, force: bool) -> b
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / INPUTS, inputs)
     return False
+
+
+def is_made(out: Path, inputs: dict[str, Any] | None, *, force: bool) -> bool:
+    """Whether the output `out` was made from just these inputs; made from others, it is replaced only with `force`.
+
+    A file has no room for its inputs, so their fingerprint stands beside it (`record`). None, as of a pipe, equals
+    nothing.
+    """
+    if not out.exists() or force:
+        _record_of(out).unlink(missing_ok=True)
+        return False
+    if inputs is not None and _record_of(out).is_file() and read_json(_record_of(out)) == fingerprint(inputs):
+        return True
+    raise InputError(f"{out} exists", fix="choose another --out, or replace it with --force")
+
+
+def record(out: Path, inputs: dict[str, Any] | None) -> None:
+    """Say beside a finished output what it was made from."""
+    if inputs is not None:
+        write_json(_record_of(out), fingerprint(inputs))
+
+
+def _record_of(out: Path) -> Path:
+    return out.with_name(f".{out.name}.{INPUTS}")

@@ -1,7 +1,7 @@
 """All models by name. A model is one file here, one line in `MODELS`, and one TOML of settings per benchmark."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from recap_ctr.config import Frozen, parse
 from recap_ctr.data.encode import Layout
@@ -10,9 +10,6 @@ from recap_ctr.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from recap_ctr.losses import Output
-    from recap_ctr.nn.embedding import Inputs
-
 MODELS = {
     "fcn": "recap_ctr.models.fcn:FCN",
     "ecn": "recap_ctr.models.fcn:ECN",
@@ -20,21 +17,6 @@ MODELS = {
     "recap": "recap_ctr.models.recap:Recap",
     "lr": "recap_ctr.models.lr:LR",
 }
-
-
-class ModelConfig(Protocol):
-    """What the training loop reads from any model's settings."""
-
-    @property
-    def loss(self) -> str: ...
-
-
-class Model(Protocol):
-    """A module from inputs to logits that carries its settings; it knows no device and trains nothing."""
-
-    config: Any
-
-    def forward(self, inputs: "Inputs") -> "Output": ...
 
 
 def model_class(name: str) -> type["nn.Module"]:
