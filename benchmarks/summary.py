@@ -9,7 +9,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import ttest_rel
+from recap_ctr.bench import tables
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
@@ -57,20 +57,18 @@ def accuracy() -> list[str]:
 
 def paired(one: Path, other: Path) -> list[str]:
     """How two settings differ over the seeds they share: mean, standard error, two-tailed paired t-test."""
-    seeds = [path.name for path in sorted(one.glob("seed-*")) if (other / path.name).is_dir()]
+    first, second = (
+        tables.arm_of(side.name, [load(path) for path in side.glob("seed-*/report.json")])
+        for side in (one, other)
+    )
+    found = {metric: tables.paired(first, second, metric) for metric in tables.METRICS}
     lines = [
-        f"| {other.name} minus {one.name}, {len(seeds)} seeds | mean | standard error | p |",
+        f"| {other.name} minus {one.name}, {len(found['auc'].seeds)} seeds | mean | standard error | p |",
         "|---|---|---|---|",
     ]
-    for scores, metric in (("raw", "auc"), ("raw", "logloss"), ("calibrated", "logloss")):
-        first, second = (
-            [load(side / seed / "report.json")["metrics"]["test"][scores][metric] for seed in seeds]
-            for side in (one, other)
-        )
-        gaps = [b - a for a, b in zip(first, second, strict=True)]
-        error = statistics.stdev(gaps) / len(gaps) ** 0.5
-        p = ttest_rel(second, first).pvalue
-        lines.append(f"| {scores} {metric} | {statistics.mean(gaps):+.5f} | {error:.5f} | {p:.2f} |")
+    for metric, (scores, name) in tables.METRICS.items():
+        gap = found[metric]
+        lines.append(f"| {scores} {name} | {gap.mean:+.5f} | {gap.standard_error:.5f} | {gap.p:.2f} |")
     return lines
 
 

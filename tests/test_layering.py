@@ -8,7 +8,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "recap_ctr"
 RANKS = {
     "errors": 0, "storage": 0, "config": 0, "schema": 0, "metrics": 0, "progress": 0, "environment": 0,
-    "data": 1, "logits": 2,
+    "engine": 1, "data": 1, "logits": 2,
     "nn": 2, "losses": 2,
     "models": 3,
     "axes": 4, "update": 4, "distil": 4,
@@ -18,8 +18,9 @@ RANKS = {
     "artifact": 8,
     "diagnose": 8, "score": 9,
     "runs": 10,
-    "demo": 11, "sklearn": 11,
-    "cli": 12, "__main__": 13, "__init__": 13,
+    "probe": 11, "recipe": 12, "bench": 13,
+    "demo": 14, "sklearn": 14,
+    "cli": 15, "__main__": 16, "__init__": 16,
 }  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

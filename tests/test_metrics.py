@@ -13,6 +13,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from recap_ctr.errors import InputError
 from recap_ctr.metrics import (
     auc,
+    auc_difference,
     excess_logloss,
     expected_calibration_error,
     group_auc,
@@ -107,6 +108,69 @@ def test_auc_counts_pairs_beyond_float_precision() -> None:
     labels = np.tile(np.array([0, 1], np.int8), 500_000)
     logits = np.arange(1_000_000, dtype=np.float32)
     assert auc(labels, logits) == (500_000 * 500_001 / 2) / 500_000**2
+
+
+def delong_by_pairs(labels: Array, logits_a: Array, logits_b: Array) -> tuple[float, float]:
+    """DeLong's estimate from the matrix of all pairs: the two AUCs' covariances, then their difference."""
+    positive = labels == 1
+    won_of_click, won_of_other = [], []
+    for logits in (logits_a, logits_b):
+        click, other = (
+            logits[positive][:, None].astype(np.float64),
+            logits[~positive][None, :].astype(np.float64),
+        )
+        won = (click > other) + (click == other) / 2
+        won_of_click.append(won.mean(axis=1))
+        won_of_other.append(won.mean(axis=0))
+    covariance = np.cov(won_of_click) / positive.sum() + np.cov(won_of_other) / (~positive).sum()
+    variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
+    return float(won_of_click[0].mean() - won_of_click[1].mean()), float(np.sqrt(max(variance, 0.0)))
+
+
+@repeatable
+@given(rows(), st.integers(0, 2**32 - 1), st.sampled_from([np.float32, np.float64]))
+def test_auc_difference_matches_delong_by_pairs(drawn: Drawn, seed: int, dtype: type[np.floating]) -> None:
+    labels, logits_a, _ = drawn
+    labels, logits_a = np.append(labels, [0, 1]), np.append(logits_a, [0.0, 0.5])  # two of each class
+    logits_b = logits_a + np.random.default_rng(seed).integers(-3, 4, labels.size) / 4
+    found = auc_difference(labels, logits_a.astype(dtype), logits_b.astype(dtype))
+    difference, error = delong_by_pairs(labels, logits_a, logits_b)
+    assert found.difference == pytest.approx(difference, abs=1e-13)
+    assert found.difference == pytest.approx(auc(labels, logits_a) - auc(labels, logits_b), abs=1e-13)
+    assert found.standard_error == pytest.approx(
+        error, abs=1e-7
+    )  # the oracle subtracts variances: sqrt(1e-16)
+
+
+def test_auc_difference_has_the_error_of_the_bootstrap() -> None:
+    rng = np.random.default_rng(8)
+    bayes = rng.normal(-1.0, 1.0, 2_000)
+    labels = (rng.random(2_000) < sigmoid(bayes)).astype(np.int8)
+    logits_a, logits_b = bayes + rng.normal(0, 0.3, 2_000), bayes + rng.normal(0, 0.6, 2_000)
+    drawn = (rng.integers(0, 2_000, 2_000) for _ in range(400))
+    gaps = [auc(labels[row], logits_a[row]) - auc(labels[row], logits_b[row]) for row in drawn]
+
+    # 400 draws know a standard deviation to 1 / sqrt(800) = 3.5%.
+    assert auc_difference(labels, logits_a, logits_b).standard_error == pytest.approx(np.std(gaps), rel=0.15)
+
+
+def test_auc_difference_of_the_same_order_is_nothing() -> None:
+    rng = np.random.default_rng(9)
+    labels, logits = rng.integers(0, 2, 1_000), rng.integers(-20, 20, 1_000) / 8
+    for other in (logits, 8 * logits + 3, np.where(logits == logits.max(), np.inf, logits)):
+        found = auc_difference(labels, logits, other)
+        assert (found.difference, found.standard_error) == (0.0, 0.0)
+    there, back = auc_difference(labels, logits, -logits), auc_difference(labels, -logits, logits)
+    assert (there.difference, there.standard_error) == (-back.difference, back.standard_error)
+
+
+def test_auc_difference_names_bad_rows() -> None:
+    with pytest.raises(InputError, match="score nan at row 3"):
+        auc_difference([0, 1, 0, 1], [0.0] * 4, [0.0, 0.0, 0.0, np.nan])
+    with pytest.raises(InputError, match="scores of shape"):
+        auc_difference([0, 1, 0, 1], [0.0] * 4, [0.0])
+    with pytest.raises(InputError, match="3 have label 1 and 1 label 0"):
+        auc_difference([1, 1, 0, 1], [0.0] * 4, [0.0] * 4)
 
 
 @repeatable

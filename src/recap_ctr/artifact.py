@@ -11,11 +11,13 @@ from pydantic import ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic import Field as Setting
 from torch import Tensor, nn
 
+from recap_ctr.axes.routes import Routed
 from recap_ctr.calibrate import Calibration, calibration_from_dict
 from recap_ctr.config import Frozen, parse
 from recap_ctr.data.encode import Encoder, vocabulary_file
 from recap_ctr.errors import InputError
 from recap_ctr.models import build, count_parameters, parse_model
+from recap_ctr.models.recap import Recap, Route
 from recap_ctr.nn.weights import load_tensors, save_tensors
 from recap_ctr.schema import Field, read_schema
 from recap_ctr.storage import INPUTS, atomic_directory, atomic_file, fingerprint, sha256
@@ -33,6 +35,7 @@ class Artifact:
     name: str
     config: Frozen
     model: nn.Module
+    """Gives one logit a row: the mean over the artifact's routes, where it has several."""
     encoder: Encoder
     calibration: Calibration
     shift: float
@@ -52,6 +55,7 @@ def write_artifact(
     metrics: dict[str, Any],
     data: dict[str, Any],
     training: dict[str, Any],
+    routes: tuple[Route, ...] = (),
 ) -> None:
     """Write the artifact, or replace the one that stands there; at no moment is half of one loadable."""
     with atomic_directory(path) as partial:
@@ -65,6 +69,7 @@ def write_artifact(
             "model": {"name": name, "config": config.model_dump(mode="json")},
             "parameters": sum(tensor.numel() for key, tensor in weights.items() if not _is_statistic(key)),
             "fields": described,
+            "routes": [route.model_dump(mode="json") for route in routes],
             "calibration": calibration.to_dict(),
             "shift": shift,
             "metrics": metrics,
@@ -138,6 +143,7 @@ class _Manifest(_Strict):
     model: _Model
     parameters: NonNegativeInt
     fields: list[_Field]
+    routes: list[dict[str, list[int]]] = Setting(default_factory=list)
     calibration: dict[str, Any]
     shift: float
     metrics: dict[str, _Metrics]
@@ -170,12 +176,24 @@ def load_artifact(path: Path) -> Artifact:
             raise ValueError("the model has more weights than the file")
         model = build(name, config, encoder.layout)
         model.load_state_dict(load_tensors(path / WEIGHTS)[0])
-    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError, *POLARS_ERRORS) as error:
+        routes = tuple(parse(Route, route, "route") for route in manifest.get("routes", []))
+        if routes and not isinstance(model, Recap):
+            raise ValueError(f"{name} has no routes")
+        routed = Routed(model, routes) if routes and isinstance(model, Recap) else model
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        OverflowError,
+        InputError,
+        *POLARS_ERRORS,
+    ) as error:
         raise InputError(f"{misfit}: {error}") from None
     for key, tensor in model.state_dict().items():
         if not tensor.isfinite().all():
             raise InputError(f"{path / WEIGHTS}: {key} holds NaN or infinity", fix="train the model anew")
-    return Artifact(name, config, model.eval(), encoder, calibration, float(manifest["shift"]), manifest)
+    return Artifact(name, config, routed.eval(), encoder, calibration, float(manifest["shift"]), manifest)
 
 
 def resolve(path: Path) -> Path:

@@ -35,6 +35,10 @@ schema_app = typer.Typer(
     help="The contract that says which column is what.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(schema_app, name="schema")
+bench_app = typer.Typer(
+    help="The paper's tables, from training to LaTeX.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(bench_app, name="bench")
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while working.")]
@@ -363,12 +367,282 @@ def train(
     _tell(quiet, f"Next: recap predict {out}/artifact rows.csv --out scores.csv")
 
 
+Recipe = Annotated[
+    Path | None, typer.Option("--config", help="TOML of the recipe; options given here go before it.")
+]
+Preset = Annotated[str, typer.Option("--preset", help="default, or paper: the paper's own settings.")]
+Teachers = Annotated[int | None, typer.Option("--teachers", min=0, help="How many teachers.  [default: 5]")]
+TeacherModel = Annotated[
+    str | None, typer.Option("--teacher-model", help="Model of the teachers.  [default: fcn]")
+]
+L2 = Annotated[
+    float | None, typer.Option("--l2", help="Strength of the embedding regulariser; skips the probe.")
+]
+
+
+@app.command()
+def fit(
+    data: Annotated[
+        list[str], typer.Argument(metavar="DATA...", help="Prepared data, or raw files: then give --label.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", help="Directory for all stages, the report and the artifact.")
+    ],
+    label: Annotated[
+        str | None,
+        typer.Option("--label", help="For raw files: the column that says whether there was a click."),
+    ] = None,
+    schema: Annotated[
+        Path | None, typer.Option("--schema", help="For raw files: schema.toml.  [default: inferred]")
+    ] = None,
+    config: Recipe = None,
+    preset: Preset = "default",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", help="The student: a model, or auto: RECAP or FCN by validation.  [default: recap]"
+        ),
+    ] = None,
+    teacher_model: TeacherModel = None,
+    teachers: Teachers = None,
+    routes: Annotated[
+        int | None, typer.Option("--routes", min=1, help="Routes that the artifact averages.  [default: 8]")
+    ] = None,
+    route_choice: Annotated[
+        str | None, typer.Option("--route-choice", help="late, random or greedy.  [default: late]")
+    ] = None,
+    adapters: Annotated[
+        int | None, typer.Option("--adapters", min=1, help="RECAP: adapters per tower.  [default: 8]")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=1, help="RECAP: rank of an adapter.  [default: by FCN's size]")
+    ] = None,
+    l2: L2 = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", help="Adam's step size.  [default: probed]")
+    ] = None,
+    ema: Annotated[
+        float | None,
+        typer.Option("--ema", help="Beta of the weights' average.  [default: 4 epochs' horizon]"),
+    ] = None,
+    kd_weight: Annotated[
+        float | None, typer.Option("--kd-weight", help="Weight of the distillation loss.  [default: 1]")
+    ] = None,
+    max_epochs: Annotated[
+        int | None, typer.Option("--max-epochs", min=1, help="Epochs of a run at most.  [default: 60]")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", min=0.1, help="Minutes: fits teachers and epochs to it.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, max=999, help="Seed of the student.  [default: 1]")
+    ] = None,
+    threads: TrainThreads = None,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """From a click log, or prepared data, to one model that stands for an ensemble: probe, teachers, student, artifact.
+
+    Interrupted anywhere, the same command goes on. With other settings, only the stages that they touch are redone.
+
+    Example: recap fit clicks.parquet --label click --out model
+    """
+    _limit_threads(threads)
+    prepared = _prepared(data, label, schema, out, quiet)
+    _training()
+    from recap_ctr.recipe import Recipe as Cooking
+    from recap_ctr.recipe import recipe_config
+
+    given: dict[str, Any] = {
+        "model": model, "teacher_model": teacher_model, "teachers": teachers, "routes": routes,
+        "route_choice": route_choice, "l2": l2, "learning_rate": learning_rate, "seed": seed,
+        "model_settings": {"num_adapters": adapters, "lora_rank": rank},
+        "train": {"ema": ema, "kd_weight": kd_weight, "max_epochs": max_epochs},
+    }  # fmt: skip
+    settings = recipe_config(preset, _merged(config, given), str(config or "fit"))
+    cooking = Cooking(
+        settings, prepared, out, threads=threads, device=_device(device), budget=budget, quiet=quiet
+    )
+    report = cooking.run()
+    if as_json:
+        _print_json(report)
+        return
+    _print_recipe(report)
+    _tell(quiet, f"Next: recap predict {out}/artifact rows.csv --out scores.csv")
+
+
+def _prepared(data: list[str], label: str | None, schema: Path | None, out: Path, quiet: bool) -> Any:
+    """Prepared data as they are; raw files by way of a schema, into `out`."""
+    from recap_ctr.data.shards import PreparedData, is_prepared
+
+    if len(data) == 1 and Path(data[0]).is_dir() and is_prepared(Path(data[0])):
+        if label is not None or schema is not None:
+            raise InputError("--label and --schema go with raw files", fix="leave them away")
+        return PreparedData(Path(data[0]))
+    from recap_ctr.data.infer import infer
+    from recap_ctr.data.prepare import Preparation
+    from recap_ctr.data.prepare import prepare as prepare_data
+    from recap_ctr.data.source import FileSource
+    from recap_ctr.schema import read_schema
+    from recap_ctr.storage import atomic_file
+
+    if schema is not None:
+        fields = read_schema(schema)
+        source = FileSource(data, fields.columns)
+    else:
+        if label is None:
+            raise InputError(
+                "raw files need a label or a schema", fix="--label COLUMN, or --schema schema.toml"
+            )
+        source = FileSource(data)
+        inferred = infer(source, label)
+        fields = inferred.schema
+        out.mkdir(parents=True, exist_ok=True)
+        with atomic_file(out / "schema.toml") as file:
+            file.write(inferred.to_toml().encode())
+        _tell(quiet, f"schema: {len(fields.fields)} fields, inferred; see {out / 'schema.toml'}")
+    prepared, done = prepare_data(Preparation(fields, {"all": source}), out / "data", force=True, quiet=quiet)
+    rows = {name: split["rows"] for name, split in prepared.manifest["splits"].items()}
+    _tell(
+        quiet,
+        ("data: as prepared before; " if done else "data: prepared; ")
+        + ", ".join(f"{count:,} {name}" for name, count in rows.items()),
+    )
+    return prepared
+
+
+def _merged(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's file with the options on top; what was not given is left away."""
+    from recap_ctr.config import read_toml
+
+    merged = read_toml(config) if config is not None else {}
+    for key, value in given.items():
+        if isinstance(value, dict):
+            known = {name: part for name, part in value.items() if part is not None}
+            if known:
+                merged[key] = {**merged.get(key, {}), **known}
+        elif value is not None:
+            merged[key] = value
+    return merged
+
+
+def _print_recipe(report: dict[str, Any]) -> None:
+    split = "test" if "test" in report["metrics"] else "valid"
+
+    def line(name: str, parameters: int, found: dict[str, Any]) -> list[str]:
+        figures = found[split]
+        raw, calibrated = figures["raw"], figures["calibrated"]
+        return [
+            name,
+            f"{parameters:,}",
+            f"{100 * raw['auc']:.3f}",
+            f"{raw['logloss']:.5f}",
+            f"{calibrated['logloss']:.5f}",
+        ]
+
+    rows = [
+        line(path.rpartition("/")[2], one["parameters"], one["metrics"])
+        for path, one in report["teacher_runs"].items()
+    ]
+    if len(rows) > 1:
+        size = sum(one["parameters"] for one in report["teacher_runs"].values())
+        rows.append(line(f"their ensemble, {len(rows)}", size, report["ensembles"][-1]["metrics"]))
+    rows.append(line(f"student: {report['model']['name']}", report["parameters"], report["metrics"]))
+    _table(["model", "parameters", f"{split} AUC", "logloss", "calibrated"], rows)
+    if report["recovered"] is not None:
+        typer.echo(
+            f"{report['recovered']:.0%} of the ensemble's gain in AUC over its members, at"
+            f" {report['size_against_teacher']:.2f} of the size of one."
+        )
+
+
+@bench_app.command("ablation")
+def bench_ablation(
+    data: Annotated[Path, typer.Argument(help="A directory that `recap prepare` wrote.")],
+    out: Annotated[Path, typer.Option("--out", help="Directory for all runs; a second call goes on there.")],
+    reports: Annotated[
+        Path | None,
+        typer.Option("--reports", help="Where reports and tables are copied to, such as benchmarks/NAME."),
+    ] = None,
+    config: Recipe = None,
+    preset: Preset = "default",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Students of each kind.")] = 3,
+    teacher_model: TeacherModel = None,
+    teachers: Teachers = None,
+    l2: L2 = None,
+    threads: TrainThreads = None,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Table 2: the recursive backbone alone, with each axis of estimators, and with all.
+
+    Example: recap bench ablation data --out bench --seeds 3
+    """
+    given = {"teacher_model": teacher_model, "teachers": teachers, "l2": l2}
+    _bench("ablation", data, out, reports, config, preset, given, seeds, threads, device, quiet)
+
+
+@bench_app.command("fcn-scaling")
+def bench_fcn_scaling(
+    data: Annotated[Path, typer.Argument(help="A directory that `recap prepare` wrote.")],
+    out: Annotated[Path, typer.Option("--out", help="Directory for all runs; a second call goes on there.")],
+    reports: Annotated[
+        Path | None,
+        typer.Option("--reports", help="Where reports and tables are copied to, such as benchmarks/NAME."),
+    ] = None,
+    config: Recipe = None,
+    preset: Preset = "default",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Students of each kind.")] = 3,
+    teacher_model: TeacherModel = None,
+    teachers: Teachers = None,
+    l2: L2 = None,
+    threads: TrainThreads = None,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Table 3: FCN alone, with the average of its weights, with distillation, and with both.
+
+    Example: recap bench fcn-scaling data --out bench --seeds 3
+    """
+    given = {"teacher_model": teacher_model, "teachers": teachers, "l2": l2}
+    _bench("fcn-scaling", data, out, reports, config, preset, given, seeds, threads, device, quiet)
+
+
+def _bench(
+    name: str,
+    data: Path,
+    out: Path,
+    reports: Path | None,
+    config: Path | None,
+    preset: str,
+    given: dict[str, Any],
+    seeds: int,
+    threads: int | None,
+    device: str | None,
+    quiet: bool,
+) -> None:
+    from recap_ctr.data.shards import PreparedData
+
+    _training()
+    from recap_ctr.bench.scaling import bench
+    from recap_ctr.recipe import Recipe as Cooking
+    from recap_ctr.recipe import recipe_config
+
+    settings = recipe_config(preset, _merged(config, given), str(config or "bench"))
+    cooking = Cooking(settings, PreparedData(data), out, threads=threads, device=_device(device), quiet=quiet)
+    typer.echo(bench(name, cooking, seeds, reports))
+
+
 @app.command()
 def logits(
     artifact: Annotated[Path, typer.Argument(help="An artifact, or the run that holds one.")],
     data: Annotated[Path, typer.Argument(help="The prepared data it was trained on.")],
     out: Annotated[Path, typer.Option("--out", help="Directory for the logit table.")],
     split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "train",
+    per: Annotated[
+        str, typer.Option("--per", help="A column for the whole model, for each route, or each checkpoint.")
+    ] = "model",
     name: Annotated[
         str | None, typer.Option("--run", help="Name of the run in the table.  [default: its seed]")
     ] = None,
@@ -381,39 +655,47 @@ def logits(
     """Write a model's logits over prepared rows as a logit table, such as a student's `--teacher`.
 
     Example: recap logits run data --split train --out teacher-1
+
+    Example: recap logits run data --split test --per route --out routes
     """
     from recap_ctr.data.shards import SPLITS, PreparedData
 
     if split not in SPLITS:
         raise InputError(f"--split {split}: known are {', '.join(SPLITS)}")
+    if per not in ("model", "route", "checkpoint"):
+        raise InputError(f"--per {per}: known are model, route and checkpoint")
     _scoring(threads)
+    runs = _training()
     import torch
 
-    from recap_ctr.artifact import load_artifact
-    from recap_ctr.logits import MANIFEST, Estimator
+    from recap_ctr.artifact import read_artifact_manifest
+    from recap_ctr.logits import MANIFEST
     from recap_ctr.predict import write_logits
     from recap_ctr.storage import is_made, record
 
     if out.exists() and not (out / MANIFEST).is_file():
         raise InputError(f"{out} exists and is not a logit table", fix="choose another --out")
-    prepared, loaded = PreparedData(data), load_artifact(artifact)
-    if loaded.manifest["data"]["fingerprint"] != prepared.fingerprint:
+    prepared, manifest = PreparedData(data), read_artifact_manifest(artifact)
+    if manifest["data"]["fingerprint"] != prepared.fingerprint:
         raise InputError(
             f"{artifact} was trained on other data than {data}", fix="give the data it was trained on"
         )
-    inputs = {"artifact": loaded.manifest, "data": prepared.fingerprint, "split": split, "run": name}
+    inputs = {"artifact": manifest, "data": prepared.fingerprint, "split": split, "run": name, "per": per}
     if is_made(out, inputs, force=force):
         _report_made(out, as_json, quiet)
         return
-    estimator = Estimator(name or f"{loaded.name}-seed-{loaded.manifest['training']['seed']}")
     where = torch.device(_device(device))
-    write_logits(out, loaded.model.to(where), prepared, split, estimator, where)
+    columns = {
+        estimator: model.to(where) for estimator, model in runs.estimators(artifact, name, per).items()
+    }
+    write_logits(out, columns, prepared, split, where)
     record(out, inputs)
-    result = {"out": str(out), "rows": len(getattr(prepared, split)), "split": split, "run": estimator.run}
+    run_name, rows = next(iter(columns)).run, len(getattr(prepared, split))
     if as_json:
+        result = {"out": str(out), "rows": rows, "split": split, "run": run_name, "estimators": len(columns)}
         _print_json(result)
         return
-    _tell(quiet, f"{out}: {result['rows']:,} {split} rows of {estimator.run}.")
+    _tell(quiet, f"{out}: {rows:,} {split} rows of {run_name}, columns: {len(columns)}.")
 
 
 @app.command()

@@ -10,6 +10,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -80,6 +81,10 @@ class TrainConfig(Frozen):
     min_learning_rate: NonNegativeFloat = 1e-6
     ema: float | None = Field(None, gt=0, lt=1)
     """β of Eq. 10; the averaged weights are then what is validated, selected and shipped."""
+    ema_epochs: tuple[PositiveFloat, ...] = ()
+    """Horizons of such averages in epochs, instead of β; each is kept, and the best on validation selected."""
+    checkpoints: NonNegativeInt = 0
+    """Keep the raw weights of this many last epochs: estimators of the trajectory axis."""
     kd_weight: NonNegativeFloat = 1.0
     """λ_KD of Eq. 13: the weight of the loss against the teachers' mean, where there are teachers."""
     seed: int = Field(1, ge=0, lt=2**31)
@@ -88,4 +93,6 @@ class TrainConfig(Frozen):
     def _check(self) -> Self:
         if self.schedule == "plateau" and self.plateau_factor >= 1:
             raise ValueError("plateau_factor must be below 1")
+        if self.ema is not None and self.ema_epochs:
+            raise ValueError("give the horizon of the average as ema or as ema_epochs, not as both")
         return self

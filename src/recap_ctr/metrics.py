@@ -204,6 +204,54 @@ def _starts(*sorted_columns: NDArray[np.generic]) -> NDArray[np.intp]:
 
 
 @dataclass(frozen=True)
+class AucDifference:
+    """How much one AUC exceeds another on the same rows, and how far other rows might move that."""
+
+    difference: float
+    standard_error: float
+
+
+def auc_difference(labels: ArrayLike, logits_a: ArrayLike, logits_b: ArrayLike) -> AucDifference:
+    """AUC of `logits_a` minus that of `logits_b`, with DeLong's standard error. Exact on ties; one sort each.
+
+    The error is that of drawing rows: it knows nothing of how much another seed would change the logits.
+
+    >>> auc_difference([0, 0, 1, 1], [1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0])
+    AucDifference(difference=0.25, standard_error=0.3535533905932738)
+    """
+    rows_a, rows_b = (check_rows(labels, logits, finite=False) for logits in (logits_a, logits_b))
+    positive_N = rows_a.positive
+    clicks, others = int(positive_N.sum()), int((~positive_N).sum())
+    if min(clicks, others) < 2:
+        raise InputError(
+            f"comparing AUCs needs two rows of each label, but {clicks} have label 1 and {others} label 0",
+            fix="use more rows",
+        )
+    gap_N = _twice_wins(positive_N, rows_a.scores) - _twice_wins(positive_N, rows_b.scores)
+    # A row's share of the difference: of its pairs, how many more one ranks rightly than the other.
+    gap_of_click, gap_of_other = gap_N[positive_N] / (2 * others), gap_N[~positive_N] / (2 * clicks)
+    variance = gap_of_click.var(ddof=1) / clicks + gap_of_other.var(ddof=1) / others
+    return AucDifference(float(gap_of_click.mean()), float(np.sqrt(variance)))
+
+
+def _twice_wins(positive_N: Bools, scores_N: NDArray[np.floating]) -> NDArray[np.int64]:
+    """For each row, twice the number of rows of the other class that it is ranked rightly against.
+
+    A tie is half a win. These are differences of midranks: the rank among all rows minus that in the row's class.
+    """
+    order_N = np.argsort(scores_N)
+    starts_T = _starts(scores_N[order_N])
+    sizes_T = np.diff(starts_T, append=positive_N.size)
+    hits_T = np.add.reduceat(positive_N[order_N], starts_T, dtype=np.int64)
+    misses_T = sizes_T - hits_T
+    below_T = 2 * np.cumsum(misses_T) - misses_T
+    above_T = 2 * (hits_T.sum() - np.cumsum(hits_T)) + hits_T
+    wins_N = np.empty(positive_N.size, dtype=np.int64)
+    wins_N[order_N] = np.where(positive_N[order_N], np.repeat(below_T, sizes_T), np.repeat(above_T, sizes_T))
+    return wins_N
+
+
+@dataclass(frozen=True)
 class GroupAuc:
     """AUC within groups (users, sessions); `num_one_class` groups had nothing to rank and are left out."""
 

@@ -1,5 +1,6 @@
 """A model's logits over a shard."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from recap_ctr.axes.routes import route_logits
 from recap_ctr.data.shards import Batch, PreparedData, Shard
 from recap_ctr.logits import BLOCK_ROWS, Estimator, LogitWriter
+from recap_ctr.models.recap import Recap, Route
 from recap_ctr.nn.embedding import Inputs
 
 EVAL_ROWS = 8192
@@ -23,13 +26,42 @@ def _tensor(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 def write_logits(
-    path: Path, model: nn.Module, data: PreparedData, split: str, estimator: Estimator, device: torch.device
+    path: Path,
+    models: Mapping[Estimator, nn.Module],
+    data: PreparedData,
+    split: str,
+    device: torch.device,
 ) -> None:
-    """The model's logits over a whole split as a logit table of one column."""
-    logits = predict(model, getattr(data, split), device)
-    with LogitWriter(path, data, split, [estimator]) as writer:
-        for start in range(0, len(logits), BLOCK_ROWS):
-            writer.write(logits[start : start + BLOCK_ROWS, None])
+    """Logits over a whole split as a logit table, one column for each estimator."""
+    shard: Shard = getattr(data, split)
+    with LogitWriter(path, data, split, list(models)) as writer, torch.inference_mode():
+        for model in models.values():
+            model.eval()
+        for batch in shard.batches(BLOCK_ROWS):
+            writer.write(np.stack([_logits(model, batch, device) for model in models.values()], axis=1))
+
+
+def _logits(model: nn.Module, batch: Batch, device: torch.device) -> npt.NDArray[np.float32]:
+    """Rows in small batches: they stay in cache."""
+    ids_BW, values_BN = to_inputs(batch, device)
+    parts = [
+        model(Inputs(ids, values)).logit_B
+        for ids, values in zip(torch.split(ids_BW, EVAL_ROWS), torch.split(values_BN, EVAL_ROWS), strict=True)
+    ]
+    return np.asarray(torch.cat(parts).cpu().numpy(), np.float32)
+
+
+def predict_routes(
+    model: Recap, shard: Shard, routes: Sequence[Route], device: torch.device, depth: int | None = None
+) -> npt.NDArray[np.float64]:
+    """One logit per row and route."""
+    model.eval()
+    with torch.inference_mode():
+        parts = [
+            route_logits(model, to_inputs(batch, device), routes, depth).T.cpu().numpy()
+            for batch in shard.batches(EVAL_ROWS)
+        ]
+    return np.concatenate(parts).astype(np.float64)
 
 
 def predict(model: nn.Module, shard: Shard, device: torch.device) -> npt.NDArray[np.float32]:

@@ -2,13 +2,28 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 PLAIN_SECONDS = 10.0
+SEND_SECONDS = 0.3
+_COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    TextColumn("{task.fields[note]}"),
+    TimeRemainingColumn(),
+)
+_send: Callable[[dict[str, Any]], None] | None = None
+
+
+def send_to(send: Callable[[dict[str, Any]], None]) -> None:
+    """From now on this process shows nothing itself: its progress goes, as events, to the one that started it."""
+    global _send
+    _send = send
 
 
 class Meter:
@@ -20,14 +35,8 @@ class Meter:
         self._units, self._done = 0, 0.0
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        if not quiet and sys.stderr.isatty():
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[note]}"),
-                TimeRemainingColumn(),
-            )
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        if not quiet and _send is None and sys.stderr.isatty():
+            self._bar = Progress(*_COLUMNS, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task(title, total=total, note="")
             self._bar.start()
 
@@ -38,7 +47,12 @@ class Meter:
         if self._quiet:
             return
         now = time.monotonic()
-        if self._bar is not None and self._task is not None:
+        if _send is not None:
+            if now - self._shown >= SEND_SECONDS:
+                self._shown = now
+                said = f"{self._title}, {self.rate:,.0f} {self._unit}/s {note}"
+                _send({"kind": "progress", "done": self._done, "total": self._total, "note": said})
+        elif self._bar is not None and self._task is not None:
             text = f"{self.rate:,.0f} {self._unit}/s {note}"
             self._bar.update(self._task, advance=done, note=text)
         elif now - self._shown >= PLAIN_SECONDS:
@@ -73,6 +87,62 @@ def meter(title: str, total: float | None, unit: str, *, quiet: bool = False) ->
         shown.close()
 
 
+class Board:
+    """Several jobs side by side: a bar for each that runs on a terminal, a line for what they say."""
+
+    def __init__(self, title: str, num_jobs: int, *, quiet: bool = False) -> None:
+        self._quiet, self._title, self._num_jobs = quiet, title, num_jobs
+        self._finished = 0
+        self._tasks: dict[str, TaskID] = {}
+        self._bars: Progress | None = None
+        if not quiet and _send is None and sys.stderr.isatty():
+            self._bars = Progress(*_COLUMNS, console=Console(stderr=True), transient=True)
+            self._all = self._bars.add_task(title, total=num_jobs, note=f"0 of {num_jobs}")
+            self._bars.start()
+
+    def progress(self, name: str, done: float, total: float | None, note: str) -> None:
+        if self._bars is None:
+            return
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(f"  {name}", total=total, note="")
+        self._bars.update(self._tasks[name], completed=done, total=total, note=note)
+
+    def say(self, text: str) -> None:
+        if self._quiet:
+            return
+        if self._bars is not None:
+            self._bars.console.print(text, markup=False, highlight=False)
+        else:
+            say(text)
+
+    def finish(self, name: str) -> None:
+        self._finished += 1
+        if self._bars is not None:
+            self._bars.update(
+                self._all, completed=self._finished, note=f"{self._finished} of {self._num_jobs}"
+            )
+            if name in self._tasks:
+                self._bars.remove_task(self._tasks.pop(name))
+        elif self._num_jobs > 1:
+            self.say(f"{self._title}: {self._finished} of {self._num_jobs} done ({name})")
+
+    def close(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+
+@contextmanager
+def board(title: str, num_jobs: int, *, quiet: bool = False) -> Iterator[Board]:
+    shown = Board(title, num_jobs, quiet=quiet)
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
 def say(text: str) -> None:
     """A message to the person at the terminal: always on standard error, which leaves standard output to results."""
-    print(text, file=sys.stderr, flush=True)
+    if _send is not None:
+        _send({"kind": "say", "text": text})
+    else:
+        print(text, file=sys.stderr, flush=True)

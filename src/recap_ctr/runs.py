@@ -1,32 +1,45 @@
-"""A run: one training from one seed, then calibration, evaluation and the artifact, in one resumable directory."""
+"""A run: one training from one seed, then calibration, evaluation and the artifact, in one resumable directory.
+
+And several of them side by side, on the machine's cores.
+"""
 
 import csv
 import io
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
+from torch import nn
 
 from recap_ctr import environment, metrics
-from recap_ctr.artifact import MANIFEST, write_artifact
+from recap_ctr.artifact import MANIFEST, load_artifact, write_artifact
+from recap_ctr.axes.routes import Routed, greedy_choice, late_routes, random_routes
 from recap_ctr.calibrate import Calibration, fit_affine, fit_isotonic, negative_rate_shift
-from recap_ctr.config import Frozen, TrainConfig
+from recap_ctr.config import Frozen, TrainConfig, parse
 from recap_ctr.data.encode import Layout
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.distil import teacher_targets
+from recap_ctr.engine import Job, run_jobs
+from recap_ctr.errors import InputError
 from recap_ctr.evaluate import evaluate, sampling_weights
-from recap_ctr.logits import LogitTable
-from recap_ctr.models import count_parameters, parse_model
-from recap_ctr.predict import predict
+from recap_ctr.logits import Estimator, LogitTable
+from recap_ctr.models import build, count_parameters, parse_model
+from recap_ctr.models.recap import Recap, RecapConfig, Route
+from recap_ctr.nn.weights import load_tensors
+from recap_ctr.predict import predict, predict_routes, write_logits
 from recap_ctr.progress import say
 from recap_ctr.storage import atomic_file, claim, locked, read_json, write_json
-from recap_ctr.train import Epoch, train
+from recap_ctr.train import Epoch, checkpoints, train
 
 WIDE = 256  # numbers a row, from which on a step's matrix products are worth dividing
-REPORT, HISTORY, ARTIFACT = "report.json", "history.csv", "artifact"
+REPORT, HISTORY, ARTIFACT, LOGITS = "report.json", "history.csv", "artifact", "logits"
+Per = Literal["model", "route", "checkpoint"]
+RouteChoice = Literal["late", "random", "greedy"]
+GREEDY_CANDIDATES = 4  # for each route that is chosen from them
 # Logistic regression only needs to converge; a larger step than a network's gets it there in a few epochs.
 REFERENCE = TrainConfig(learning_rate=1e-2, l2=1e-6, update="fast", max_epochs=10)
 
@@ -52,6 +65,43 @@ class RunConfig:
     device: str = "cpu"
     teachers: tuple[Path, ...] = ()
     """Logit tables over the training rows; with them the run is a student."""
+    routes: int = 1
+    """K of Eq. 15: how many routes the artifact averages; 1 is the home route."""
+    route_choice: RouteChoice = "late"
+    """Routes that share all but their last steps, any, or those of the former that do best on validation."""
+
+    def __post_init__(self) -> None:
+        if self.routes < 1:
+            raise InputError(f"{self.routes} routes: at least one is needed")
+        if self.routes > 1 and not isinstance(self.model_config, RecapConfig):
+            raise InputError(f"{self.model} has no routes", fix="leave out --routes, or train recap")
+
+    def with_(
+        self,
+        *,
+        seed: int,
+        teachers: tuple[Path, ...] = (),
+        routes: int = 1,
+        route_choice: RouteChoice = "late",
+    ) -> "RunConfig":
+        """The same run from another seed, perhaps as a student, perhaps on routes."""
+        train = self.train.model_copy(update={"seed": seed})
+        return replace(self, train=train, teachers=teachers, routes=routes, route_choice=route_choice)
+
+    def to_json(self) -> dict[str, Any]:
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        plain = {"model_config": self.model_config.model_dump(mode="json")}
+        plain |= {"train": self.train.model_dump(mode="json")}
+        return own | plain | {"teachers": [str(path) for path in self.teachers]}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        parsed = {
+            "model_config": parse_model(values["model"], values["model_config"]),
+            "train": parse(TrainConfig, values["train"], "run"),
+            "teachers": tuple(Path(path) for path in values["teachers"]),
+        }
+        return cls(**{**values, **parsed})
 
     def inputs(self, data: PreparedData) -> dict[str, Any]:
         return {
@@ -64,7 +114,13 @@ class RunConfig:
             "threads": self.threads,
             "device": self.device,
             "teachers": [LogitTable(path).checksum for path in self.teachers],
+            "routes": {"count": self.routes, "choice": self.route_choice},
         }
+
+    def without_seed(self, data: PreparedData) -> dict[str, Any]:
+        """What runs that differ in their seed alone have in common."""
+        inputs = self.inputs(data)
+        return {**inputs, "train": {key: value for key, value in inputs["train"].items() if key != "seed"}}
 
 
 def run(
@@ -92,20 +148,14 @@ def run(
             quiet=quiet,
         )
         started = time.monotonic()
-        raw = {name: predict(trained.model, shard, device) + shift for name, shard in _held_out(data).items()}
-        weights = sampling_weights(data.valid, config.negative_rate)
-        fit = fit_affine if config.calibration == "affine" else fit_isotonic
-        calibration: Calibration = fit(data.valid.labels, raw["valid"], weights)
-        found = {
-            name: evaluate(
-                shard.labels, raw[name], calibration, weights=sampling_weights(shard, config.negative_rate),
-                groups=shard.groups, reliability=True,
-            )
-            for name, shard in _held_out(data).items()
-        }  # fmt: skip
+        routes = _choose_routes(config, trained.model, data, device)
+        shipped = _on_routes(trained.model, routes)
+        calibration, found = _assess(config, shipped, data, device)
+        by_routes = {str(len(routes)): _briefly(found)} if routes else {}
+        if len(routes) > 1:
+            by_routes = {"1": _briefly(_assess(config, trained.model, data, device)[1]), **by_routes}
         reference = _reference(config, data, out, quiet) if config.reference else None
         about = {"name": data.name, "fingerprint": data.fingerprint, "rows": len(data.train)}
-        brief = {split: _brief(figures) for split, figures in found.items()}
         write_artifact(
             out / ARTIFACT,
             name=config.model,
@@ -114,7 +164,8 @@ def run(
             encoder=data.encoder,
             calibration=calibration,
             shift=shift,
-            metrics=brief,
+            metrics=_briefly(found),
+            routes=routes,
             data=about,
             training={**config.train.model_dump(mode="json"), "best_epoch": trained.best_epoch},
         )
@@ -133,6 +184,7 @@ def run(
             if config.calibration == "affine"
             else {"kind": "isotonic"},
             "metrics": found,
+            "metrics_by_routes": by_routes,
             "reference": reference,
             "best_epoch": trained.best_epoch,
             "history": [asdict(line) for line in trained.history],
@@ -178,8 +230,130 @@ def _reference(config: RunConfig, data: PreparedData, out: Path, quiet: bool) ->
     return {"logistic regression": found}
 
 
-def _brief(figures: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in figures.items() if key != "reliability"}
+def _briefly(found: dict[str, Any]) -> dict[str, Any]:
+    return {
+        split: {key: value for key, value in figures.items() if key != "reliability"}
+        for split, figures in found.items()
+    }
+
+
+def _assess(
+    config: RunConfig, model: nn.Module, data: PreparedData, device: torch.device
+) -> tuple[Calibration, dict[str, Any]]:
+    """Calibrate on the validation rows, then measure on all held-out ones."""
+    shift = negative_rate_shift(config.negative_rate)
+    raw = {name: predict(model, shard, device) + shift for name, shard in _held_out(data).items()}
+    weights = sampling_weights(data.valid, config.negative_rate)
+    fit = fit_affine if config.calibration == "affine" else fit_isotonic
+    calibration: Calibration = fit(data.valid.labels, raw["valid"], weights)
+    found = {
+        name: evaluate(
+            shard.labels, raw[name], calibration, weights=sampling_weights(shard, config.negative_rate),
+            groups=shard.groups, reliability=True,
+        )
+        for name, shard in _held_out(data).items()
+    }  # fmt: skip
+    return calibration, found
+
+
+def _choose_routes(
+    config: RunConfig, model: nn.Module, data: PreparedData, device: torch.device
+) -> tuple[Route, ...]:
+    """The routes to ship; none for a model without them."""
+    if not isinstance(model, Recap):
+        return ()
+    if config.route_choice == "random":
+        return tuple(random_routes(model.config, config.routes, config.train.seed))
+    if config.route_choice == "late":
+        return tuple(late_routes(model.config, config.routes))
+    candidates = late_routes(model.config, GREEDY_CANDIDATES * config.routes)
+    logits_NK = predict_routes(model, data.valid, candidates, device)
+    weights = sampling_weights(data.valid, config.negative_rate)
+    return tuple(candidates[at] for at in greedy_choice(data.valid.labels, logits_NK, config.routes, weights))
+
+
+def _on_routes(model: nn.Module, routes: tuple[Route, ...]) -> nn.Module:
+    return Routed(model, routes) if isinstance(model, Recap) else model
+
+
+def teach(data: str, config: dict[str, Any], out: str) -> dict[str, Any]:
+    """A run, and its logits over all rows as tables beside it; the arguments are plain, for the engine."""
+    settings, directory, prepared = RunConfig.from_json(config), Path(out), PreparedData(Path(data))
+    report = run(settings, prepared, directory)
+    tables = {split: directory / LOGITS / split for split in ("train", *_held_out(prepared))}
+    missing = {split: path for split, path in tables.items() if not path.is_dir()}
+    if missing:
+        loaded = load_artifact(directory / ARTIFACT)
+        device = torch.device(settings.device)
+        estimator = Estimator(f"{settings.model}-seed-{settings.train.seed}", route=_route_name(settings))
+        for split, path in missing.items():
+            write_logits(path, {estimator: loaded.model.to(device)}, prepared, split, device)
+    return report
+
+
+def _route_name(config: RunConfig) -> str | None:
+    return f"mean of {config.routes}" if config.routes > 1 else None
+
+
+def estimators(path: Path, name: str | None, per: Per) -> dict[Estimator, nn.Module]:
+    """The columns of a logit table: what the artifact ships, each of its routes, or each checkpoint of its run."""
+    loaded = load_artifact(path)
+    run_name = name or f"{loaded.name}-seed-{loaded.manifest['training']['seed']}"
+    if per == "model":
+        return {Estimator(run_name): loaded.model}
+    if per == "route":
+        if not isinstance(loaded.model, Routed):
+            raise InputError(f"{path} has no routes", fix="leave out --per route, or train recap")
+        backbone = loaded.model.model
+        return {
+            Estimator(run_name, route=_route_text(route)): Routed(backbone, [route])
+            for route in loaded.model.routes
+        }
+    found: dict[Estimator, nn.Module] = {}
+    for step, file in checkpoints(path):
+        model = build(loaded.name, loaded.config, loaded.encoder.layout)
+        model.load_state_dict(load_tensors(file)[0])
+        found[Estimator(run_name, step=step)] = model
+    if not found:
+        raise InputError(
+            f"{path} holds no checkpoints", fix="give a run that was trained with [train] checkpoints = N"
+        )
+    return found
+
+
+def _route_text(route: Route) -> str:
+    """Such as 0.1.2.3/0.5.2.3: the adapters of the exponential tower, then of the linear one."""
+    return "/".join(".".join(map(str, tower)) for tower in (route.exponential, route.linear))
+
+
+def teacher_tables(directories: Sequence[Path], split: str) -> tuple[Path, ...]:
+    return tuple(directory / LOGITS / split for directory in directories)
+
+
+def run_many(
+    configs: dict[Path, RunConfig],
+    data: PreparedData,
+    *,
+    title: str,
+    workers: int | None = None,
+    quiet: bool = False,
+) -> dict[Path, dict[str, Any]]:
+    """Runs side by side, each in its directory and with its logit tables, over one prepared data set.
+
+    Each resumes by itself. As many run at a time as there are cores for their threads.
+    """
+    threads = max(config.threads for config in configs.values())
+    jobs = [
+        Job(
+            out.name,
+            "recap_ctr.runs:teach",
+            {"data": str(data.path), "config": config.to_json(), "out": str(out)},
+        )
+        for out, config in configs.items()
+    ]
+    room = workers or max(environment.num_cores() // threads, 1)
+    reports = run_jobs(jobs, workers=room, title=title, quiet=quiet)
+    return dict(zip(configs, reports, strict=True))
 
 
 def _write_history(path: Path, history: list[Epoch]) -> None:

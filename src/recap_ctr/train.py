@@ -7,10 +7,10 @@ of its inputs: killed at any moment and resumed from its last state, it ends wit
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,14 @@ import torch
 from torch import nn
 
 from recap_ctr import metrics
-from recap_ctr.axes.trajectory import MovingAverage
+from recap_ctr.axes.trajectory import MovingAverage, beta_of, restore_statistics
 from recap_ctr.config import Frozen, TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.environment import keep_freed_memory
 from recap_ctr.errors import InputError
 from recap_ctr.losses import LOSSES, distillation
 from recap_ctr.models import build
+from recap_ctr.nn.embedding import Inputs
 from recap_ctr.nn.weights import load_tensors, save_tensors
 from recap_ctr.predict import predict, to_inputs
 from recap_ctr.progress import meter, say
@@ -33,7 +34,21 @@ from recap_ctr.update import DIVERGED, Update
 STATE, BEST = "state.safetensors", "best.safetensors"
 SAVE_SECONDS = 60.0
 MIN_GAIN = 1e-6
-_INITIAL, _ORDER = 2**40, 2**41  # streams apart from the steps'
+STATISTICS_ROWS = 65_536
+_INITIAL, _ORDER, _STATISTICS = 2**40, 2**41, 2**42  # streams apart from the steps'
+
+
+def checkpoint_file(directory: Path, step: int) -> Path:
+    return directory / f"checkpoint-{step}.safetensors"
+
+
+def checkpoints(directory: Path) -> list[tuple[int, Path]]:
+    """The raw weights that a run kept, with their steps, oldest first."""
+    found = [
+        (int(file.stem.removeprefix("checkpoint-")), file)
+        for file in directory.glob("checkpoint-*.safetensors")
+    ]
+    return sorted(found)
 
 
 def derive_seed(seed: int, stream: int) -> int:
@@ -50,6 +65,8 @@ class Epoch:
     train_loss: float
     valid_auc: float
     valid_logloss: float
+    beta: float | None
+    """Of the moving average that was best on validation."""
     seconds: float
 
 
@@ -87,6 +104,15 @@ class Trained:
     seconds: float
 
 
+@runtime_checkable
+class ByEpoch(Protocol):
+    """A model whose training changes with the epoch, counted from 0."""
+
+    epoch: int
+
+    def begin_epoch(self) -> None: ...
+
+
 class Trainer:
     """A run in memory: the model, its update, and the state of its schedule."""
 
@@ -106,17 +132,16 @@ class Trainer:
         self.model = build(name, model_config, data.layout).to(device)
         loss_name = str(self.model.config.loss)  # type: ignore[union-attr]
         self.loss, self.distillation = LOSSES[loss_name], distillation(loss_name)
-        fast = config.update == "fast"
-        self.average = None if config.ema is None else MovingAverage(self.model, config.ema, lazy=fast)
-        self.update = Update(self.model, config, self.average)
-        self.progress = Progress(learning_rate=config.learning_rate)
         self.steps_per_epoch = -(-len(data.train) // config.batch_size)
+        betas = [beta_of(epochs, self.steps_per_epoch) for epochs in config.ema_epochs]
+        if config.ema is not None:
+            betas = [config.ema]
+        self.averages = [MovingAverage(self.model, beta, lazy=config.update == "fast") for beta in betas]
+        self.update = Update(self.model, config, self.averages)
+        self.progress = Progress(learning_rate=config.learning_rate)
+        self.selected = self.model
+        """What is validated and shipped: the best average where there are any."""
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
-
-    @property
-    def selected(self) -> nn.Module:
-        """The model that is validated and shipped: the average where there is one."""
-        return self.model if self.average is None else self.average.settle()
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         if self._order is None or self._order[0] != epoch:
@@ -127,6 +152,7 @@ class Trainer:
     def step(self) -> int:
         """One update on the next batch; returns its number of rows."""
         epoch, at = divmod(self.progress.step, self.steps_per_epoch)
+        self._enter(epoch, begins=at == 0)
         size = self.config.batch_size
         rows = self.order(epoch)[at * size : (at + 1) * size]
         batch = self.data.train.batch(rows)
@@ -151,6 +177,14 @@ class Trainer:
         self.progress.loss_sum += value
         return len(batch.labels_B)
 
+    def _enter(self, epoch: int, *, begins: bool) -> None:
+        """Tell models that change with time where they are."""
+        for model in (self.model, *(average.model for average in self.averages)):
+            if isinstance(model, ByEpoch):
+                model.epoch = epoch
+                if begins:
+                    model.begin_epoch()
+
     def _learning_rate(self) -> float:
         if self.config.schedule != "cosine":
             return self.progress.learning_rate
@@ -160,15 +194,14 @@ class Trainer:
 
     def end_epoch(self, seconds: float) -> bool:
         """Validate, then let the schedule decide; true if this is the best epoch so far."""
-        progress, config, valid = self.progress, self.config, self.data.valid
-        logits = predict(self.selected, valid, self.device)
-        if not np.isfinite(logits).all():
-            raise InputError(f"logits are no longer finite after step {progress.step}", fix=DIVERGED)
-        auc = metrics.auc(valid.labels, logits, valid.weights)
-        loss = metrics.logloss(valid.labels, logits, valid.weights)
+        progress, config = self.progress, self.config
+        (auc, loss), beta, self.selected = max(
+            ((self._validate(model), beta, model) for beta, model in self._candidates()),
+            key=lambda found: found[0][0],
+        )
         epoch = len(progress.history) + 1
         rate, train_loss = self._learning_rate(), progress.loss_sum / self.steps_per_epoch
-        progress.history.append(Epoch(epoch, progress.step, rate, train_loss, auc, loss, seconds))
+        progress.history.append(Epoch(epoch, progress.step, rate, train_loss, auc, loss, beta, seconds))
         progress.loss_sum = 0.0
         better = auc >= progress.best_auc + MIN_GAIN
         if better:
@@ -178,17 +211,62 @@ class Trainer:
             if config.schedule == "plateau":
                 lowered = progress.learning_rate * config.plateau_factor
                 progress.learning_rate = max(lowered, config.min_learning_rate)
-        progress.finished = progress.stalls >= config.patience or epoch >= config.max_epochs
+        progress.finished = self._is_finished()
         return better
+
+    def _is_finished(self) -> bool:
+        return (
+            self.progress.stalls >= self.config.patience
+            or len(self.progress.history) >= self.config.max_epochs
+        )
+
+    def _candidates(self) -> Iterator[tuple[float | None, nn.Module]]:
+        """The models that an epoch may select, each ready to predict."""
+        if not self.averages:
+            yield None, self.model
+        for average in self.averages:
+            model = average.settle()
+            torch.manual_seed(derive_seed(self.config.seed, _STATISTICS))
+            restore_statistics(model, self._statistics_batches())
+            yield average.beta, model
+
+    def _statistics_batches(self) -> Iterator[Inputs]:
+        """The same random training rows each time, in batches like those of training."""
+        generator = np.random.default_rng(derive_seed(self.config.seed, _STATISTICS))
+        total, size = len(self.data.train), self.config.batch_size
+        rows = generator.choice(total, min(total, max(STATISTICS_ROWS // size, 1) * size), replace=False)
+        for start in range(0, len(rows) - 1, size):  # a last batch of one row has no variance
+            yield to_inputs(self.data.train.batch(np.sort(rows[start : start + size])), self.device)
+
+    def _validate(self, model: nn.Module) -> tuple[float, float]:
+        """AUC and logloss on the validation rows."""
+        valid = self.data.valid
+        logits = predict(model, valid, self.device)
+        if not np.isfinite(logits).all():
+            raise InputError(f"logits are no longer finite after step {self.progress.step}", fix=DIVERGED)
+        return (
+            metrics.auc(valid.labels, logits, valid.weights),
+            metrics.logloss(valid.labels, logits, valid.weights),
+        )
 
     def save(self, directory: Path) -> None:
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"update.{name}": value for name, value in self.update.state().items()}
-        if self.average is not None:
-            tensors |= {f"average.{name}": value for name, value in self.average.state().items()}
+        for at, average in enumerate(self.averages):
+            tensors |= {f"average.{at}.{name}": value for name, value in average.state().items()}
         save_tensors(
             directory / STATE, tensors, {"progress": self.progress.to_json(), "torch": torch.__version__}
         )
+
+    def keep_checkpoint(self, directory: Path) -> None:
+        """Save the raw weights of the epoch that just ended, and drop those that are too old."""
+        epoch, kept = len(self.progress.history), self.config.checkpoints
+        if kept:
+            save_tensors(checkpoint_file(directory, self.progress.step), dict(self.model.state_dict()))
+            if epoch > kept:
+                checkpoint_file(directory, self.progress.history[epoch - kept - 1].step).unlink(
+                    missing_ok=True
+                )
 
     def resume(self, directory: Path) -> None:
         tensors, metadata = load_tensors(directory / STATE)
@@ -204,10 +282,11 @@ class Trainer:
             }
 
         self.progress = Progress.from_json(metadata["progress"])
+        self.progress.finished = self._is_finished()  # it may go on if it is given more epochs
         self.model.load_state_dict(part("model."))
         self.update.load(part("update."), self.progress.step)
-        if self.average is not None:
-            self.average.load(part("average."))
+        for at, average in enumerate(self.averages):
+            average.load(part(f"average.{at}."))
 
 
 def train(
@@ -245,6 +324,7 @@ def train(
                     saved = time.monotonic()
         if trainer.end_epoch(time.monotonic() - began):
             save_tensors(out / BEST, dict(trainer.selected.state_dict()))
+        trainer.keep_checkpoint(out)
         progress.seconds += time.monotonic() - saved
         trainer.save(out)
         if not quiet:

@@ -8,6 +8,7 @@ Where they differ, and by how much: docs/decisions/0003-two-updates.md. Shapes: 
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,8 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 class Update:
     """Adam with the gradient norm clipped and the tables regularised, by l2/2 · ||table||²."""
 
-    def __init__(self, model: nn.Module, config: TrainConfig, average: MovingAverage | None = None) -> None:
-        self._config, self._average = config, average
+    def __init__(self, model: nn.Module, config: TrainConfig, averages: Sequence[MovingAverage] = ()) -> None:
+        self._config, self._averages = config, averages
         self._fast = config.update == "fast"
         self._tables = {name: module for name, module in model.named_modules() if isinstance(module, Table)}
         rows = {id(table.weight) for table in self._tables.values()}
@@ -76,8 +77,8 @@ class Update:
                 self._step_table(name, gradient, learning_rate, self._config.l2 * clip)
         for weight in self._dense.values():
             weight.grad = None
-        if self._average is not None:
-            self._average.after_step(self.step_count)
+        for average in self._averages:
+            average.after_step(self.step_count)
 
     def _take(self, name: str, table: Table) -> RowGradient:
         gradient, table.row_gradient = table.row_gradient, None
@@ -100,8 +101,8 @@ class Update:
 
     def _step_rows(self, name: str, gradient: RowGradient, learning_rate: float) -> None:
         rows_U, weight_Vd = gradient.rows_U, self._tables[name].weight
-        if self._average is not None:
-            self._average.before_rows_change(name, rows_U)
+        for average in self._averages:
+            average.before_rows_change(name, rows_U)
         weight_Ud, first_Ud, second_Ud = (
             table_Vd.index_select(0, rows_U)
             for table_Vd in (weight_Vd, self._first[name], self._second[name])

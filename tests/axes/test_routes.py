@@ -1,11 +1,31 @@
 """The route tree against one pass per route."""
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
 
-from recap_ctr.axes.routes import late_routes, mean_route_logit, random_routes, route_logits
+from recap_ctr import predict as predict_module
+from recap_ctr.axes.routes import (
+    Routed,
+    check_route,
+    greedy_choice,
+    late_routes,
+    mean_route_logit,
+    random_routes,
+    route_logits,
+)
+from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.losses import Output
 from recap_ctr.models.recap import Recap, Route
+from recap_ctr.nn.embedding import Inputs
+from recap_ctr.predict import predict, predict_routes
 from tests.models.test_recap import config, model, rows
 
 
@@ -68,3 +88,158 @@ def test_late_routes_share_their_beginning() -> None:
 def test_no_route_is_an_error() -> None:
     with pytest.raises(InputError, match="no route"):
         route_logits(model(config()), rows(), [])
+
+
+@pytest.mark.parametrize("fuse", ["mean", "gate"])
+@pytest.mark.parametrize("depth", [None, 1, 3, 4])
+def test_routed_gives_the_mean_of_its_routes_at_every_trained_depth(depth: int | None, fuse: str) -> None:
+    made = model(config(train_depths=(1, 3, 4), depth_weights=(0.1, 0.1, 0.8), fuse=fuse))
+    if made.gate is not None:
+        nn.init.normal_(made.gate.weight)
+    routes = random_routes(made.config, 7, seed=2)
+
+    with torch.no_grad():
+        output = Routed(made, routes, depth)(rows())
+        logits_KB = naive(made, routes, depth)
+
+    torch.testing.assert_close(output.logit_B, logits_KB.mean(0), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output.aux["logits_KB"], logits_KB, atol=1e-5, rtol=1e-5)
+    assert logits_KB.std(0).min() > 0
+
+
+def test_routed_refuses_a_depth_that_was_not_trained() -> None:
+    made = model(config())
+    for depth in (0, 1, 3, 5, -1):
+        with pytest.raises(InputError, match=rf"depth {depth} was not trained\n  fix: trained are 2, 4"):
+            Routed(made, [made.config.home], depth)
+
+
+@pytest.mark.parametrize("tower", ["exponential", "linear"])
+@pytest.mark.parametrize(
+    ("binding", "wrong", "message"),
+    [
+        ("free", (0, 1, 2), "a route of 3 steps, where the recursion has 4"),
+        ("free", (0, 1, 2, 3, 4), "a route of 5 steps"),
+        ("free", (), "a route of 0 steps"),
+        ("free", (0, 1, 8, 3), "adapter 8 at step 3"),
+        ("free", (-1, 1, 2, 3), "adapter -1 at step 1"),
+        ("tied", (0, 1, 2), "a route of 3 steps"),
+        ("tied", (1, 1, 2, 3), "adapter 1 at step 1"),
+        ("tied", (0, 5, 2, 4), "adapter 4 at step 4"),
+        ("tied", (0, 5, 2, 11), "adapter 11 at step 4"),
+    ],
+)
+def test_impossible_routes_are_refused(
+    tower: str, binding: str, wrong: tuple[int, ...], message: str
+) -> None:
+    made = model(config(binding=binding))
+    route = made.config.home.model_copy(update={tower: wrong})
+    with pytest.raises(InputError, match=message):
+        check_route(made.config, route)
+    with pytest.raises(InputError, match=message):
+        Routed(made, [made.config.home, route])
+
+
+@pytest.mark.parametrize("binding", ["free", "tied"])
+def test_all_routes_that_are_made_are_possible(binding: str) -> None:
+    settings = config(binding=binding)
+    for route in (settings.home, *random_routes(settings, 30, 5), *late_routes(settings, 30)):
+        check_route(settings, route)
+
+
+def test_fewer_late_routes_are_the_first_of_more() -> None:
+    for settings in (config(), config(binding="free"), config(binding="free", num_adapters=2)):
+        most = late_routes(settings, 300)
+        assert len(set(most)) == len(most) == min(300, len(settings.choices(0)) ** 8)
+        for count in (1, 2, 3, 4, 9, 17):
+            assert late_routes(settings, count) == most[:count]
+
+
+Floats = npt.NDArray[np.float64]
+
+
+def logloss(labels_N: Floats, logits_N: Floats, weights_N: Floats) -> float:
+    losses_N = np.logaddexp(0, logits_N) - labels_N * logits_N
+    return float((weights_N * losses_N).sum() / weights_N.sum())
+
+
+@st.composite
+def choices(draw: st.DrawFn) -> tuple[Floats, Floats, Floats, int]:
+    """Labels, logits of several columns, whole weights, and how many columns to choose."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    columns = draw(st.integers(1, 6))
+    labels_N = rng.integers(0, 2, 30).astype(np.float64)
+    logits_NK = rng.normal(0, 2, (30, columns)) + rng.normal(0, 2, (30, 1))
+    return labels_N, logits_NK, rng.integers(1, 4, 30).astype(np.float64), draw(st.integers(1, 7))
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(given=choices(), weighted=st.booleans())
+def test_each_greedy_choice_is_the_best_of_what_is_left(
+    given: tuple[Floats, Floats, Floats, int], weighted: bool
+) -> None:
+    labels_N, logits_NK, weights_N, count = given
+    weights_N = weights_N if weighted else np.ones_like(weights_N)
+
+    chosen = greedy_choice(labels_N, logits_NK, count, weights_N if weighted else None)
+
+    columns = range(logits_NK.shape[1])
+    assert len(chosen) == len(set(chosen)) == min(count, len(columns))
+    for taken in range(1, len(chosen) + 1):
+        losses = {
+            at: logloss(labels_N, logits_NK[:, [*chosen[: taken - 1], at]].mean(axis=1), weights_N)
+            for at in columns
+            if at not in chosen[: taken - 1]
+        }
+        assert losses[chosen[taken - 1]] == pytest.approx(min(losses.values()), abs=1e-12)
+    assert chosen == greedy_choice(labels_N, logits_NK, len(columns), weights_N if weighted else None)[:count]
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(given=choices())
+def test_a_weight_counts_a_row_so_many_times(given: tuple[Floats, Floats, Floats, int]) -> None:
+    labels_N, logits_NK, weights_N, count = given
+    often = weights_N.astype(int)
+    repeated = greedy_choice(labels_N.repeat(often), logits_NK.repeat(often, axis=0), count)
+    assert greedy_choice(labels_N, logits_NK, count, weights_N) == repeated
+
+
+def test_weights_change_the_choice() -> None:
+    labels_N, logits_NK = np.array([1.0, 0.0]), np.array([[3.0, 1.0], [1.0, -3.0]])
+    assert greedy_choice(labels_N, logits_NK, 1) == [1]
+    assert greedy_choice(labels_N, logits_NK, 1, np.array([100.0, 1.0])) == [0]
+
+
+class OneRoute(nn.Module):
+    """A backbone on one route, step by step."""
+
+    def __init__(self, made: Recap, route: Route, depth: int | None) -> None:
+        super().__init__()
+        self.made, self.route, self.depth = made, route, depth
+
+    def forward(self, inputs: Inputs) -> Output:
+        output: Output = self.made(inputs, self.route, self.depth)
+        return output
+
+
+@pytest.mark.parametrize("depth", [None, 2])
+def test_predictions_by_route_are_those_of_each_route(
+    depth: int | None, prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict_module, "EVAL_ROWS", 128)  # several batches, the last one short
+    torch.manual_seed(0)
+    made = Recap(config(), prepared.layout)
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.normal_(std=0.3)
+    made.train()
+    routes, cpu = random_routes(made.config, 5, seed=0), torch.device("cpu")
+
+    found_NK = predict_routes(made, prepared.valid, routes, cpu, depth)
+
+    assert found_NK.shape == (len(prepared.valid), 5)
+    assert found_NK.dtype == np.float64
+    for at, route in enumerate(routes):
+        expected: npt.NDArray[Any] = predict(OneRoute(made, route, depth), prepared.valid, cpu)
+        np.testing.assert_allclose(found_NK[:, at], expected, atol=1e-4, rtol=1e-4)
+    assert found_NK.std(axis=1).min() > 0

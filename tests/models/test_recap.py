@@ -180,3 +180,33 @@ def test_default_rank_is_the_largest_within_the_size_of_fcn() -> None:
 def test_impossible_settings_are_refused(settings: dict[str, object], word: str) -> None:
     with pytest.raises(InputError, match=word):
         config(**settings)
+
+
+def test_before_sampling_begins_all_rows_take_the_home_route_and_variants_follow_it() -> None:
+    made = model(config(sample_from=2, exponential_dropout=0.0, linear_dropout=0.0)).train()
+    assert made.config.choices(1) == range(1, 8, 4)
+    made.epoch = 1
+    made.begin_epoch()
+    for tower in (made.exponential, made.linear):
+        for step in range(4):
+            torch.testing.assert_close(tower.bank.matrix(step + 4), tower.bank.matrix(step))
+    made.exponential.bank.a_ACR.grad = None
+    made(rows()).logit_B.sum().backward()
+    grad = made.exponential.bank.a_ACR.grad
+    assert grad is not None
+    assert grad[:4].abs().sum(dim=(1, 2)).min() > 0
+    assert grad[4:].abs().max() == 0
+
+    made.epoch = 3
+    before = made.exponential.bank.a_ACR.detach().clone()
+    with torch.no_grad():
+        made.exponential.bank.a_ACR[0] += 1.0
+    made.begin_epoch()  # too late to follow: the variants are on their own
+    torch.testing.assert_close(made.exponential.bank.a_ACR[4], before[4])
+    drawn = {made._adapter(None, "linear", 0, torch.empty(3, 1, 2)) for _ in range(40)}
+    assert drawn == {0, 4}
+
+
+def test_sampling_late_needs_a_home() -> None:
+    with pytest.raises(InputError, match="sample_from goes with tied"):
+        config(binding="free", sample_from=3)

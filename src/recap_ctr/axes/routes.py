@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recap_ctr import metrics
 from recap_ctr.errors import InputError
+from recap_ctr.losses import Output
 from recap_ctr.models.fcn import halved
 from recap_ctr.models.recap import Recap, RecapConfig, RecursiveTower, Route, TowerRoute
 from recap_ctr.nn.embedding import Inputs
@@ -62,6 +65,55 @@ def _late_leaves(config: RecapConfig, count: int) -> list[TowerRoute]:
             break
     found.sort(key=lambda leaf: leaf != home)
     return found[:count]
+
+
+def greedy_choice(
+    labels_N: npt.NDArray[np.generic],
+    logits_NK: npt.NDArray[np.float64],
+    count: int,
+    weights_N: npt.NDArray[np.generic] | None = None,
+) -> list[int]:
+    """Columns whose mean logit has the smallest logloss, taken one after the other, none of them twice."""
+    chosen: list[int] = []
+    total_N = np.zeros(len(logits_NK))
+    while len(chosen) < min(count, logits_NK.shape[1]):
+        rest = [at for at in range(logits_NK.shape[1]) if at not in chosen]
+        losses = [
+            metrics.logloss(labels_N, (total_N + logits_NK[:, at]) / (len(chosen) + 1), weights_N)
+            for at in rest
+        ]
+        best = rest[int(np.argmin(losses))]
+        chosen.append(best)
+        total_N += logits_NK[:, best]
+    return chosen
+
+
+class Routed(nn.Module):
+    """A backbone on fixed routes and at one depth: their mean logit (Eq. 15), and beside it each route's own."""
+
+    def __init__(self, model: Recap, routes: Sequence[Route], depth: int | None = None) -> None:
+        super().__init__()
+        for route in routes:
+            check_route(model.config, route)
+        if depth is not None and depth not in model.config.train_depths:
+            raise InputError(
+                f"depth {depth} was not trained",
+                fix=f"trained are {', '.join(map(str, model.config.train_depths))}",
+            )
+        self.model, self.routes, self.depth = model, tuple(routes), depth
+
+    def forward(self, inputs: Inputs) -> Output:
+        logits_KB = route_logits(self.model, inputs, self.routes, self.depth)
+        return Output(logits_KB.mean(dim=0), {"logits_KB": logits_KB})
+
+
+def check_route(config: RecapConfig, route: Route) -> None:
+    for tower in (route.exponential, route.linear):
+        if len(tower) != config.depth:
+            raise InputError(f"a route of {len(tower)} steps, where the recursion has {config.depth}")
+        for step, adapter in enumerate(tower):
+            if adapter not in config.choices(step):
+                raise InputError(f"a route takes adapter {adapter} at step {step + 1}, which has none such")
 
 
 def route_logits(model: Recap, inputs: Inputs, routes: Sequence[Route], depth: int | None = None) -> Tensor:

@@ -5,24 +5,26 @@ Shapes: V table rows, U distinct rows of a batch, d vector size.
 
 import copy
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
-from recap_ctr.nn.embedding import Table
+from recap_ctr.nn.embedding import Inputs, Table
 
 
 class MovingAverage:
     """Holds the averaged model: ema <- beta * ema + (1 - beta) * weights after each step, started as a copy.
 
     While training is young beta is smaller, (1 + t) / (10 + t), so that the average forgets the random start.
+    Statistics of normalisation are not averaged: those of averaged weights are others (`restore_statistics`).
 
     With `lazy`, tables whose rows move only when touched are averaged only then, and exactly: between two touches
     a row's weight w is constant, so n steps amount to ema <- P * ema + (1 - P) * w with P the product of the n betas.
     """
 
     def __init__(self, model: nn.Module, beta: float, *, lazy: bool) -> None:
-        self._source, self._beta = model, beta
+        self.beta = beta
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.log_decay = 0.0  # sum of log beta over all steps so far: S_t
         self._tables: dict[str, tuple[Table, Table, Tensor]] = {}
@@ -39,15 +41,11 @@ class MovingAverage:
         lazily = {id(table.weight) for table, _, _ in self._tables.values()}
         pairs = [
             (own, seen)
-            for own, seen in zip(self._floats(self.model), self._floats(model), strict=True)
+            for own, seen in zip(self.model.parameters(), model.parameters(), strict=True)
             if id(seen) not in lazily
         ]
-        self._averages, self._weights = [own for own, _ in pairs], [seen for _, seen in pairs]
-
-    @staticmethod
-    def _floats(model: nn.Module) -> list[Tensor]:
-        everything = [*model.parameters(), *model.buffers()]
-        return [tensor for tensor in everything if tensor.is_floating_point()]
+        self._averages: list[Tensor] = [own for own, _ in pairs]
+        self._weights = [seen for _, seen in pairs]
 
     @torch.no_grad()
     def before_rows_change(self, name: str, rows_U: Tensor) -> None:
@@ -63,7 +61,7 @@ class MovingAverage:
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         """Count one step; `step` is its number, from 1."""
-        beta = min(self._beta, (1 + step) / (10 + step))
+        beta = min(self.beta, (1 + step) / (10 + step))
         self.log_decay += math.log(beta)
         torch._foreach_lerp_(self._averages, [tensor.detach() for tensor in self._weights], 1 - beta)
 
@@ -86,3 +84,36 @@ class MovingAverage:
         for name, (_, _, settled_V) in self._tables.items():
             settled_V.copy_(tensors[f"settled.{name}"])
         self.log_decay = float(tensors["log_decay"])
+
+
+def beta_of(epochs: float, steps_per_epoch: int) -> float:
+    """β whose horizon, 1 / (1 - β) steps, is this many epochs.
+
+    >>> beta_of(2.0, 250)
+    0.998
+    """
+    return 1.0 - 1.0 / max(epochs * steps_per_epoch, 2.0)
+
+
+@torch.no_grad()
+def restore_statistics(model: nn.Module, batches: Iterable[Inputs]) -> None:
+    """Measure the statistics of all normalisations anew, as means over batches; the rest works as in evaluation.
+
+    Only the model itself is told that it trains, so that it draws routes as it does there. After averaging weights
+    the statistics that training gathered are several per cent off.
+    """
+    norms = [
+        module for module in model.modules() if isinstance(getattr(module, "running_mean", None), Tensor)
+    ]
+    momenta = [norm.momentum for norm in norms]
+    model.eval()
+    for norm in norms:
+        norm.train()
+    model.training = True
+    for count, inputs in enumerate(batches, start=1):
+        for norm in norms:
+            norm.momentum = 1.0 / count  # type: ignore[assignment]
+        model(inputs)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    model.eval()

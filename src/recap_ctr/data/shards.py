@@ -4,7 +4,7 @@ Shape suffixes: B rows of a batch, W id columns, N value columns.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,14 @@ class Shard:
         return Batch(
             np.array(self.ids[at]), np.array(self.values[at]), self.labels[at].astype(np.float32), weights
         )
+
+    def take(self, at: npt.NDArray[np.integer[Any]]) -> "Shard":
+        """Some of the rows, in memory."""
+        taken: dict[str, Any] = {}
+        for field in fields(self):
+            part = getattr(self, field.name)
+            taken[field.name] = None if part is None else np.array(part[at])
+        return Shard(**taken)
 
     def batches(self, size: int) -> Iterator[Batch]:
         """All rows in order, the last batch short."""

@@ -6,7 +6,7 @@ Shapes: B batch, F fields, D = F * dim, C = D / 2, K trained depths. A route nam
 from typing import Literal, Self
 
 import torch
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from recap_ctr.config import Frozen
@@ -46,6 +46,9 @@ class RecapConfig(Frozen):
     """`free`: any adapter at any step. `tied`: each belongs to a step, which chooses among its variants."""
     sampling: Literal["batch", "row"] = "batch"
     """In training, a route for the whole batch, or one for each row."""
+    sample_from: NonNegativeInt = 0
+    """The epoch from which routes are sampled. Until then all rows take the home route, and tied variants follow the
+    adapter of their step, an epoch behind."""
     exponential_dropout: float = Field(0.1, ge=0, lt=1)
     linear_dropout: float = Field(0.1, ge=0, lt=1)
     layer_norm: bool = True
@@ -74,6 +77,8 @@ class RecapConfig(Frozen):
             raise ValueError(
                 "multiplicative adapters change W itself, so rows of a batch can't differ in them"
             )
+        if self.binding == "free" and self.sample_from:
+            raise ValueError("free adapters have no home to follow: sample_from goes with tied ones")
         return self
 
     def choices(self, step: int) -> range:
@@ -163,6 +168,15 @@ class Recap(nn.Module):
             nn.init.zeros_(self.gate.weight)
             nn.init.zeros_(self.gate.bias)
         self.register_buffer("alphas_K", torch.tensor(config.depth_weights), persistent=False)
+        self.epoch = config.sample_from
+        """Of the training that is going on; the loop sets it."""
+
+    def begin_epoch(self) -> None:
+        """While routes are not sampled yet, let each step's variants start from its own adapter."""
+        if self.epoch <= self.config.sample_from and self.config.sample_from:
+            for tower in (self.exponential, self.linear):
+                for step in range(self.config.depth):
+                    tower.bank.copy(step, self.config.choices(step)[1:])
 
     def forward(self, inputs: Inputs, route: Route | None = None, depth: int | None = None) -> Output:
         h0_BHD = halved(self.embedding(inputs), 1)
@@ -188,7 +202,7 @@ class Recap(nn.Module):
         return gate_B * one_B + (1 - gate_B) * other_B
 
     def _adapter(self, route: Route | None, tower: str, at: int, h0_BHD: Tensor) -> int | Tensor:
-        if route is None and self.training:
+        if route is None and self.training and self.epoch >= self.config.sample_from:
             return self._draw(at, h0_BHD)
         chosen: TowerRoute = getattr(route or self.config.home, tower)
         return chosen[at]

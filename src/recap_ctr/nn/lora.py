@@ -1,5 +1,7 @@
 """A tower's bank of low-rank residuals (Eq. 9). Shapes: C, D of the weight, R rank, A adapters, B batch, H heads."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +29,12 @@ class AdapterBank(nn.Module):
         parts = torch.split(h_BHD.index_select(0, order_B), counts)
         sorted_BHC = torch.cat([self.delta(part, adapter) for adapter, part in enumerate(parts)])
         return sorted_BHC.index_select(0, torch.argsort(order_B))
+
+    @torch.no_grad()
+    def copy(self, adapter: int, to: Sequence[int]) -> None:
+        for other in to:
+            self.a_ACR[other] = self.a_ACR[adapter]
+            self.b_ADR[other] = self.b_ADR[adapter]
 
     def matrix(self, adapter: int) -> Tensor:
         """A B^T itself, C × D."""

@@ -1,0 +1,1 @@
+"""Tables over arms and seeds, in the form of the paper's."""

@@ -1,0 +1,133 @@
+"""Estimator scaling taken apart: the same backbone with and without each axis (the paper's Tables 2 and 3)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recap_ctr.bench import tables
+from recap_ctr.config import TrainConfig, parse
+from recap_ctr.errors import InputError
+from recap_ctr.models.recap import RecapConfig
+from recap_ctr.recipe import Plan, Recipe
+from recap_ctr.runs import REPORT, RunConfig, run_many, teacher_tables
+from recap_ctr.storage import atomic_file, write_json
+
+PLAIN: dict[str, Any] = {
+    "schedule": "plateau",
+    "ema": None,
+    "ema_epochs": [],
+    "patience": 2,
+    "max_epochs": 100,
+}
+"""Training without an average: the published protocol, whose decaying rate is a fairer rival than a constant one."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table: which training it reads, and on how many routes."""
+
+    name: str
+    ema: bool
+    kd: bool
+    routes: bool = False
+
+    @property
+    def training(self) -> str:
+        return "-".join(word for word, on in (("ema", self.ema), ("kd", self.kd)) if on) or "plain"
+
+
+BENCHES = {
+    "ablation": (
+        Line("Recursive backbone", False, False),
+        Line("+ trajectory scaling", True, False),
+        Line("+ cross-run scaling", False, True),
+        Line("+ route scaling", False, False, True),
+        Line("RECAP", True, True, True),
+    ),
+    "fcn-scaling": (
+        Line("FCN", False, False),
+        Line("FCN + EMA", True, False),
+        Line("FCN + KD", False, True),
+        Line("FCN + EMA + KD", True, True),
+    ),
+}
+
+
+def bench(name: str, recipe: Recipe, seeds: int, reports: Path | None = None) -> str:
+    """Train what the table needs, for each seed; write its reports and the table; return it as Markdown."""
+    lines = BENCHES[name]
+    student = "recap" if name == "ablation" else "fcn"
+    plan = recipe.plan()
+    teachers = list(recipe.teachers(plan))
+    if not teachers:
+        raise InputError("this table compares with distillation", fix="give at least one teacher")
+    configs: dict[Path, RunConfig] = {}
+    # What matters most comes first, should time run out.
+    for training in dict.fromkeys(
+        line.training for line in sorted(lines, key=lambda line: -line.ema - line.kd)
+    ):
+        for seed in range(1, seeds + 1):
+            config = _config(recipe, plan, student, training, seed, teachers)
+            configs[
+                recipe.directory(f"{student}-{training}", config.without_seed(recipe.data)) / f"seed-{seed}"
+            ] = config
+    found = run_many(configs, recipe.data, title=name, workers=recipe.workers, quiet=recipe.quiet)
+    by_training: dict[str, list[dict[str, Any]]] = {}
+    for path, report in found.items():
+        training = path.parent.name.removeprefix(f"{student}-").rpartition("-")[0]
+        by_training.setdefault(training, []).append(report)
+        if reports is not None:
+            target = reports / name / training / path.name
+            target.mkdir(parents=True, exist_ok=True)
+            write_json(target / REPORT, report)
+    table = render(name, by_training)
+    directory = recipe.out if reports is None else reports / name
+    for suffix, text in (("md", table[0]), ("tex", table[1])):
+        with atomic_file(directory / f"{name}.{suffix}") as file:
+            file.write(text.encode())
+    return table[0]
+
+
+def render(name: str, by_training: dict[str, list[dict[str, Any]]]) -> tuple[str, str]:
+    """The table in Markdown and in LaTeX, from the reports of each training."""
+    lines = BENCHES[name]
+    arms = []
+    for line in lines:
+        reports = [_on_routes(report, all_of_them=line.routes) for report in by_training[line.training]]
+        marks = {"EMA": line.ema, "KD": line.kd}
+        if any(one.routes for one in lines):
+            marks["Routes"] = line.routes
+        arms.append(tables.arm_of(line.name, reports, marks=marks))
+    data = by_training[lines[0].training][0]["data"]["name"]
+    caption = (
+        f"{'Ablation of estimator scaling' if name == 'ablation' else 'Estimator scaling of FCN'} on {data}"
+    )
+    return (
+        tables.markdown(caption, arms, lines[0].name),
+        tables.latex(caption, f"tab:{name}-{data}", arms, lines[0].name),
+    )
+
+
+def _on_routes(report: dict[str, Any], *, all_of_them: bool) -> dict[str, Any]:
+    """The report with the figures of one route, or of the mean over all."""
+    by_routes = report["metrics_by_routes"]
+    if not by_routes:
+        return report
+    count = max(by_routes, key=int) if all_of_them else min(by_routes, key=int)
+    return {**report, "metrics": by_routes[count]}
+
+
+def _config(
+    recipe: Recipe, plan: Plan, student: str, training: str, seed: int, teachers: list[Path]
+) -> RunConfig:
+    model_config = recipe.config.settings_of(student)
+    settings = recipe.settings
+    if "ema" not in training:
+        settings = parse(TrainConfig, {**settings.model_dump(), **PLAIN}, "bench")
+    base = recipe.run_config(plan, student, model_config, settings)
+    return base.with_(
+        seed=seed,
+        teachers=teacher_tables(teachers, "train") if "kd" in training else (),
+        routes=recipe.config.routes if isinstance(model_config, RecapConfig) else 1,
+        route_choice=recipe.config.route_choice,
+    )

@@ -1,0 +1,419 @@
+"""The whole recipe: from prepared data to one model that stands for an ensemble.
+
+Stages: probe, teachers, student, report and artifact. Each has a directory named after what it was made from, so a
+changed setting redoes the stages that depend on it and no other, and going back finds the old ones. All of them resume.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from recap_ctr import environment
+from recap_ctr.calibrate import fit_affine, negative_rate_shift
+from recap_ctr.config import Frozen, TrainConfig, parse
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
+from recap_ctr.evaluate import evaluate, sampling_weights
+from recap_ctr.logits import LogitTable, mean_logit
+from recap_ctr.models import count_parameters, parse_model
+from recap_ctr.models.recap import RecapConfig
+from recap_ctr.probe import Found, ProbeConfig, probe
+from recap_ctr.progress import say
+from recap_ctr.runs import ARTIFACT, REPORT, RouteChoice, RunConfig, default_threads, run_many, teacher_tables
+from recap_ctr.storage import atomic_directory, fingerprint, locked, read_json, write_json
+
+PLAN = "plan.json"
+TEACHER_SEEDS = 1000  # teacher m has seed 1000 + m, so that no student starts where a teacher did
+STEPS_PER_EPOCH = 64  # at least, where batches of 128 rows allow it
+MIN_EPOCHS = 6
+
+
+class RecipeConfig(Frozen):
+    """What `recap fit` does; every table may be given in part."""
+
+    model: str = "recap"
+    """The student: a model by name, or auto: RECAP or FCN, whichever is better on validation."""
+    model_settings: dict[str, Any] = Field(default_factory=dict)
+    teacher_model: str = "fcn"
+    teacher_settings: dict[str, Any] = Field(default_factory=dict)
+    teachers: NonNegativeInt = 5
+    """M_seed of the paper; without teachers the student learns from labels alone."""
+    routes: PositiveInt = 8
+    """K of Eq. 15, for a student that has routes."""
+    route_choice: RouteChoice = "late"
+    l2: float | None = Field(None, ge=0)
+    """Strength of the embedding regulariser; None: the probe finds it."""
+    learning_rate: PositiveFloat | None = None
+    """None: the probe finds it along with l2; 0.001 where l2 is given."""
+    train: dict[str, Any] = Field(default_factory=dict)
+    """What else of TrainConfig differs from the recipe's own settings."""
+    teacher_train: dict[str, Any] = Field(default_factory=dict)
+    """What of it differs for teachers only."""
+    probe: ProbeConfig = ProbeConfig()
+    calibration: Literal["affine", "isotonic"] = "affine"
+    negative_rate: float = Field(1.0, gt=0, le=1)
+    seed: int = Field(1, ge=0, lt=TEACHER_SEEDS)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("train", "teacher_train"):
+            for given in getattr(self, name):
+                if given in ("l2", "learning_rate", "seed"):
+                    raise ValueError(f"{given} stands beside [{name}], not inside it")
+        return self
+
+    @property
+    def students(self) -> tuple[str, ...]:
+        return ("recap", "fcn") if self.model == "auto" else (self.model,)
+
+    def settings_of(self, student: str) -> Frozen:
+        """A student's model config; an FCN beside RECAP is built like the teachers."""
+        if self.model == "auto" and student == self.teacher_model:
+            return parse_model(student, self.teacher_settings)
+        return parse_model(student, self.model_settings if student == self.students[0] else {})
+
+
+PAPER = {
+    # What the paper states: Table 4 and section 4. What it leaves open: T, the depths and their weights, K and how
+    # routes are chosen, the fuse, the schedule of student and teachers. Our reading is in docs/decisions/0007.
+    "model": "recap",
+    "model_settings": {
+        "num_adapters": 8,
+        "lora_rank": 96,
+        "binding": "free",
+        "depth": 4,
+        "train_depths": [2, 3, 4],
+        "depth_weights": [1 / 3, 1 / 3, 1 / 3],
+    },
+    "teachers": 5,
+    "routes": 8,
+    "route_choice": "random",
+    "train": {"schedule": "cosine", "ema": 0.9995, "ema_epochs": [], "max_epochs": 20, "kd_weight": 1.0},
+    "teacher_train": {"schedule": "plateau", "ema": None, "max_epochs": 100, "patience": 2},
+}
+PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER}
+
+
+def batch_size(rows: int) -> int:
+    """The published 4096, or less where an epoch would have too few steps.
+
+    >>> batch_size(600_000), batch_size(120_000), batch_size(1_000)
+    (4096, 1024, 128)
+    """
+    return 1 << min(12, max(7, math.floor(math.log2(max(rows / STEPS_PER_EPOCH, 1.0)))))
+
+
+def train_config(config: RecipeConfig, rows: int, *, teacher: bool = False) -> TrainConfig:
+    """The recipe's training: a constant rate, whose noise the average of the weights removes."""
+    own: dict[str, Any] = {
+        "schedule": "constant",
+        "ema_epochs": (4.0,),
+        "max_epochs": 60,
+        "patience": 3,
+        "batch_size": batch_size(rows),
+        "seed": config.seed,
+        "learning_rate": config.learning_rate or 1e-3,
+    }
+    given = {**config.train, **(config.teacher_train if teacher else {})}
+    if given.get("ema") is not None:
+        own["ema_epochs"] = ()
+    return parse(TrainConfig, {**own, **given}, "recipe")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the recipe will do where it had a choice: decided once, then read back."""
+
+    l2: float
+    learning_rate: float
+    teachers: int
+    max_epochs: int | None
+    """None: as configured."""
+    given_up: tuple[str, ...]
+
+
+class Recipe:
+    """A recipe at work in a directory."""
+
+    def __init__(
+        self,
+        config: RecipeConfig,
+        data: PreparedData,
+        out: Path,
+        *,
+        threads: int | None = None,
+        device: str = "cpu",
+        workers: int | None = None,
+        budget: float | None = None,
+        quiet: bool = False,
+    ) -> None:
+        """`budget` is in minutes."""
+        self.config, self.data, self.out, self.device, self.budget, self.quiet = (
+            config, data, out, device, budget, quiet
+        )  # fmt: skip
+        self.teacher_config = parse_model(config.teacher_model, config.teacher_settings)
+        self.threads = threads or default_threads(self.teacher_config, data.layout)
+        self.workers = workers or max(environment.num_cores() // self.threads, 1)
+        self.settings = train_config(config, len(data.train))
+        self.teacher_settings = train_config(config, len(data.train), teacher=True)
+        self.began = time.monotonic()
+        for student in config.students:
+            config.settings_of(student)
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            say(text)
+
+    def directory(self, stage: str, inputs: dict[str, Any]) -> Path:
+        return self.out / f"{stage}-{fingerprint({'data': self.data.fingerprint, **inputs})[:10]}"
+
+    def plan(self) -> Plan:
+        """Probe where needed, and fit teachers and epochs to the budget; what was decided is recorded."""
+        config = self.config
+        where = self.directory(
+            "plan",
+            {
+                "recipe": config.model_dump(mode="json", exclude={"seed", "routes", "route_choice", "calibration"}),
+                "threads": self.threads, "device": self.device, "budget": self.budget,
+            },
+        )  # fmt: skip
+        if (where / PLAN).is_file():
+            known = read_json(where / PLAN)
+            return Plan(**{**known, "given_up": tuple(known["given_up"])})
+        if config.l2 is not None:
+            found = None
+            self.say(f"probe: skipped, l2 is given ({config.l2:g})")
+        else:
+            found = self._probe()
+            self.say(
+                f"probe: l2 {found.l2:g}, learning rate {found.learning_rate:g};"
+                f" validation AUC {100 * found.auc:.3f}; {found.verdict}"
+            )
+        plan = Plan(
+            l2=found.l2 if found else config.l2 or 0.0,
+            learning_rate=config.learning_rate or (found.learning_rate if found else 1e-3),
+            teachers=config.teachers,
+            max_epochs=None,
+            given_up=(),
+        )
+        if self.budget is not None:
+            plan = self._within_budget(plan, found)
+        where.mkdir(parents=True, exist_ok=True)
+        write_json(where / PLAN, asdict(plan))
+        return plan
+
+    def _probe(self) -> Found:
+        settings = self.teacher_settings.model_copy(update={"seed": TEACHER_SEEDS})
+        inputs = {
+            "probe": self.config.probe.model_dump(mode="json"), "train": settings.model_dump(mode="json"),
+            "model": self.config.teacher_model, "settings": self.config.teacher_settings,
+            "threads": self.threads, "device": self.device, "rate": self.config.learning_rate is None,
+        }  # fmt: skip
+        self.say(
+            f"probe: {len(self.config.probe.strengths)} strengths of the regulariser,"
+            f" up to {self.config.probe.rungs[-1]} epochs each, {self.workers} at a time"
+        )
+        return probe(
+            self.config.probe,
+            self.config.teacher_model,
+            self.teacher_config,
+            settings,
+            self.data,
+            self.directory("probe", inputs),
+            threads=self.threads,
+            device=self.device,
+            probe_rate=self.config.learning_rate is None,
+            workers=self.workers,
+            quiet=self.quiet,
+        )
+
+    def _within_budget(self, plan: Plan, found: Found | None) -> Plan:
+        """Fewer teachers first, down to two, then fewer epochs: what a mean of runs gains falls with their number."""
+        assert self.budget is not None
+        per_epoch = found.seconds_per_epoch if found else self._seconds_per_epoch()
+        left = max(60 * self.budget - (time.monotonic() - self.began), 1.0)
+        students = -(-len(self.config.students) // self.workers)
+
+        def minutes(teachers: int, epochs: int) -> float:
+            waves = -(-teachers // self.workers) + students
+            return waves * epochs * per_epoch
+
+        wanted = max(self.settings.max_epochs, self.teacher_settings.max_epochs)
+        given_up: list[str] = []
+        teachers, epochs = plan.teachers, wanted
+        while teachers > 2 and minutes(teachers, epochs) > left and minutes(teachers, wanted // 2) > left:
+            teachers -= 1
+        if minutes(teachers, epochs) > left:
+            waves = -(-teachers // self.workers) + students
+            epochs = max(min(wanted, int(left / (waves * per_epoch))), MIN_EPOCHS)
+        if teachers < plan.teachers:
+            given_up.append(f"{plan.teachers - teachers} of {plan.teachers} teachers")
+        if epochs < wanted:
+            given_up.append(f"epochs after {epochs} (of up to {wanted})")
+        if minutes(teachers, epochs) > left:
+            given_up.append(
+                f"the budget itself: about {minutes(teachers, epochs) / 60:.0f} minutes are needed"
+            )
+        self.say(
+            f"budget: {left / 60:.0f} minutes are left at {per_epoch:.1f} s an epoch;"
+            f" {teachers} teachers, at most {epochs} epochs"
+            + (f"; given up: {', '.join(given_up)}" if given_up else "")
+        )
+        return Plan(plan.l2, plan.learning_rate, teachers, epochs, tuple(given_up))
+
+    def _seconds_per_epoch(self) -> float:
+        """By a few steps of a teacher."""
+        import torch
+
+        from recap_ctr.train import Trainer
+
+        torch.set_num_threads(self.threads)
+        trainer = Trainer(
+            self.config.teacher_model,
+            self.teacher_config,
+            self.teacher_settings,
+            self.data,
+            torch.device(self.device),
+        )
+        trainer.step()
+        began, steps = time.monotonic(), min(20, trainer.steps_per_epoch)
+        for _ in range(steps):
+            trainer.step()
+        return (time.monotonic() - began) / steps * trainer.steps_per_epoch
+
+    def run_config(self, plan: Plan, model: str, model_config: Frozen, settings: TrainConfig) -> RunConfig:
+        chosen: dict[str, Any] = {"l2": plan.l2, "learning_rate": plan.learning_rate}
+        if plan.max_epochs is not None:
+            chosen["max_epochs"] = min(settings.max_epochs, plan.max_epochs)
+        return RunConfig(
+            model=model,
+            model_config=model_config,
+            train=settings.model_copy(update=chosen),
+            calibration=self.config.calibration,
+            negative_rate=self.config.negative_rate,
+            reference=False,
+            threads=self.threads,
+            device=self.device,
+        )
+
+    def teachers(self, plan: Plan) -> dict[Path, dict[str, Any]]:
+        """Directories of the teachers, trained, with their logit tables; a smaller number takes the first of them."""
+        if not plan.teachers:
+            return {}
+        base = self.run_config(plan, self.config.teacher_model, self.teacher_config, self.teacher_settings)
+        where = self.directory("teachers", base.without_seed(self.data))
+        configs = {
+            where / f"teacher-{m}": base.with_(seed=TEACHER_SEEDS + m) for m in range(1, plan.teachers + 1)
+        }
+        self.say(f"teachers: {plan.teachers} × {self.config.teacher_model}, {self.workers} at a time")
+        return run_many(configs, self.data, title="teachers", workers=self.workers, quiet=self.quiet)
+
+    def students(self, plan: Plan, teachers: Sequence[Path]) -> dict[Path, dict[str, Any]]:
+        """One student, or one of each kind where validation is to choose."""
+        configs = {}
+        for student in self.config.students:
+            model_config = self.config.settings_of(student)
+            base = self.run_config(plan, student, model_config, self.settings)
+            config = base.with_(
+                seed=self.config.seed,
+                teachers=teacher_tables(teachers, "train"),
+                routes=self.config.routes if isinstance(model_config, RecapConfig) else 1,
+                route_choice=self.config.route_choice,
+            )
+            configs[self.directory(f"student-{student}", config.inputs(self.data))] = config
+        self.say(f"student: {' and '.join(self.config.students)}, taught by {len(teachers)} teachers")
+        return run_many(configs, self.data, title="student", workers=self.workers, quiet=self.quiet)
+
+    def ensembles(self, teachers: Sequence[Path]) -> list[dict[str, Any]]:
+        """The mean logit of the first 1, 2, .. teachers, calibrated and measured like a model."""
+        found = []
+        shift = negative_rate_shift(self.config.negative_rate)
+        splits = [split for split in ("valid", "test") if len(getattr(self.data, split))]
+        for count in range(1, len(teachers) + 1):
+            logits = {
+                split: mean_logit([LogitTable(path) for path in teacher_tables(teachers[:count], split)])
+                + shift
+                for split in splits
+            }
+            weights = {
+                split: sampling_weights(getattr(self.data, split), self.config.negative_rate)
+                for split in splits
+            }
+            calibration = fit_affine(self.data.valid.labels, logits["valid"], weights["valid"])
+            figures = {
+                split: evaluate(
+                    getattr(self.data, split).labels, logits[split], calibration, weights=weights[split]
+                )
+                for split in splits
+            }
+            found.append({"teachers": count, "metrics": figures})
+        return found
+
+    def run(self) -> dict[str, Any]:
+        """All stages; returns the report."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        with locked(self.out):
+            plan = self.plan()
+            teachers = self.teachers(plan)
+            students = self.students(plan, list(teachers))
+            chosen = max(students, key=lambda path: students[path]["metrics"]["valid"]["raw"]["auc"])
+            report = self._report(plan, teachers, students, chosen)
+            with atomic_directory(self.out / ARTIFACT) as partial:
+                shutil.copytree(chosen / ARTIFACT, partial, dirs_exist_ok=True)
+            write_json(self.out / REPORT, report)
+        return report
+
+    def _report(
+        self,
+        plan: Plan,
+        teachers: dict[Path, dict[str, Any]],
+        students: dict[Path, dict[str, Any]],
+        chosen: Path,
+    ) -> dict[str, Any]:
+        student = students[chosen]
+        ensembles = self.ensembles(list(teachers))
+        split = "test" if "test" in student["metrics"] else "valid"
+        report = {
+            **student,
+            "recipe": self.config.model_dump(mode="json"),
+            "plan": {**asdict(plan), "given_up": list(plan.given_up)},
+            "student": str(chosen.relative_to(self.out)),
+            "students": {str(path.relative_to(self.out)): one["metrics"] for path, one in students.items()},
+            "teacher_runs": {
+                str(path.relative_to(self.out)): {
+                    "metrics": one["metrics"], "seed": one["train"]["seed"], "parameters": one["parameters"],
+                    "epochs": len(one["history"]), "seconds": one["seconds"],
+                }
+                for path, one in teachers.items()
+            },
+            "ensembles": ensembles,
+            "recovered": None,
+            "date": datetime.now(UTC).date().isoformat(),
+        }  # fmt: skip
+        if len(teachers) > 1:
+            alone = mean(one["metrics"][split]["raw"]["auc"] for one in teachers.values())
+            together = ensembles[-1]["metrics"][split]["raw"]["auc"]
+            own = student["metrics"][split]["raw"]["auc"]
+            report["recovered"] = (own - alone) / (together - alone) if together > alone else None
+            one = count_parameters(self.config.teacher_model, self.teacher_config, self.data.layout)
+            report["size_against_teacher"] = student["parameters"] / one
+        return report
+
+
+def recipe_config(preset: str, given: dict[str, Any], origin: str) -> RecipeConfig:
+    """A preset with what was given on top of it, table by table."""
+    if preset not in PRESETS:
+        raise InputError(f"no preset {preset!r}", fix=f"known are {', '.join(PRESETS)}")
+    merged = dict(PRESETS[preset])
+    for key, value in given.items():
+        known = merged.get(key)
+        merged[key] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+    return parse(RecipeConfig, merged, origin)

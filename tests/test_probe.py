@@ -1,0 +1,96 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recap_ctr.config import TrainConfig
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
+from recap_ctr.logits import LogitTable
+from recap_ctr.models import parse_model
+from recap_ctr.probe import Arm, Found, ProbeConfig, Standing, advance, grid, probe, survivors
+from recap_ctr.storage import read_json
+
+SMALL: dict[str, Any] = {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1}
+SETTINGS = TrainConfig(batch_size=256, schedule="constant", ema_epochs=(2.0,), learning_rate=5e-3)
+
+
+def standing(l2: float, *aucs: float) -> Standing:
+    return Standing(Arm(l2, 1e-3), list(aucs), 0.3, 1.0)
+
+
+def test_a_slow_starter_that_still_gains_outlives_a_fast_one_that_peaked() -> None:
+    fast, slow, hopeless = (
+        standing(1e-5, 0.88, 0.90, 0.899),
+        standing(1e-2, 0.86, 0.87, 0.885),
+        standing(1, 0.5),
+    )
+    assert [one.arm.l2 for one in survivors([fast, slow, hopeless])] == [1e-2]
+    assert slow.outlook == pytest.approx(0.885 + 3 * 0.015)
+    assert fast.outlook == 0.90
+
+
+def test_half_survives_and_always_one() -> None:
+    arms = [standing(10.0**-k, 0.8, 0.8 + k / 100) for k in range(5)]
+    assert len(survivors(arms)) == 2
+    assert len(survivors(arms[:1])) == 1
+
+
+def test_the_grid_is_a_prior_against_all_rows() -> None:
+    config = ProbeConfig(strengths=(10.0, 1000.0))
+    assert [arm.l2 for arm in grid(config, 1_000, 1e-3)] == [0.01, 1.0]
+    assert [arm.l2 for arm in grid(config, 2_000, 1e-3)] == [0.005, 0.5]
+
+
+def test_the_verdict_says_how_sure_it_is() -> None:
+    found = Found(0.01, 1e-3, 0.9, 1.0, "l2=1", 0.004, 0.001)
+    assert found.verdict.startswith("clear: 0.400 ± 0.100 points")
+    assert replace(found, margin=0.002).verdict.startswith("likely")
+    assert replace(found, margin=0.0001).verdict.startswith("a toss-up")
+    assert "nothing" in replace(found, runner_up=None).verdict
+
+
+def test_probe_finds_records_and_replays(prepared: PreparedData, tmp_path: Path) -> None:
+    config = ProbeConfig(
+        strengths=(1.0, 1e5), rungs=(1, 2), strength_factors=(), rate_factors=(2.0,), max_rows=1_000
+    )
+    model = parse_model("fcn", SMALL)
+
+    def go() -> Found:
+        return probe(
+            config, "fcn", model, SETTINGS, prepared, tmp_path / "probe", threads=1, device="cpu", workers=2, quiet=True
+        )  # fmt: skip
+
+    found = go()
+
+    stored = read_json(tmp_path / "probe" / "probe.json")
+    assert stored["rows"] == 1_000
+    best = max(stored["arms"], key=lambda arm: max(arm["valid_auc"]))
+    assert found.auc == max(best["valid_auc"])
+    # What 1,000 rows asked for, as strength over all rows.
+    assert found.l2 == pytest.approx(best["l2"] * 1_000 / len(prepared.train), rel=1e-2)
+    tables = [LogitTable(path) for path in sorted((tmp_path / "probe" / "arms").glob("*/valid"))]
+    assert len(tables) == 3
+    for table in tables:
+        table.check(prepared)
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert go() == found
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
+    with pytest.raises(InputError, match="belongs to other inputs"):
+        probe(
+            config, "fcn", model, SETTINGS, prepared, tmp_path / "probe", threads=2, device="cpu", quiet=True
+        )
+
+
+def test_an_arm_goes_on_where_it_stopped(prepared: PreparedData, tmp_path: Path) -> None:
+    def go(epochs: int, out: Path) -> dict[str, Any]:
+        train = SETTINGS.model_copy(update={"max_epochs": epochs}).model_dump(mode="json")
+        return advance(str(prepared.path), "fcn", SMALL, train, 500, 1, "cpu", str(out))
+
+    first = go(1, tmp_path / "one")
+    second = go(3, tmp_path / "one")
+    straight = go(3, tmp_path / "two")
+    assert first["aucs"] == second["aucs"][:1]
+    assert second["aucs"] == straight["aucs"]
+    assert len(second["aucs"]) == 3

@@ -1,0 +1,223 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import tomli_w
+
+from recap_ctr import metrics
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
+from recap_ctr.logits import LogitTable
+from recap_ctr.recipe import PRESETS, Recipe, batch_size, recipe_config, train_config
+from recap_ctr.storage import sha256
+from tests.conftest import Recap
+
+TINY: dict[str, Any] = {
+    "model_settings": {"dim": 4, "depth": 2, "train_depths": [2], "depth_weights": [1.0], "num_adapters": 4},
+    "teacher_settings": {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1},
+    "teachers": 2,
+    "routes": 4,
+    "train": {"batch_size": 256, "max_epochs": 2},
+    "probe": {"strengths": [1.0, 100.0], "rungs": [1], "strength_factors": [], "rate_factors": []},
+}
+
+
+def cook(data: PreparedData, out: Path, **changes: Any) -> Recipe:
+    return Recipe(recipe_config("default", {**TINY, **changes}, "test"), data, out, workers=2, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def done(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A finished recipe; tests may add stages to it."""
+    out = tmp_path_factory.mktemp("recipe") / "model"
+    report = cook(prepared, out).run()
+    shutil.copytree(out / "artifact", out.with_name("first"))
+    return out, report
+
+
+def stages(out: Path) -> dict[str, int]:
+    """Every file of every stage with the moment it was last written."""
+    return {
+        str(path.relative_to(out)): path.stat().st_mtime_ns
+        for path in out.rglob("*")
+        if path.is_file() and path.parent != out and "artifact" not in path.relative_to(out).parts[:1]
+    }
+
+
+def test_the_report_compares_the_student_with_its_teachers(
+    done: tuple[Path, dict[str, Any]], prepared: PreparedData
+) -> None:
+    out, report = done
+    assert report == json.loads((out / "report.json").read_text())
+    assert len(report["teacher_runs"]) == 2
+    tables = [LogitTable(out / name / "logits" / "test") for name in report["teacher_runs"]]
+    together = np.mean([table.logits_NM[:, 0] for table in tables], axis=0)
+    auc = report["ensembles"][1]["metrics"]["test"]["raw"]["auc"]
+    assert auc == pytest.approx(metrics.auc(prepared.test.labels, together), abs=1e-9)
+    alone = np.mean([one["metrics"]["test"]["raw"]["auc"] for one in report["teacher_runs"].values()])
+    own = report["metrics"]["test"]["raw"]["auc"]
+    if report["recovered"] is not None:
+        assert report["recovered"] == pytest.approx((own - alone) / (auc - alone))
+    assert report["model"]["name"] == "recap"
+    assert len(report["teachers"]) == 2
+    assert report["routes"]["count"] == 4
+
+
+def test_teachers_and_student_have_seeds_of_their_own(done: tuple[Path, dict[str, Any]]) -> None:
+    _, report = done
+    seeds = [one["seed"] for one in report["teacher_runs"].values()]
+    assert len({*seeds, report["train"]["seed"]}) == 3
+
+
+def test_a_second_call_changes_nothing(done: tuple[Path, dict[str, Any]], prepared: PreparedData) -> None:
+    out, report = done
+    before = stages(out)
+    assert cook(prepared, out).run() == report
+    assert stages(out) == before
+
+
+def test_a_changed_setting_redoes_what_depends_on_it_and_nothing_else(
+    done: tuple[Path, dict[str, Any]], prepared: PreparedData
+) -> None:
+    out, report = done
+    before = stages(out)
+
+    other = cook(prepared, out, train={**TINY["train"], "kd_weight": 0.5}, teachers=1).run()
+    after = stages(out)
+
+    assert {name: after[name] for name in before} == before  # the old stages stand
+    new = {name.split("/")[0].split("-")[0] for name in after.keys() - before.keys()}
+    # kd_weight is part of the teachers' own settings too, though they have no use for it
+    assert "student" in new
+    assert len(other["teacher_runs"]) == 1
+    assert other["recovered"] is None
+    fewer = cook(prepared, out, teachers=1).run()
+    again = stages(out)
+    new = {name.split("/")[0].split("-")[0] for name in again.keys() - after.keys()}
+    assert new == {"plan", "student"}  # M is chosen afterwards: no teacher is trained again
+    assert set(fewer["teacher_runs"]) < set(report["teacher_runs"])
+
+
+def test_probe_is_skipped_where_l2_is_given(prepared: PreparedData, tmp_path: Path) -> None:
+    report = cook(prepared, tmp_path / "model", l2=0.01, teachers=0).run()
+    assert report["train"]["l2"] == 0.01
+    assert report["teacher_runs"] == {}
+    assert not list((tmp_path / "model").glob("probe-*"))
+
+
+def test_auto_takes_the_better_student_on_validation(prepared: PreparedData, tmp_path: Path) -> None:
+    report = cook(prepared, tmp_path / "model", l2=0.01, teachers=1, model="auto").run()
+    found = {name: one["valid"]["raw"]["auc"] for name, one in report["students"].items()}
+    assert len(found) == 2
+    assert found[report["student"]] == max(found.values())
+
+
+def test_a_budget_gives_up_teachers_then_epochs_and_says_so(
+    prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planned(budget: float, seconds: float) -> Any:
+        config = recipe_config("default", {**TINY, "l2": 0.01, "teachers": 5, "train": {}}, "test")
+        recipe = Recipe(
+            config, prepared, tmp_path / f"{budget}-{seconds}", workers=2, budget=budget, quiet=True
+        )
+        monkeypatch.setattr(recipe, "_seconds_per_epoch", lambda: seconds)
+        recipe.out.mkdir(parents=True)
+        found = recipe.plan()
+        monkeypatch.setattr(recipe, "_seconds_per_epoch", lambda: 1e9)
+        assert recipe.plan() == found  # the clock is asked once
+        return found
+
+    plenty = planned(60, 1.0)
+    assert (plenty.teachers, plenty.max_epochs, plenty.given_up) == (5, 60, ())
+    less = planned(3, 1.0)  # three waves and a student of 60 epochs would take four minutes
+    assert 2 <= less.teachers <= 5 and less.max_epochs < 60 and less.given_up
+    least = planned(0.1, 10.0)
+    assert least.teachers == 2 and least.max_epochs == 6
+    assert any("budget itself" in text for text in least.given_up)
+
+
+def test_settings_are_checked_before_anything_is_done(prepared: PreparedData, tmp_path: Path) -> None:
+    for changes, message in (
+        ({"model": "nothing"}, "no model 'nothing'"),
+        ({"routes": 0}, "routes"),
+        ({"train": {"l2": 1.0}}, "l2 stands beside"),
+        ({"train": {"epochs": 1}}, "epochs"),
+        ({"probe": {"strength": [1.0]}}, "unknown setting"),
+    ):
+        with pytest.raises(InputError, match=message):
+            cook(prepared, tmp_path / "model", **changes)
+    with pytest.raises(InputError, match="no preset"):
+        recipe_config("best", {}, "test")
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_papers_preset_is_what_the_paper_states() -> None:
+    config = recipe_config("paper", {"teachers": 3}, "test")
+    student, teacher = train_config(config, 10**6), train_config(config, 10**6, teacher=True)
+    assert config.teachers == 3 and PRESETS["paper"]["teachers"] == 5
+    assert student.ema == 0.9995 and student.kd_weight == 1.0 and not student.ema_epochs
+    assert teacher.ema is None and not teacher.ema_epochs and teacher.schedule == "plateau"
+    settings = config.settings_of("recap")
+    assert (settings.num_adapters, settings.lora_rank) == (8, 96)  # type: ignore[attr-defined]
+
+
+def test_small_data_get_small_batches() -> None:
+    sizes = [batch_size(rows) for rows in (10, 10_000, 50_000, 200_000, 10**8)]
+    assert sizes == sorted(sizes) and sizes[0] == 128 and sizes[-1] == 4096
+
+
+def bits(root: Path) -> dict[str, str]:
+    return {str(path.relative_to(root)): sha256(path) for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def command(data: Path, out: Path, recipe: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "recap_ctr", "fit", str(data), "--config", str(recipe), "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_killed_in_each_stage_it_ends_with_the_same_bits(
+    prepared: PreparedData, done: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    recipe, out = tmp_path / "recipe.toml", tmp_path / "model"
+    recipe.write_text(tomli_w.dumps(TINY))
+    for stage in ("probe-*/arms/*", "teachers-*/*", "student-*"):
+        process = command(prepared.path, out, recipe)
+        deadline = time.monotonic() + 120
+        while not list(out.glob(f"{stage}/*")) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert not (out / "report.json").is_file()
+
+    last = command(prepared.path, out, recipe)
+    _, said = last.communicate(timeout=300)
+
+    assert last.returncode == 0, said.decode()
+    assert bits(out / "artifact") == bits(done[0].with_name("first"))
+
+
+def test_fit_takes_a_raw_table_to_an_artifact(click_log: pl.DataFrame, tmp_path: Path, recap: Recap) -> None:
+    log, recipe, out = tmp_path / "clicks.parquet", tmp_path / "recipe.toml", tmp_path / "model"
+    click_log.drop("row").write_parquet(log)
+    recipe.write_text(tomli_w.dumps({**TINY, "l2": 0.01}))
+    said = recap(
+        "fit", str(log), "--label", "click", "--config", str(recipe), "--teachers", "1", "--out", str(out)
+    )
+    assert "student: recap" in said.out
+    scores = recap("predict", str(out), str(log), "--out", str(tmp_path / "scores.csv"))
+    assert scores.code == 0
