@@ -53,7 +53,7 @@ def test_the_verdict_says_how_sure_it_is() -> None:
 
 def test_probe_finds_records_and_replays(prepared: PreparedData, tmp_path: Path) -> None:
     config = ProbeConfig(
-        strengths=(1.0, 1e5), rungs=(1, 2), strength_factors=(), rate_factors=(2.0,), max_rows=1_000
+        strengths=(1.0, 1e5), rungs=(1, 2), refinements=(), rate_factors=(2.0,), max_rows=1_000
     )
     model = parse_model("fcn", SMALL)
 

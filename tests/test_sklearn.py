@@ -24,6 +24,7 @@ from recap_ctr.data.prepare import Preparation, Split, prepare
 from recap_ctr.data.source import FrameSource
 from recap_ctr.metrics import logit
 from recap_ctr.models import parse_model
+from recap_ctr.recipe import RecipeConfig
 from recap_ctr.runs import RunConfig, run
 from recap_ctr.schema import Field, Schema
 from recap_ctr.score import Scorer
@@ -88,10 +89,15 @@ def test_scikit_learn_check(estimator: CTRClassifier, check: Callable[[CTRClassi
     check(estimator)
 
 
-def test_defaults_are_the_trainings_own() -> None:
-    defaults, params = TrainConfig(), CTRClassifier().get_params()
+def test_defaults_are_those_of_the_commands() -> None:
+    alone, taught = (
+        CTRClassifier(random_state=1)._config(),
+        CTRClassifier(teachers=5, random_state=1)._config(),
+    )
 
-    assert {name: params[name] for name in TRAINING} == {name: getattr(defaults, name) for name in TRAINING}
+    assert alone == RunConfig("fcn", parse_model("fcn", {}), TrainConfig(), reference=False)
+    # Stated beside the recipe's own defaults are only those that equal TrainConfig's.
+    assert taught == RecipeConfig(train={"update": "exact", "kd_weight": 1.0})
 
 
 # What goes in.
@@ -229,6 +235,69 @@ def test_validation_rows_may_be_given_with_weights() -> None:
     assert weighted.predict_proba(X)[:, 1].mean() > plain.predict_proba(X)[:, 1].mean() + 0.2
 
 
+# The recipe.
+
+STUDENT = {"dim": 4, "depth": 2, "train_depths": [2], "depth_weights": [1.0], "num_adapters": 4}
+
+
+def taught(**settings: Any) -> CTRClassifier:
+    given = {"model_settings": STUDENT, "teacher_settings": SMALL, "teachers": np.int64(2), "routes": 4}
+    return small(**{**given, "max_epochs": 1, **settings})
+
+
+def test_teachers_make_it_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    """Processes of its own and all: two teachers, one student, saved and loaded; nothing left behind."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "work"))
+    labels = np.where(y, "yes", "no")
+
+    model = taught(l2=1e-3, random_state=2007).fit(X, labels)
+    model.save(tmp_path / "artifact")
+    loaded = CTRClassifier.load(tmp_path / "artifact")
+
+    assert (model.artifact_.name, len(model.artifact_.routes)) == ("recap", 4)
+    report = model.report_
+    assert (len(report["teacher_runs"]), report["model"]["name"], report["train"]["seed"]) == (2, "recap", 7)
+    assert (report["train"]["schedule"], report["train"]["ema_epochs"]) == ("constant", [4.0])
+    assert (report["train"]["l2"], report["train"]["learning_rate"]) == (1e-3, 0.05)
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    np.testing.assert_array_equal(loaded.predict_proba(X), model.predict_proba(X))
+    np.testing.assert_array_equal(
+        Scorer.load(tmp_path / "artifact").score_frame(X), model.predict_proba(X)[:, 1]
+    )
+    wanted = {"model": "recap", "teachers": 2, "teacher_model": "fcn", "teacher_settings": SMALL, "routes": 4,
+              "l2": 1e-3, "ema_epochs": [4.0], "schedule": "constant", "random_state": 7}  # fmt: skip
+    assert {name: loaded.get_params()[name] for name in wanted} == wanted
+    assert list((tmp_path / "work").iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "recipe"),
+    [
+        ({}, {"model": "recap", "l2": None, "learning_rate": 0.05, "teachers": 2, "teacher_model": "fcn"}),
+        ({"l2": 0.0, "routes": None}, {"l2": 0.0, "routes": 8}),
+        ({"model": "auto", "route_choice": "greedy"}, {"model": "auto", "route_choice": "greedy"}),
+        (
+            {"teachers": 0, "l2": "probe", "model_settings": SMALL},
+            {"model": "fcn", "l2": None, "teachers": 0, "teacher_model": "fcn", "teacher_settings": SMALL},
+        ),
+        (
+            {"ema": 0.9, "batch_size": np.int64(32), "kd_weight": 0.5},
+            {"train": {"batch_size": 32, "max_epochs": 1, "update": "exact", "ema": 0.9, "kd_weight": 0.5}},
+        ),
+        ({"random_state": 1001}, {"seed": 1}),
+    ],
+    ids=str,
+)
+def test_parameters_become_a_recipe(settings: dict[str, Any], recipe: dict[str, Any]) -> None:
+    config = taught(**settings)._config()
+
+    assert isinstance(config, RecipeConfig)
+    assert {name: getattr(config, name) for name in recipe} == recipe
+    config.model_dump_json()  # nothing of numpy is left in it
+
+
 # The artifact is the command line's.
 
 
@@ -249,6 +318,8 @@ def test_trains_what_a_run_trains_and_loads_its_artifact(tmp_path: Path) -> None
     assert loaded.classes_.tolist() == [0, 1]
     assert loaded.feature_names_in_.tolist() == X.columns
     assert loaded.get_params() == model.get_params() | {
+        **{name: training.model_dump(mode="json")[name] for name in TRAINING},
+        "model": "fcn",
         "schema": schema,
         "model_settings": parse_model("fcn", SMALL).model_dump(),
     }
@@ -354,6 +425,14 @@ def test_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ({"negative_rate": 0.0}, "CTRClassifier: negative_rate"),
         ({"threads": 0}, "CTRClassifier: threads"),
         ({"device": "abacus"}, "device 'abacus'"),
+        ({"l2": "weak"}, "CTRClassifier: l2"),
+        ({"routes": 2}, "fcn has no routes"),
+        ({"teachers": -1}, "CTRClassifier: teachers"),
+        ({"teachers": 2, "budget": 0}, "CTRClassifier: budget"),
+        ({"teachers": 2, "model": "recap", "model_settings": None, "routes": 0}, "CTRClassifier: routes"),
+        ({"teachers": 2, "model_settings": {"depth": 0}}, "depth"),
+        ({"teachers": 2, "model_settings": None, "teacher_model": "gpt"}, "no model 'gpt'"),
+        ({"teachers": 2, "model_settings": None, "schedule": "wild"}, "CTRClassifier: schedule"),
     ],
     ids=str,
 )

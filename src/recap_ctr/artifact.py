@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +41,27 @@ class Artifact:
     shift: float
     """Added to the model's logit before calibration: the correction for sampled negatives."""
     manifest: dict[str, Any]
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return self.model.routes if isinstance(self.model, Routed) else ()
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """As they are stored: those of the backbone, whatever its routes."""
+        backbone = self.model.model if isinstance(self.model, Routed) else self.model
+        return dict(backbone.state_dict())
+
+    def dialled(self, routes: int | None = None, depth: int | None = None) -> "Artifact":
+        """The same artifact on fewer of its routes, or at another trained depth; the calibration stays."""
+        if routes is None and depth is None:
+            return self
+        if not isinstance(self.model, Routed):
+            raise InputError(f"{self.name} has neither routes nor depths to choose from")
+        stored = self.model.routes
+        if routes is not None and not 1 <= routes <= len(stored):
+            raise InputError(f"{routes} routes, where the artifact has {len(stored)}")
+        return replace(self, model=Routed(self.model.model, stored[:routes], depth).eval())
 
 
 def write_artifact(

@@ -35,10 +35,6 @@ schema_app = typer.Typer(
     help="The contract that says which column is what.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(schema_app, name="schema")
-bench_app = typer.Typer(
-    help="The paper's tables, from training to LaTeX.", no_args_is_help=True, rich_markup_mode=None
-)
-app.add_typer(bench_app, name="bench")
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while working.")]
@@ -68,6 +64,14 @@ Device = Annotated[
 Columns = Annotated[
     list[str] | None,
     typer.Option("--map", metavar="FIELD=COLUMN", help="A field stands in another column; repeatable."),
+]
+
+UsedRoutes = Annotated[
+    int | None,
+    typer.Option("--routes", min=1, help="Score on so many of the artifact's routes.  [default: all]"),
+]
+UsedDepth = Annotated[
+    int | None, typer.Option("--depth", min=1, help="Score at this trained depth.  [default: the full one]")
 ]
 
 
@@ -273,6 +277,21 @@ def train(
     ema: Annotated[
         float | None, typer.Option("--ema", help="Average the weights with this beta, such as 0.998.")
     ] = None,
+    ema_epochs: Annotated[
+        str | None,
+        typer.Option(
+            "--ema-epochs", help="Horizons of such averages in epochs, such as 2,4: the best is taken."
+        ),
+    ] = None,
+    checkpoints: Annotated[
+        int | None, typer.Option("--checkpoints", help="Keep the raw weights of so many last epochs.")
+    ] = None,
+    routes: Annotated[
+        int, typer.Option("--routes", min=1, help="For recap: routes that the artifact averages.")
+    ] = 1,
+    route_choice: Annotated[
+        str, typer.Option("--route-choice", help="late, random, or greedy (on validation).")
+    ] = "late",
     teachers: Annotated[
         list[Path] | None,
         typer.Option(
@@ -310,6 +329,7 @@ def train(
     given = {
         "l2": l2, "learning_rate": learning_rate, "batch_size": batch_size, "max_epochs": max_epochs,
         "patience": patience, "update": update, "schedule": schedule, "ema": ema, "seed": seed, "kd_weight": kd_weight,
+        "ema_epochs": _numbers(ema_epochs, "--ema-epochs"), "checkpoints": checkpoints,
     }  # fmt: skip
     prepared = PreparedData(data)
     runs = _training()
@@ -330,6 +350,8 @@ def train(
     }
     if calibration not in ("affine", "isotonic"):
         raise InputError(f"--calibration {calibration}: known are affine and isotonic")
+    if route_choice not in ("late", "random", "greedy"):
+        raise InputError(f"--route-choice {route_choice}: known are late, random and greedy")
     model_config = parse_model(name, model_settings)
     report = runs.run(
         runs.RunConfig(
@@ -342,6 +364,8 @@ def train(
             threads=threads or runs.default_threads(model_config, prepared.layout),
             device=_device(device),
             teachers=tuple(teachers or ()),
+            routes=routes,
+            route_choice=route_choice,
         ),
         prepared,
         out,
@@ -394,6 +418,9 @@ def fit(
     ] = None,
     schema: Annotated[
         Path | None, typer.Option("--schema", help="For raw files: schema.toml.  [default: inferred]")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="For raw files: random or time, 8:1:1.  [default: random]")
     ] = None,
     config: Recipe = None,
     preset: Preset = "default",
@@ -449,7 +476,7 @@ def fit(
     Example: recap fit clicks.parquet --label click --out model
     """
     _limit_threads(threads)
-    prepared = _prepared(data, label, schema, out, quiet)
+    prepared = _prepared(data, label, schema, split, out, quiet)
     _training()
     from recap_ctr.recipe import Recipe as Cooking
     from recap_ctr.recipe import recipe_config
@@ -472,21 +499,26 @@ def fit(
     _tell(quiet, f"Next: recap predict {out}/artifact rows.csv --out scores.csv")
 
 
-def _prepared(data: list[str], label: str | None, schema: Path | None, out: Path, quiet: bool) -> Any:
+def _prepared(
+    data: list[str], label: str | None, schema: Path | None, split: str | None, out: Path, quiet: bool
+) -> Any:
     """Prepared data as they are; raw files by way of a schema, into `out`."""
     from recap_ctr.data.shards import PreparedData, is_prepared
 
     if len(data) == 1 and Path(data[0]).is_dir() and is_prepared(Path(data[0])):
-        if label is not None or schema is not None:
-            raise InputError("--label and --schema go with raw files", fix="leave them away")
+        if label is not None or schema is not None or split is not None:
+            raise InputError("--label, --schema and --split go with raw files", fix="leave them away")
         return PreparedData(Path(data[0]))
     from recap_ctr.data.infer import infer
-    from recap_ctr.data.prepare import Preparation
+    from recap_ctr.data.prepare import Preparation, Split
     from recap_ctr.data.prepare import prepare as prepare_data
     from recap_ctr.data.source import FileSource
     from recap_ctr.schema import read_schema
     from recap_ctr.storage import atomic_file
 
+    kind = split or "random"
+    if kind not in ("random", "time"):
+        raise InputError(f"--split {kind}: known are random and time")
     if schema is not None:
         fields = read_schema(schema)
         source = FileSource(data, fields.columns)
@@ -502,7 +534,9 @@ def _prepared(data: list[str], label: str | None, schema: Path | None, out: Path
         with atomic_file(out / "schema.toml") as file:
             file.write(inferred.to_toml().encode())
         _tell(quiet, f"schema: {len(fields.fields)} fields, inferred; see {out / 'schema.toml'}")
-    prepared, done = prepare_data(Preparation(fields, {"all": source}), out / "data", force=True, quiet=quiet)
+    preparation = Preparation(fields, {"all": source}, Split(kind=kind))
+    # Like all stages, it is named after what it is made of.
+    prepared, done = prepare_data(preparation, out / f"data-{preparation.fingerprint[:10]}", quiet=quiet)
     rows = {name: split["rows"] for name, split in prepared.manifest["splits"].items()}
     _tell(
         quiet,
@@ -557,8 +591,9 @@ def _print_recipe(report: dict[str, Any]) -> None:
         )
 
 
-@bench_app.command("ablation")
-def bench_ablation(
+@app.command()
+def bench(
+    table: Annotated[str, typer.Argument(help="overview, ablation (Table 2) or fcn-scaling (Table 3).")],
     data: Annotated[Path, typer.Argument(help="A directory that `recap prepare` wrote.")],
     out: Annotated[Path, typer.Option("--out", help="Directory for all runs; a second call goes on there.")],
     reports: Annotated[
@@ -573,65 +608,37 @@ def bench_ablation(
     l2: L2 = None,
     threads: TrainThreads = None,
     device: Device = None,
+    as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Table 2: the recursive backbone alone, with each axis of estimators, and with all.
+    """The paper's tables, from training to Markdown and LaTeX, with paired tests over seeds; resumable.
+
+    `ablation` is the recursive backbone alone, with each axis of estimators, and with all; `fcn-scaling` is FCN with
+    averaged weights, with distillation, and with both; `overview` sets both beside the ensembles.
 
     Example: recap bench ablation data --out bench --seeds 3
     """
-    given = {"teacher_model": teacher_model, "teachers": teachers, "l2": l2}
-    _bench("ablation", data, out, reports, config, preset, given, seeds, threads, device, quiet)
-
-
-@bench_app.command("fcn-scaling")
-def bench_fcn_scaling(
-    data: Annotated[Path, typer.Argument(help="A directory that `recap prepare` wrote.")],
-    out: Annotated[Path, typer.Option("--out", help="Directory for all runs; a second call goes on there.")],
-    reports: Annotated[
-        Path | None,
-        typer.Option("--reports", help="Where reports and tables are copied to, such as benchmarks/NAME."),
-    ] = None,
-    config: Recipe = None,
-    preset: Preset = "default",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Students of each kind.")] = 3,
-    teacher_model: TeacherModel = None,
-    teachers: Teachers = None,
-    l2: L2 = None,
-    threads: TrainThreads = None,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
-    """Table 3: FCN alone, with the average of its weights, with distillation, and with both.
-
-    Example: recap bench fcn-scaling data --out bench --seeds 3
-    """
-    given = {"teacher_model": teacher_model, "teachers": teachers, "l2": l2}
-    _bench("fcn-scaling", data, out, reports, config, preset, given, seeds, threads, device, quiet)
-
-
-def _bench(
-    name: str,
-    data: Path,
-    out: Path,
-    reports: Path | None,
-    config: Path | None,
-    preset: str,
-    given: dict[str, Any],
-    seeds: int,
-    threads: int | None,
-    device: str | None,
-    quiet: bool,
-) -> None:
+    _limit_threads(threads)
     from recap_ctr.data.shards import PreparedData
 
     _training()
-    from recap_ctr.bench.scaling import bench
+    from recap_ctr.bench.overview import overview
+    from recap_ctr.bench.scaling import bench as run_bench
     from recap_ctr.recipe import Recipe as Cooking
     from recap_ctr.recipe import recipe_config
 
+    given = {"teacher_model": teacher_model, "teachers": teachers, "l2": l2}
     settings = recipe_config(preset, _merged(config, given), str(config or "bench"))
     cooking = Cooking(settings, PreparedData(data), out, threads=threads, device=_device(device), quiet=quiet)
-    typer.echo(bench(name, cooking, seeds, reports))
+    text = (
+        overview(cooking, seeds, reports)
+        if table == "overview"
+        else run_bench(table, cooking, seeds, reports)
+    )
+    if as_json:
+        _print_json({"table": table, "markdown": text})
+    else:
+        typer.echo(text)
 
 
 @app.command()
@@ -705,6 +712,8 @@ def evaluate(
         list[str], typer.Argument(metavar="ROWS...", help="Raw labelled rows; - is standard input.")
     ],
     columns: Columns = None,
+    routes: UsedRoutes = None,
+    depth: UsedDepth = None,
     negative_rate: Annotated[
         float, typer.Option("--negative-rate", help="Share of negatives kept in these rows.")
     ] = 1.0,
@@ -722,7 +731,7 @@ def evaluate(
 
     negative_rate_shift(negative_rate)  # checks the range
     score = _scoring(threads)
-    scorer = score.Scorer.load(artifact, _parse_map(columns))
+    scorer = score.Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth)
     source = FileSource(rows, scorer.artifact.encoder.schema.columns)
     result = score.evaluate_rows(scorer, source, negative_rate=negative_rate, quiet=quiet)
     if as_json:
@@ -743,6 +752,8 @@ def predict(
         ),
     ] = None,
     columns: Columns = None,
+    routes: UsedRoutes = None,
+    depth: UsedDepth = None,
     threads: Threads = None,
     force: Force = False,
     as_json: Json = False,
@@ -765,9 +776,11 @@ def predict(
     from recap_ctr.storage import is_made, record
 
     score = _scoring(threads)
-    scorer = score.Scorer.load(artifact, _parse_map(columns))
+    scorer = score.Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth)
     source = FileSource(rows, scorer.artifact.encoder.schema.columns)
-    inputs = _inputs(source, artifact=scorer.artifact.manifest, map=columns) if out is not None else None
+    inputs = None
+    if out is not None:
+        inputs = _inputs(source, artifact=scorer.artifact.manifest, map=columns, routes=routes, depth=depth)
     if out is not None and is_made(out, inputs, force=force):
         _report_made(out, as_json, quiet)
         return
@@ -878,31 +891,36 @@ def demo(
         "recap-demo"
     ),
     rows: Annotated[int, typer.Option("--rows", min=5_000, help="How many synthetic rows.")] = 150_000,
-    seed: Seed = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=999, help="Seed of the rows and of the students.")
+    ] = 1,
     threads: TrainThreads = None,
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """The whole way on synthetic data: draw, prepare, train, calibrate, evaluate against the best possible, score.
+    """The whole recipe on synthetic data: draw, prepare, probe, teachers, students, one artifact, ten scored rows.
+
+    The table sets RECAP beside what it is made of and beside the best possible model. Interrupted, it resumes.
 
     Example: recap demo --rows 50000
     """
     _limit_threads(threads)
     _training()
-    from recap_ctr.demo import run_demo
+    from recap_ctr.demo import HEADER, cells, run_demo
 
     result = run_demo(out, rows=rows, seed=seed, threads=threads or 1, force=force, quiet=quiet)
     if as_json:
         _print_json(result)
         return
-    _table(["model", "test AUC", "logloss", "calibrated", "excess over Bayes"], result["table"])
+    _table(HEADER, [cells(line) for line in result["table"]])
     _table(result["scored"]["columns"], result["scored"]["rows"])
-    typer.echo(result["finding"])
+    typer.echo(result["finding"]["text"])
     _tell(
         quiet,
-        f"Everything is in {out}: the raw log, the prepared data, the run with its report, and its artifact.",
+        f"Everything is in {out}: the raw log, the prepared data, every run, report.json and the artifact.",
     )
+    _tell(quiet, f"Next: recap predict {out}/artifact {out}/ten.csv")
 
 
 def main() -> None:
@@ -993,6 +1011,15 @@ def _device(name: str | None) -> str:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"--device {name}: {str(error).splitlines()[0]}") from None
     return name
+
+
+def _numbers(text: str | None, option: str) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option} {text}: expected numbers, comma-separated") from None
 
 
 def _required(value: Path | None, option: str) -> Path:

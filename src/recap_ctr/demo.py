@@ -1,30 +1,44 @@
-"""The whole way on synthetic data, where the best possible score is known."""
+"""The whole way on synthetic data, where the best possible score is known: the recipe, and what each part adds."""
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import torch
+from torch import nn
 
 from recap_ctr import metrics
 from recap_ctr.artifact import load_artifact
-from recap_ctr.config import TrainConfig
+from recap_ctr.bench.overview import costs, logistic_regression
+from recap_ctr.bench.scaling import train_all
+from recap_ctr.calibrate import fit_affine
 from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.sink import open_sink
 from recap_ctr.data.source import FileSource
 from recap_ctr.data.synthetic import FORMAT, SyntheticConfig, SyntheticData
-from recap_ctr.models import parse_model
+from recap_ctr.evaluate import evaluate
 from recap_ctr.predict import predict
-from recap_ctr.progress import say
-from recap_ctr.runs import ARTIFACT, RunConfig, run
+from recap_ctr.probe import ProbeConfig
+from recap_ctr.progress import brief, say
+from recap_ctr.recipe import Recipe, RecipeConfig, batch_size
+from recap_ctr.runs import ARTIFACT
 from recap_ctr.schema import Field, Schema
 from recap_ctr.score import Scorer, score
 from recap_ctr.storage import claim, read_json, write_json
 
 FINISHED = "demo.json"
+TRAININGS = ("ema-kd", "plain", "ema", "kd")
+RECAP, FCN, BASE, BAYES = "RECAP", "FCN", "base rate", "Bayes (best possible)"
+HEADER = ["model", "test AUC", "logloss", "calibrated", "excess over Bayes", "parameters", "cost"]
+FIGURES = {"auc": (100, 2), "logloss": (1, 4), "calibrated_logloss": (1, 4), "excess_logloss": (1, 5)}
+"""With the scale and the digits that they are shown with."""
+Floats = npt.NDArray[np.floating[Any]]
 
 
 def synthetic_schema(num_fields: int) -> Schema:
@@ -32,19 +46,29 @@ def synthetic_schema(num_fields: int) -> Schema:
     return Schema(label="click", row_id="row", fields=tuple(fields))
 
 
+def demo_recipe(rows: int, seed: int) -> RecipeConfig:
+    """The recipe of `recap fit`, cut to a few minutes: a small probe, large steps, a short average."""
+    return RecipeConfig(
+        learning_rate=4e-3,
+        train={"batch_size": batch_size(4 * rows), "max_epochs": 16, "patience": 2, "ema_epochs": [2.0]},
+        probe=ProbeConfig(strengths=(1e2, 1e3, 1e4), rungs=(4, 8), refinements=(), confirm=0),
+        seed=seed,
+    )
+
+
 def run_demo(out: Path, *, rows: int, seed: int, threads: int, force: bool, quiet: bool) -> dict[str, Any]:
-    """Draw, prepare, train, evaluate and score; each part resumes or is left alone as its own command would."""
-    config = SyntheticConfig(rows=rows, seed=seed)
-    if claim(
-        out,
-        {"demo": {**asdict(config), "format": FORMAT}, "threads": threads},
-        finished=FINISHED,
-        force=force,
-    ):
+    """Draw, prepare, run the recipe and its ablation, measure and score; each part resumes or is left alone."""
+    config, settings = SyntheticConfig(rows=rows, seed=seed), demo_recipe(rows, seed)
+    inputs = {
+        "demo": {**asdict(config), "format": FORMAT},
+        "recipe": settings.model_dump(mode="json"),
+        "threads": threads,
+    }
+    if claim(out, inputs, finished=FINISHED, force=force):
         if not quiet:
             say(f"{out} is finished; nothing to do")
-        result: dict[str, Any] = read_json(out / FINISHED)
-        return result
+        known: dict[str, Any] = read_json(out / FINISHED)
+        return known
     drawn = SyntheticData(config)
     log = out / "clicks.csv"
     if not log.is_file():
@@ -53,60 +77,137 @@ def run_demo(out: Path, *, rows: int, seed: int, threads: int, force: bool, quie
                 sink.write(block.drop("bayes_logit"))
     schema = synthetic_schema(config.num_fields)
     data, _ = prepare(Preparation(schema, {"all": FileSource([log])}), out / "data", quiet=quiet)
-    if not quiet:
-        say(f"prepared {rows:,} rows; training FCN")
-    settings = RunConfig(
-        model="fcn",
-        model_config=parse_model("fcn", {}),
-        # A prior's share falls as rows grow: 1e-3 at the default 150,000 rows.
-        train=TrainConfig(l2=150 / rows, learning_rate=3e-3, batch_size=2048, max_epochs=15, seed=seed),
-        threads=threads,
-    )
-    report = run(settings, data, out / "run", quiet=quiet)
-    table, closed = _against_bayes(report, data, drawn, out / "run")
-    scored = _score_ten(log, out)
-    finding = (
-        f"FCN closes {closed:.0%} of the gap between the base rate and the best possible model,"
-        f" measured against the known click probabilities of {len(data.test):,} test rows."
-    )
-    result = {"table": table, "closed": closed, "scored": scored, "finding": finding, "report": report}
+    recipe = Recipe(settings, data, out, threads=threads, quiet=quiet)
+    recipe.say(f"data: {rows:,} rows of {config.num_fields} fields, drawn and prepared")
+    with brief():
+        plan = recipe.plan()
+        teachers = recipe.teachers(plan)
+        recipe.say("students: the recursive backbone plain, with EMA, with KD, and with both, which is RECAP")
+        students = train_all(recipe, plan, "recap", TRAININGS, [seed], list(teachers))
+        (regression,) = logistic_regression(recipe)
+    report = recipe.finish(plan, teachers, students["ema-kd"])
+    truth = drawn.frame()["bayes_logit"].to_numpy()[data.test.rows]
+    own = {training: path for training, runs in students.items() for path in runs}
+    table = _table(recipe, truth, list(teachers), own, regression)
+    result = {
+        "table": table,
+        "finding": asdict(find(table, len(data.test))),
+        "scored": _score_ten(log, out),
+        "report": report,
+    }
     write_json(out / FINISHED, result)
     return result
 
 
-def _against_bayes(
-    report: dict[str, Any], data: PreparedData, drawn: SyntheticData, directory: Path
-) -> tuple[list[list[str]], float]:
-    test = data.test
-    truth = drawn.frame()["bayes_logit"].to_numpy()[test.rows]
-    artifact = load_artifact(directory / ARTIFACT)
-    raw = predict(artifact.model, test, torch.device("cpu"))
-    calibrated = artifact.calibration.apply(raw + artifact.shift)
-    constant = np.full(len(test), metrics.logit(float(data.train.labels.mean())))
-    reference = report["reference"]["logistic regression"]["test"]
-    found = report["metrics"]["test"]
+def _table(
+    recipe: Recipe, truth: Floats, teachers: list[Path], students: dict[str, Path], regression: Path
+) -> list[dict[str, Any]]:
+    """A line for each model: its figures on the test rows, one of each for every run, its size and its cost."""
+    data = recipe.data
+    loaded = {training: load_artifact(path / ARTIFACT) for training, path in students.items()}
+    one_route = {training: artifact.dialled(routes=1).model for training, artifact in loaded.items()}
+    members = [load_artifact(path / ARTIFACT) for path in teachers]
+    linear = load_artifact(regression / ARTIFACT)
+    cost = costs(teachers, students["ema-kd"], recipe)
+    models: list[nn.Module] = [member.model for member in members]
+    size, own_size = members[0].manifest["parameters"], loaded["ema-kd"].manifest["parameters"]
+    all_routes = {training: artifact.model for training, artifact in loaded.items()}
 
     def line(
-        name: str, auc: float, loss: float, calibrated_loss: float | None, excess: float | None
-    ) -> list[str]:
-        numbers = [f"{auc:.4f}", f"{loss:.4f}"]
-        numbers.append("" if calibrated_loss is None else f"{calibrated_loss:.4f}")
-        return [name, *numbers, "" if excess is None else f"{excess:.4f}"]
+        name: str, estimators: Sequence[Sequence[nn.Module]], parameters: int, cost: float | None
+    ) -> dict[str, Any]:
+        found = [_figures(estimator, data, truth) for estimator in estimators]
+        values = {figure: [one[figure] for one in found] for figure in FIGURES}
+        return {"model": name, **values, "parameters": parameters, "cost": cost}
 
-    base, best = metrics.excess_logloss(truth, constant), metrics.excess_logloss(truth, calibrated)
-    table = [
-        line("base rate", 0.5, found["base_rate_logloss"], None, base),
-        line("logistic regression", reference["auc"], reference["logloss"], None, None),
-        line("FCN", found["raw"]["auc"], found["raw"]["logloss"], found["calibrated"]["logloss"], best),
-        line(
-            "Bayes (best possible)",
-            metrics.auc(test.labels, truth),
-            metrics.logloss(test.labels, truth),
-            None,
-            0.0,
-        ),
+    return [
+        _known(BASE, np.full(len(truth), metrics.logit(float(data.train.labels.mean()))), data, truth),
+        line("logistic regression", [[linear.model]], linear.manifest["parameters"], None),
+        line(FCN, [[model] for model in models], size, cost["one"]),
+        line(f"ensemble of {len(models)} FCN", [models], size * len(models), cost["ensemble"]),
+        line("recursive backbone", [[one_route["plain"]]], own_size, cost["route"]),
+        line("+ EMA", [[one_route["ema"]]], own_size, cost["route"]),
+        line("+ KD", [[one_route["kd"]]], own_size, cost["route"]),
+        line("+ routes", [[all_routes["plain"]]], own_size, cost["routes"]),
+        line(RECAP, [[all_routes["ema-kd"]]], own_size, cost["routes"]),
+        _known(BAYES, truth, data, truth),
     ]
-    return table, 1 - best / base
+
+
+def _figures(estimator: Sequence[nn.Module], data: PreparedData, truth: Floats) -> dict[str, float]:
+    """Of the mean logit of some models, calibrated on the validation rows."""
+    valid, test = (
+        np.mean([predict(model, shard, torch.device("cpu")) for model in estimator], axis=0)
+        for shard in (data.valid, data.test)
+    )
+    calibration = fit_affine(data.valid.labels, valid)
+    found = evaluate(data.test.labels, test, calibration)
+    return {
+        "auc": found["raw"]["auc"],
+        "logloss": found["raw"]["logloss"],
+        "calibrated_logloss": found["calibrated"]["logloss"],
+        "excess_logloss": metrics.excess_logloss(truth, calibration.apply(test)),
+    }
+
+
+def _known(name: str, logits: Floats, data: PreparedData, truth: Floats) -> dict[str, Any]:
+    """The line of logits that nothing was trained for."""
+    return {
+        "model": name,
+        "auc": [metrics.auc(data.test.labels, logits)],
+        "logloss": [metrics.logloss(data.test.labels, logits)],
+        "calibrated_logloss": [],
+        "excess_logloss": [metrics.excess_logloss(truth, logits)],
+        "parameters": None,
+        "cost": None,
+    }
+
+
+def cells(line: dict[str, Any]) -> list[str]:
+    """A line of the table as text, under HEADER: mean ± standard deviation where there are several runs."""
+
+    def text(values: list[float], scale: int, digits: int) -> str:
+        spread = f" ± {scale * stdev(values):.{digits}f}" if len(values) > 1 else ""
+        return f"{scale * mean(values):.{digits}f}{spread}" if values else ""
+
+    figures = [text(line[figure], *shown) for figure, shown in FIGURES.items()]
+    size = "" if line["parameters"] is None else f"{line['parameters']:,}"
+    return [line["model"], *figures, size, "" if line["cost"] is None else f"{line['cost']:.1f}"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the table says of RECAP, favourable or not."""
+
+    ensemble_gain: float
+    """In AUC, over the mean of single FCNs."""
+    recap_gain: float
+    recovered: float | None
+    """RECAP's share of the ensemble's gain, if that is one."""
+    size: float
+    """Stored parameters relative to one FCN's."""
+    cost: float
+    closed: float
+    """Share of the gap in expected logloss between the base rate and Bayes."""
+    text: str
+
+
+def find(table: list[dict[str, Any]], rows: int) -> Finding:
+    lines = {line["model"]: line for line in table}
+    alone, recap = lines[FCN], lines[RECAP]
+    (together,) = (line for name, line in lines.items() if name.startswith("ensemble"))
+    ensemble_gain, recap_gain = (mean(line["auc"]) - mean(alone["auc"]) for line in (together, recap))
+    recovered = recap_gain / ensemble_gain if ensemble_gain > 0 else None
+    size, cost = recap["parameters"] / alone["parameters"], recap["cost"]
+    closed = 1 - recap["excess_logloss"][0] / lines[BASE]["excess_logloss"][0]
+    share = "" if recovered is None else f", {recovered:.0%} of that,"
+    text = (
+        f"In test AUC the {together['model']} gains {100 * ensemble_gain:+.2f} points over one of them on average,"
+        f" RECAP {100 * recap_gain:+.2f}{share} at {size:.2f} of one FCN's size and {cost:.1f} of its cost;"
+        f" RECAP closes {closed:.0%} of the gap in logloss between the base rate and the best possible model,"
+        f" measured against the known click probabilities of {rows:,} test rows."
+    )
+    return Finding(ensemble_gain, recap_gain, recovered, size, cost, closed, text)
 
 
 def _score_ten(log: Path, out: Path) -> dict[str, Any]:
@@ -114,7 +215,7 @@ def _score_ten(log: Path, out: Path) -> dict[str, Any]:
     rows, scores = out / "ten.csv", out / "ten-scored.csv"
     with open_sink(rows) as sink:
         sink.write(pl.read_csv(log, n_rows=10, infer_schema=False))
-    scorer = Scorer.load(out / "run")
+    scorer = Scorer.load(out / ARTIFACT)
     with open_sink(scores) as sink:
         score(scorer, FileSource([rows]), sink, quiet=True)
     frame = pl.read_csv(scores, infer_schema=False)

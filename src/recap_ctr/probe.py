@@ -43,8 +43,8 @@ class ProbeConfig(Frozen):
     """l2 · rows."""
     rungs: tuple[PositiveInt, ...] = (8, 16)
     """Epochs after which the better half is kept."""
-    strength_factors: tuple[PositiveFloat, ...] = (10**-0.5, 10**0.5)
-    """Neighbours of the best strength."""
+    refinements: tuple[PositiveFloat, ...] = (0.5, 0.25)
+    """Decades to each side of the best strength so far, tried one after the other."""
     rate_factors: tuple[PositiveFloat, ...] = (0.5, 2.0)
     """Then those of the learning rate, where it isn't given."""
     confirm: NonNegativeInt = 16
@@ -191,8 +191,9 @@ def probe(
 
     began = time.monotonic()
     best = race(grid(config, rows, settings.learning_rate))
-    strengths = [replace(best.arm, l2=_rounded(best.arm.l2 * factor)) for factor in config.strength_factors]
-    best = challenge(best, strengths)
+    for decades in config.refinements if best.arm.l2 else ():
+        around = [_rounded(best.arm.l2 * 10**power) for power in (-decades, decades)]
+        best = challenge(best, [replace(best.arm, l2=l2) for l2 in around])
     rates = [_rounded(best.arm.learning_rate * factor) for factor in config.rate_factors if probe_rate]
     best = challenge(best, [replace(best.arm, learning_rate=rate) for rate in rates])
     reached = config.rungs[-1]

@@ -18,12 +18,24 @@ _COLUMNS = (
     TimeRemainingColumn(),
 )
 _send: Callable[[dict[str, Any]], None] | None = None
+_brief = False
 
 
 def send_to(send: Callable[[dict[str, Any]], None]) -> None:
     """From now on this process shows nothing itself: its progress goes, as events, to the one that started it."""
     global _send
     _send = send
+
+
+@contextmanager
+def brief() -> Iterator[None]:
+    """Within it boards tell which jobs are done, but not what each has to say."""
+    global _brief
+    before, _brief = _brief, True
+    try:
+        yield
+    finally:
+        _brief = before
 
 
 class Meter:
@@ -114,6 +126,11 @@ class Board:
             self._bars.console.print(text, markup=False, highlight=False)
         else:
             say(text)
+
+    def relay(self, name: str, text: str) -> None:
+        """What a job has to say."""
+        if not _brief:
+            self.say(f"{name}: {text}")
 
     def finish(self, name: str) -> None:
         self._finished += 1

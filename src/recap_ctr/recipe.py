@@ -123,6 +123,8 @@ def train_config(config: RecipeConfig, rows: int, *, teacher: bool = False) -> T
         "learning_rate": config.learning_rate or 1e-3,
     }
     given = {**config.train, **(config.teacher_train if teacher else {})}
+    if teacher:  # what only a student has a use for must not make its teachers others
+        given.pop("kd_weight", None)
     if given.get("ema") is not None:
         own["ema_epochs"] = ()
     return parse(TrainConfig, {**own, **given}, "recipe")
@@ -211,7 +213,9 @@ class Recipe:
         return plan
 
     def _probe(self) -> Found:
-        settings = self.teacher_settings.model_copy(update={"seed": TEACHER_SEEDS})
+        # Its own rungs say how long arms train.
+        own = {"seed": TEACHER_SEEDS, "max_epochs": self.config.probe.rungs[-1], "checkpoints": 0}
+        settings = self.teacher_settings.model_copy(update=own)
         inputs = {
             "probe": self.config.probe.model_dump(mode="json"), "train": settings.model_dump(mode="json"),
             "model": self.config.teacher_model, "settings": self.config.teacher_settings,
@@ -363,12 +367,17 @@ class Recipe:
         with locked(self.out):
             plan = self.plan()
             teachers = self.teachers(plan)
-            students = self.students(plan, list(teachers))
-            chosen = max(students, key=lambda path: students[path]["metrics"]["valid"]["raw"]["auc"])
-            report = self._report(plan, teachers, students, chosen)
-            with atomic_directory(self.out / ARTIFACT) as partial:
-                shutil.copytree(chosen / ARTIFACT, partial, dirs_exist_ok=True)
-            write_json(self.out / REPORT, report)
+            return self.finish(plan, teachers, self.students(plan, list(teachers)))
+
+    def finish(
+        self, plan: Plan, teachers: dict[Path, dict[str, Any]], students: dict[Path, dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Ship the student that is best on validation, and report it beside its teachers."""
+        chosen = max(students, key=lambda path: students[path]["metrics"]["valid"]["raw"]["auc"])
+        report = self._report(plan, teachers, students, chosen)
+        with atomic_directory(self.out / ARTIFACT) as partial:
+            shutil.copytree(chosen / ARTIFACT, partial, dirs_exist_ok=True)
+        write_json(self.out / REPORT, report)
         return report
 
     def _report(

@@ -5,6 +5,7 @@ And several of them side by side, on the machine's cores.
 
 import csv
 import io
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -285,14 +286,13 @@ def teach(data: str, config: dict[str, Any], out: str) -> dict[str, Any]:
     if missing:
         loaded = load_artifact(directory / ARTIFACT)
         device = torch.device(settings.device)
-        estimator = Estimator(f"{settings.model}-seed-{settings.train.seed}", route=_route_name(settings))
+        count = len(loaded.routes)  # fewer than were asked for, where there are not as many
+        estimator = Estimator(
+            f"{settings.model}-seed-{settings.train.seed}", route=f"mean of {count}" if count > 1 else None
+        )
         for split, path in missing.items():
             write_logits(path, {estimator: loaded.model.to(device)}, prepared, split, device)
     return report
-
-
-def _route_name(config: RunConfig) -> str | None:
-    return f"mean of {config.routes}" if config.routes > 1 else None
 
 
 def estimators(path: Path, name: str | None, per: Per) -> dict[Estimator, nn.Module]:
@@ -330,6 +330,12 @@ def teacher_tables(directories: Sequence[Path], split: str) -> tuple[Path, ...]:
     return tuple(directory / LOGITS / split for directory in directories)
 
 
+def _job_name(out: Path) -> str:
+    """For the board: the run's directory without its hash, and the one above it where several seeds share that."""
+    parts = [out.parent.name, out.name] if out.name.startswith("seed-") else [out.name]
+    return " ".join(re.sub(r"-[0-9a-f]{10}$", "", part) for part in parts)
+
+
 def run_many(
     configs: dict[Path, RunConfig],
     data: PreparedData,
@@ -345,7 +351,7 @@ def run_many(
     threads = max(config.threads for config in configs.values())
     jobs = [
         Job(
-            out.name,
+            _job_name(out),
             "recap_ctr.runs:teach",
             {"data": str(data.path), "config": config.to_json(), "out": str(out)},
         )

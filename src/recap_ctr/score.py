@@ -55,8 +55,16 @@ class Scorer:
         self.tally = Tally(0, dict.fromkeys(names, 0), dict.fromkeys(names, 0))
 
     @classmethod
-    def load(cls, path: Path, columns: Mapping[str, str] | None = None) -> "Scorer":
-        return cls(load_artifact(path), columns)
+    def load(
+        cls,
+        path: Path,
+        columns: Mapping[str, str] | None = None,
+        *,
+        routes: int | None = None,
+        depth: int | None = None,
+    ) -> "Scorer":
+        """`routes` and `depth` trade accuracy for cost, where the model has them."""
+        return cls(load_artifact(path).dialled(routes, depth), columns)
 
     def renamed(self, block: Block) -> Block:
         """The block with each mapped field under its own name; all at once, so that two fields can be swapped."""

@@ -1,7 +1,7 @@
 """CTRClassifier: raw rows to calibrated scores under scikit-learn's conventions, by the same code as the commands."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import (
     assert_all_finite,
@@ -27,16 +27,22 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from recap_ctr.artifact import MANIFEST, load_artifact, read_artifact_manifest, write_artifact
 from recap_ctr.config import Frozen, TrainConfig, parse
 from recap_ctr.data.prepare import Preparation, Split, prepare
+from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import Block, FrameSource, Source, as_frame
 from recap_ctr.errors import InputError
 from recap_ctr.metrics import sigmoid
 from recap_ctr.models import parse_model
-from recap_ctr.runs import ARTIFACT, RunConfig, run
+from recap_ctr.recipe import TEACHER_SEEDS, Recipe, RecipeConfig
+from recap_ctr.runs import ARTIFACT, RouteChoice, RunConfig, run
 from recap_ctr.schema import Schema
 from recap_ctr.score import Scorer
 
 MAX_CATEGORIES = 20  # a column of floats with more distinct values than this holds measurements
-TRAINING = ("learning_rate", "l2", "batch_size", "max_epochs", "patience", "update", "schedule", "ema")
+TRAINING = (
+    "learning_rate", "l2", "batch_size", "max_epochs", "patience", "update", "schedule", "ema", "ema_epochs",
+    "kd_weight",
+)  # fmt: skip
+PROBE = "probe"
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
@@ -47,6 +53,10 @@ class _Settings(Frozen):
     validation_fraction: float = Field(gt=0, lt=1)
     calibration: Literal["affine", "isotonic"]
     negative_rate: float = Field(gt=0, le=1)
+    teachers: NonNegativeInt
+    routes: PositiveInt | None
+    route_choice: RouteChoice
+    budget: PositiveFloat | None
     threads: PositiveInt
 
 
@@ -78,7 +88,28 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Columns without names are called x0, x1, ... in the schema. `y` holds any two classes; `classes_[1]` is the click.
 
     A fit holds out rows for early stopping and calibration: `validation_fraction` of each class at random, or those
-    given to `fit`. The other parameters are those of `recap train`: same rows, seed and threads, same model.
+    given to `fit`.
+
+    Without `teachers` a fit is `recap train`: one model. With them it is `recap fit`: it finds `l2` and the learning
+    rate on the held-out rows, trains the teachers side by side in processes of their own (cores / `threads` at a time),
+    and on their mean one student, which is what is kept. Same rows, seed and threads, same model as the command's. What
+    is None takes that command's own setting:
+
+    =====================  ====================  ================================================================
+    parameter              without teachers      with teachers
+    =====================  ====================  ================================================================
+    model                  fcn                   recap (`auto`: recap or fcn, whichever is better on held-out rows)
+    l2, learning_rate      1e-5, 1e-3            probed; if l2 alone is given, the learning rate is 1e-3
+    schedule               plateau               constant
+    ema, ema_epochs        no average            average of the weights, horizon 4 epochs
+    batch_size             4096                  4096, but less where an epoch would have fewer than 64 steps
+    max_epochs, patience   100, 2                60, 3
+    routes, of recap       1                     8
+    =====================  ====================  ================================================================
+
+    `l2="probe"` looks for l2 without teachers as well, and trains as with them. `budget` is in minutes: teachers and
+    epochs are cut to fit it. `random_state` seeds the rows held out and the model, or the student (there modulo 1000:
+    the seeds from 1000 on are the teachers'). `report_` is the report that the command would write.
 
     >>> rng = np.random.default_rng(0)
     >>> rows = pl.DataFrame({"ad": rng.choice(["a", "b", "c"], 300), "hour": rng.integers(0, 24, 300)})
@@ -89,18 +120,26 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        model: str = "fcn",
+        model: str | None = None,
         *,
         model_settings: dict[str, Any] | None = None,
         schema: Schema | None = None,
-        learning_rate: float = 1e-3,
-        l2: float = 1e-5,
-        batch_size: int = 4096,
-        max_epochs: int = 100,
-        patience: int = 2,
+        teachers: int = 0,
+        teacher_model: str = "fcn",
+        teacher_settings: dict[str, Any] | None = None,
+        kd_weight: float = 1.0,
+        routes: int | None = None,
+        route_choice: str = "late",
+        budget: float | None = None,
+        learning_rate: float | None = None,
+        l2: float | Literal["probe"] | None = None,
+        batch_size: int | None = None,
+        max_epochs: int | None = None,
+        patience: int | None = None,
         update: str = "exact",
-        schedule: str = "plateau",
+        schedule: str | None = None,
         ema: float | None = None,
+        ema_epochs: Sequence[float] | None = None,
         validation_fraction: float = 0.1,
         calibration: str = "affine",
         negative_rate: float = 1.0,
@@ -112,6 +151,13 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model = model
         self.model_settings = model_settings
         self.schema = schema
+        self.teachers = teachers
+        self.teacher_model = teacher_model
+        self.teacher_settings = teacher_settings
+        self.kd_weight = kd_weight
+        self.routes = routes
+        self.route_choice = route_choice
+        self.budget = budget
         self.learning_rate = learning_rate
         self.l2 = l2
         self.batch_size = batch_size
@@ -120,6 +166,7 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.update = update
         self.schedule = schedule
         self.ema = ema
+        self.ema_epochs = ema_epochs
         self.validation_fraction = validation_fraction
         self.calibration = calibration
         self.negative_rate = negative_rate
@@ -139,7 +186,7 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self, X: Any, y: Any, sample_weight: Any = None, *, validation: tuple[Any, ...] | None = None
     ) -> Self:
         """Train on `X` and `y`; `validation` is (X, y) or (X, y, sample_weight). A row of weight 0 is no row."""
-        config = self._run_config()
+        config = self._config()
         label = str(getattr(y, "name", None) or "label")  # a named series keeps its name in the schema
         rows = {"train": _rows(self._frame(X, y, reset=True), y, sample_weight)}
         y = rows["train"].y
@@ -160,13 +207,14 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if validation is None:
             # One table with a split column, not two tables: an error then names the row by its number in X.
             column = _free("split", tables["train"].columns)
-            held = pl.Series(column, self._held_out(y, config.train.seed))
+            seed = config.seed if isinstance(config, RecipeConfig) else config.train.seed
+            held = pl.Series(column, self._held_out(y, seed))
             sources = {"all": FrameSource(tables["train"].with_columns(held))}
             split = Split(kind="column", column=column)
         with TemporaryDirectory(prefix="recap-") as directory, _torch_left_alone():
             preparation = Preparation(schema, sources, split, dataset="a data frame")
             data, _ = prepare(preparation, Path(directory, "data"), quiet=not self.verbose)
-            run(config, data, Path(directory, "run"), quiet=not self.verbose)
+            self.report_ = self._train(config, data, Path(directory, "run"))
             self.artifact_ = load_artifact(Path(directory, "run", ARTIFACT))
         # What `load` needs beside the artifact; part of its manifest, so that `save` is a plain copy.
         self.artifact_.manifest["data"] |= {
@@ -174,7 +222,21 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "columns": self._columns,
             "named": hasattr(self, "feature_names_in_"),
         }
+        if isinstance(config, RecipeConfig):
+            names = {"teacher_model", "teacher_settings", "route_choice"}
+            self.artifact_.manifest["data"]["recipe"] = {
+                "teachers": self.report_["plan"]["teachers"],
+                **config.model_dump(mode="json", include=names),
+            }
         return self
+
+    def _train(self, config: RunConfig | RecipeConfig, data: PreparedData, out: Path) -> dict[str, Any]:
+        quiet = not self.verbose
+        if isinstance(config, RunConfig):
+            return run(config, data, out, quiet=quiet)
+        threads, budget = int(self.threads), None if self.budget is None else float(self.budget)
+        recipe = Recipe(config, data, out, threads=threads, device=self.device, budget=budget, quiet=quiet)
+        return recipe.run()
 
     @_value_errors()
     def decision_function(self, X: Any) -> Floats:
@@ -207,7 +269,8 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             path,
             name=artifact.name,
             config=artifact.config,
-            weights=dict(artifact.model.state_dict()),
+            weights=artifact.weights,
+            routes=artifact.routes,
             encoder=artifact.encoder,
             calibration=artifact.calibration,
             shift=artifact.shift,
@@ -227,7 +290,9 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             calibration=artifact.manifest["calibration"]["kind"],
             negative_rate=math.exp(artifact.shift),
             random_state=training["seed"],
-            **{name: training[name] for name in TRAINING},
+            routes=len(artifact.routes) or None,
+            **{name: training[name] for name in TRAINING if name in training},
+            **data.get("recipe", {}),
         )
         loaded.artifact_ = artifact
         loaded.classes_ = np.array(data.get("classes", [0, 1]))
@@ -237,28 +302,52 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             loaded.feature_names_in_ = np.array(columns, dtype=object)
         return loaded
 
-    def _run_config(self) -> RunConfig:
+    def _config(self) -> RunConfig | RecipeConfig:
+        """What to do, checked: one run, or a recipe where there are teachers or something to probe."""
         names = _Settings.model_fields
         settings = parse(_Settings, {name: getattr(self, name) for name in names}, "CTRClassifier")
+        probed = self.l2 == PROBE
+        is_recipe = settings.teachers > 0 or probed
         if isinstance(self.random_state, int | np.integer):
             seed = int(self.random_state)  # as it is, so that `recap train --seed` trains the same model
         else:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        training = {name: getattr(self, name) for name in TRAINING} | {"seed": seed}
+        seed = seed % TEACHER_SEEDS if is_recipe and seed >= 0 else seed
+        values = {name: getattr(self, name) for name in TRAINING} | {"l2": None if probed else self.l2}
+        given = {name: value for name, value in values.items() if value is not None}
+        training = parse(TrainConfig, {**given, "seed": seed}, "CTRClassifier")
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:
             raise ValueError(f"device {self.device!r}: {str(error).splitlines()[0]}") from None
-        return RunConfig(
-            model=self.model,
-            model_config=parse_model(self.model, dict(self.model_settings or {})),
-            train=parse(TrainConfig, training, "CTRClassifier"),
-            calibration=settings.calibration,
-            negative_rate=settings.negative_rate,
-            reference=False,
-            threads=settings.threads,
-            device=self.device,
-        )
+        model = self.model or ("recap" if settings.teachers else "fcn")
+        if not is_recipe:
+            return RunConfig(
+                model=model,
+                model_config=parse_model(model, dict(self.model_settings or {})),
+                train=training,
+                calibration=settings.calibration,
+                negative_rate=settings.negative_rate,
+                reference=False,
+                threads=settings.threads,
+                device=self.device,
+                routes=settings.routes or 1,
+                route_choice=settings.route_choice,
+            )
+        own = _plain("recap" if model == "auto" else model, self.model_settings)
+        # Without teachers the probe's runs are the model's own kind.
+        alone = settings.teachers == 0 and model != "auto"
+        teacher = model if alone else self.teacher_model
+        checked = training.model_dump(include=set(given))
+        recipe = {
+            "model": model, "model_settings": own, "teachers": settings.teachers, "teacher_model": teacher,
+            "teacher_settings": own if alone else _plain(teacher, self.teacher_settings),
+            "routes": settings.routes, "route_choice": settings.route_choice,
+            "l2": checked.pop("l2", None), "learning_rate": checked.pop("learning_rate", None), "train": checked,
+            "calibration": settings.calibration, "negative_rate": settings.negative_rate, "seed": seed,
+        }  # fmt: skip
+        stated = {name: value for name, value in recipe.items() if value is not None}
+        return parse(RecipeConfig, stated, "CTRClassifier")
 
     @property
     def _columns(self) -> list[str]:
@@ -353,3 +442,8 @@ def _free(name: str, taken: list[str]) -> str:
     while name in taken:
         name = f"_{name}"
     return name
+
+
+def _plain(model: str, settings: dict[str, Any] | None) -> dict[str, Any]:
+    """A model's settings, checked, as JSON has them."""
+    return parse_model(model, dict(settings or {})).model_dump(mode="json", exclude_unset=True)

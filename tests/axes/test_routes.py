@@ -142,17 +142,17 @@ def test_impossible_routes_are_refused(
 
 @pytest.mark.parametrize("binding", ["free", "tied"])
 def test_all_routes_that_are_made_are_possible(binding: str) -> None:
-    settings = config(binding=binding)
-    for route in (settings.home, *random_routes(settings, 30, 5), *late_routes(settings, 30)):
-        check_route(settings, route)
+    own = config(binding=binding)
+    for route in (own.home, *random_routes(own, 30, 5), *late_routes(own, 30)):
+        check_route(own, route)
 
 
 def test_fewer_late_routes_are_the_first_of_more() -> None:
-    for settings in (config(), config(binding="free"), config(binding="free", num_adapters=2)):
-        most = late_routes(settings, 300)
-        assert len(set(most)) == len(most) == min(300, len(settings.choices(0)) ** 8)
+    for own in (config(), config(binding="free"), config(binding="free", num_adapters=2)):
+        most = late_routes(own, 300)
+        assert len(set(most)) == len(most) == min(300, len(own.choices(0)) ** 8)
         for count in (1, 2, 3, 4, 9, 17):
-            assert late_routes(settings, count) == most[:count]
+            assert late_routes(own, count) == most[:count]
 
 
 Floats = npt.NDArray[np.float64]

@@ -1,5 +1,6 @@
 """Estimator scaling taken apart: the same backbone with and without each axis (the paper's Tables 2 and 3)."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ PLAIN: dict[str, Any] = {
     "max_epochs": 100,
 }
 """Training without an average: the published protocol, whose decaying rate is a fairer rival than a constant one."""
+
+
+Runs = dict[Path, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -55,37 +59,57 @@ BENCHES = {
 
 def bench(name: str, recipe: Recipe, seeds: int, reports: Path | None = None) -> str:
     """Train what the table needs, for each seed; write its reports and the table; return it as Markdown."""
+    if name not in BENCHES:
+        raise InputError(f"no table {name!r}", fix=f"known are {', '.join(BENCHES)} and overview")
     lines = BENCHES[name]
     student = "recap" if name == "ablation" else "fcn"
     plan = recipe.plan()
     teachers = list(recipe.teachers(plan))
-    if not teachers:
-        raise InputError("this table compares with distillation", fix="give at least one teacher")
-    configs: dict[Path, RunConfig] = {}
     # What matters most comes first, should time run out.
-    for training in dict.fromkeys(
-        line.training for line in sorted(lines, key=lambda line: -line.ema - line.kd)
-    ):
-        for seed in range(1, seeds + 1):
-            config = _config(recipe, plan, student, training, seed, teachers)
-            configs[
-                recipe.directory(f"{student}-{training}", config.without_seed(recipe.data)) / f"seed-{seed}"
-            ] = config
-    found = run_many(configs, recipe.data, title=name, workers=recipe.workers, quiet=recipe.quiet)
-    by_training: dict[str, list[dict[str, Any]]] = {}
-    for path, report in found.items():
-        training = path.parent.name.removeprefix(f"{student}-").rpartition("-")[0]
-        by_training.setdefault(training, []).append(report)
-        if reports is not None:
-            target = reports / name / training / path.name
-            target.mkdir(parents=True, exist_ok=True)
-            write_json(target / REPORT, report)
+    trainings = [line.training for line in sorted(lines, key=lambda line: -line.ema - line.kd)]
+    found = train_all(recipe, plan, student, trainings, range(1, seeds + 1), teachers)
+    by_training = {training: list(runs.values()) for training, runs in found.items()}
     table = render(name, by_training)
-    directory = recipe.out if reports is None else reports / name
+    directory = recipe.out
+    if reports is not None:
+        directory = reports / name
+        copy_reports(found, directory)
     for suffix, text in (("md", table[0]), ("tex", table[1])):
         with atomic_file(directory / f"{name}.{suffix}") as file:
             file.write(text.encode())
     return table[0]
+
+
+def train_all(
+    recipe: Recipe,
+    plan: Plan,
+    student: str,
+    trainings: Sequence[str],
+    seeds: Sequence[int],
+    teachers: list[Path],
+) -> dict[str, Runs]:
+    """Runs of one model by training (plain, ema, kd, ema-kd) and seed, all side by side."""
+    if not teachers:
+        raise InputError("this table compares with distillation", fix="give at least one teacher")
+    configs: dict[Path, RunConfig] = {}
+    where: dict[str, list[Path]] = {}
+    for training in dict.fromkeys(trainings):
+        for seed in seeds:
+            config = _config(recipe, plan, student, training, seed, teachers)
+            stage = recipe.directory(f"{student}-{training}", config.without_seed(recipe.data))
+            configs[stage / f"seed-{seed}"] = config
+            where.setdefault(training, []).append(stage / f"seed-{seed}")
+    done = run_many(configs, recipe.data, title=student, workers=recipe.workers, quiet=recipe.quiet)
+    return {training: {path: done[path] for path in paths} for training, paths in where.items()}
+
+
+def copy_reports(found: Mapping[str, Runs], directory: Path) -> None:
+    """Reports alone, as DIRECTORY/TRAINING/seed-N/report.json: small enough to keep."""
+    for training, runs in found.items():
+        for report in runs.values():
+            target = directory / training / f"seed-{report['train']['seed']}"
+            target.mkdir(parents=True, exist_ok=True)
+            write_json(target / REPORT, report)
 
 
 def render(name: str, by_training: dict[str, list[dict[str, Any]]]) -> tuple[str, str]:
@@ -93,7 +117,7 @@ def render(name: str, by_training: dict[str, list[dict[str, Any]]]) -> tuple[str
     lines = BENCHES[name]
     arms = []
     for line in lines:
-        reports = [_on_routes(report, all_of_them=line.routes) for report in by_training[line.training]]
+        reports = [on_routes(report, all_of_them=line.routes) for report in by_training[line.training]]
         marks = {"EMA": line.ema, "KD": line.kd}
         if any(one.routes for one in lines):
             marks["Routes"] = line.routes
@@ -108,7 +132,7 @@ def render(name: str, by_training: dict[str, list[dict[str, Any]]]) -> tuple[str
     )
 
 
-def _on_routes(report: dict[str, Any], *, all_of_them: bool) -> dict[str, Any]:
+def on_routes(report: dict[str, Any], *, all_of_them: bool) -> dict[str, Any]:
     """The report with the figures of one route, or of the mean over all."""
     by_routes = report["metrics_by_routes"]
     if not by_routes:

@@ -99,6 +99,11 @@ class Preparation:
             "split": self.split.model_dump(mode="json"),
         }
 
+    @property
+    def fingerprint(self) -> str:
+        """Of all that decides the result; where the files lie is no part of it."""
+        return fingerprint(_content(self.inputs()))
+
 
 def _content(inputs: dict[str, Any]) -> dict[str, Any]:
     """The inputs without what may change while the content stays: a copied file keeps its data."""

@@ -49,7 +49,7 @@ def run_jobs(jobs: Sequence[Job], *, workers: int, title: str, quiet: bool = Fal
                     case "progress":
                         shown.progress(jobs[at].name, event["done"], event["total"], event["note"])
                     case "say":
-                        shown.say(f"{jobs[at].name}: {event['text']}")
+                        shown.relay(jobs[at].name, event["text"])
                     case "result":
                         results[at] = event["value"]
                     case "input error":

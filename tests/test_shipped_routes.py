@@ -1,0 +1,324 @@
+"""A run that ships several routes: what its artifact holds, how it scores, and what it refuses."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from recap_ctr import metrics
+from recap_ctr.artifact import MANIFEST, load_artifact
+from recap_ctr.axes.routes import Routed, greedy_choice, late_routes, random_routes
+from recap_ctr.calibrate import fit_affine
+from recap_ctr.config import Frozen, TrainConfig
+from recap_ctr.data.shards import PreparedData, Shard
+from recap_ctr.errors import InputError
+from recap_ctr.metrics import sigmoid
+from recap_ctr.models import build, parse_model
+from recap_ctr.models.recap import Recap, RecapConfig, Route
+from recap_ctr.nn.weights import load_tensors
+from recap_ctr.predict import predict, predict_routes, to_inputs
+from recap_ctr.runs import ARTIFACT, GREEDY_CANDIDATES, RunConfig, read_report, run
+from recap_ctr.score import Scorer
+from recap_ctr.sklearn import CTRClassifier
+from tests.conftest import contents
+from tests.test_artifact import forge, refused
+
+CPU = torch.device("cpu")
+# Two steps with three adapters each: nine ways through a tower, 81 routes.
+BACKBONE: dict[str, Any] = {
+    "dim": 4,
+    "depth": 2,
+    "train_depths": [1, 2],
+    "num_adapters": 6,
+    "lora_rank": 2,
+}
+Choice = Literal["late", "random", "greedy"]
+
+
+def backbone() -> RecapConfig:
+    found = parse_model("recap", BACKBONE)
+    assert isinstance(found, RecapConfig)
+    return found
+
+
+def routed_config(choice: Choice = "late", routes: int = 4) -> RunConfig:
+    train = TrainConfig(batch_size=256, learning_rate=3e-2, l2=1e-4, max_epochs=2, ema_epochs=(0.5,))
+    return RunConfig("recap", backbone(), train, reference=False, routes=routes, route_choice=choice)
+
+
+@pytest.fixture(scope="module")
+def shipped(
+    prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Choice, int], Path]:
+    """Directories of finished runs, made once each. Copy one before changing anything."""
+    base = tmp_path_factory.mktemp("shipped")
+
+    def made(choice: Choice, routes: int) -> Path:
+        out = base / f"{choice}-{routes}"
+        if not out.exists():
+            run(routed_config(choice, routes), prepared, out, quiet=True)
+        return out
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def four(shipped: Callable[[Choice, int], Path]) -> Path:
+    return shipped("late", 4)
+
+
+@pytest.fixture
+def copy(four: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(four / ARTIFACT, tmp_path / "copy"))
+
+
+def trained(out: Path, data: PreparedData) -> Recap:
+    """The backbone from its weights, without the artifact's code."""
+    model = build("recap", backbone(), data.layout)
+    model.load_state_dict(load_tensors(out / "best.safetensors")[0])
+    assert isinstance(model, Recap)
+    return model.eval()
+
+
+def mean_of(model: Recap, routes: list[Route], shard: Shard) -> np.ndarray:
+    """The mean over passes of one route each."""
+    inputs = to_inputs(shard.batch(slice(None)), CPU)
+    with torch.no_grad():
+        logits_KB = torch.stack([model(inputs, route).logit_B for route in routes])
+    assert len(routes) == 1 or logits_KB.std(0).max() > 1e-4
+    return logits_KB.mean(0).numpy()
+
+
+def stored_routes(out: Path) -> list[Route]:
+    manifest = load_artifact(out).manifest
+    return [Route(**route) for route in manifest["routes"]]
+
+
+def test_an_artifact_holds_its_routes_and_gives_their_mean(
+    four: Path, prepared: PreparedData, click_log: pl.DataFrame
+) -> None:
+    artifact = load_artifact(four)
+    assert isinstance(artifact.model, Routed)
+    assert stored_routes(four) == late_routes(backbone(), 4) == list(artifact.model.routes)
+    assert not artifact.model.training
+
+    expected = mean_of(trained(four, prepared), late_routes(backbone(), 4), prepared.test)
+    np.testing.assert_allclose(predict(artifact.model, prepared.test, CPU), expected, atol=1e-6, rtol=1e-5)
+
+    scores = Scorer(artifact).score_frame(click_log[prepared.test.rows.tolist()])
+    np.testing.assert_allclose(scores, sigmoid(artifact.calibration.apply(expected)), atol=1e-6)
+    weights = artifact.model.model.state_dict()
+    assert artifact.manifest["parameters"] == sum(p.numel() for p in artifact.model.parameters())
+    assert weights.keys() == trained(four, prepared).state_dict().keys()
+
+
+def test_the_report_tells_what_the_routes_gain(four: Path, prepared: PreparedData) -> None:
+    report, model = read_report(four), trained(four, prepared)
+    assert report["routes"] == {"count": 4, "choice": "late"}
+    found = report["metrics_by_routes"]
+    assert list(found) == ["1", "4"]
+    for split, shard in (("valid", prepared.valid), ("test", prepared.test)):
+        whole = {key: value for key, value in report["metrics"][split].items() if key != "reliability"}
+        assert found["4"][split] == whole
+        for count in (1, 4):
+            logits = mean_of(model, late_routes(backbone(), count), shard)
+            figures = found[str(count)][split]["raw"]
+            assert figures["auc"] == pytest.approx(metrics.auc(shard.labels, logits), abs=1e-4)
+            assert figures["logloss"] == pytest.approx(metrics.logloss(shard.labels, logits), abs=1e-6)
+    # Each has a calibration of its own.
+    home = mean_of(model, [backbone().home], prepared.valid)
+    own = fit_affine(prepared.valid.labels, home, None).apply(home)
+    calibrated = found["1"]["valid"]["calibrated"]["logloss"]
+    assert calibrated == pytest.approx(metrics.logloss(prepared.valid.labels, own), abs=1e-6)
+
+
+def test_one_route_is_the_home_route(shipped: Callable[[Choice, int], Path], prepared: PreparedData) -> None:
+    out = shipped("late", 1)
+    assert stored_routes(out) == [backbone().home]
+    report = read_report(out)
+    assert list(report["metrics_by_routes"]) == ["1"]
+    found = predict(load_artifact(out).model, prepared.test, CPU)
+    np.testing.assert_allclose(
+        found, predict(trained(out, prepared), prepared.test, CPU), atol=1e-6, rtol=1e-5
+    )
+
+
+def test_random_routes_follow_the_seed(shipped: Callable[[Choice, int], Path]) -> None:
+    assert stored_routes(shipped("random", 4)) == random_routes(backbone(), 4, seed=1)
+
+
+def test_greedy_routes_are_the_best_on_validation(
+    shipped: Callable[[Choice, int], Path], prepared: PreparedData
+) -> None:
+    out = shipped("greedy", 3)
+    model, candidates = trained(out, prepared), late_routes(backbone(), 3 * GREEDY_CANDIDATES)
+    logits_NK = predict_routes(model, prepared.valid, candidates, CPU)
+    chosen = greedy_choice(prepared.valid.labels, logits_NK, 3)
+
+    assert stored_routes(out) == [candidates[at] for at in chosen]
+    labels = prepared.valid.labels
+    best = min(metrics.logloss(labels, logits_NK[:, at]) for at in range(len(candidates)))
+    assert metrics.logloss(labels, logits_NK[:, chosen[0]]) == best
+    assert list(read_report(out)["metrics_by_routes"]) == ["1", "3"]
+
+
+def test_the_weights_do_not_depend_on_the_routes(four: Path, shipped: Callable[[Choice, int], Path]) -> None:
+    for other in (shipped("random", 4), shipped("greedy", 3), shipped("late", 1)):
+        assert (other / "best.safetensors").read_bytes() == (four / "best.safetensors").read_bytes()
+
+
+def test_a_model_without_routes_ships_none(finished: Path) -> None:
+    assert load_artifact(finished).manifest["routes"] == []
+    assert read_report(finished)["metrics_by_routes"] == {}
+
+
+HOME = {"exponential": [0, 1], "linear": [0, 1]}
+
+
+class TestForgedRoutes:
+    """The checksums are right; the routes are not."""
+
+    @pytest.mark.parametrize(
+        ("route", "message"),
+        [
+            ({"exponential": [0, 1, 2], "linear": [0, 1]}, "a route of 3 steps, where the recursion has 2"),
+            ({"exponential": [0, 1], "linear": [0]}, "a route of 1 steps"),
+            ({"exponential": [], "linear": []}, "a route of 0 steps"),
+            ({"exponential": [1, 1], "linear": [0, 1]}, "takes adapter 1 at step 1"),
+            ({"exponential": [0, 1], "linear": [0, 2]}, "takes adapter 2 at step 2"),
+            ({"exponential": [0, 1], "linear": [0, 7]}, "takes adapter 7 at step 2"),
+            ({"exponential": [-2, 1], "linear": [0, 1]}, "takes adapter -2 at step 1"),
+            ({"exponential": [0, 1]}, "linear"),
+            (HOME | {"cubic": [0, 1]}, "cubic: unknown setting"),
+        ],
+    )
+    def test_impossible_ones(self, copy: Path, route: dict[str, Any], message: str) -> None:
+        forge(copy, lambda manifest: manifest["routes"].append(route))
+        refused(copy, rf"the parts of the artifact don't fit together: .*{message}")
+
+    @pytest.mark.parametrize(
+        "routes",
+        [
+            None,
+            "late",
+            4,
+            HOME,
+            [None],
+            [[0, 1]],
+            [{"exponential": "01", "linear": "01"}],
+            [{"exponential": [0, 1.0], "linear": [0, 1]}],
+            [{"exponential": [False, True], "linear": [0, 1]}],
+            [{"exponential": [0, "1"], "linear": [0, 1]}],
+        ],
+    )
+    def test_what_is_no_list_of_routes(self, copy: Path, routes: Any) -> None:
+        forge(copy, lambda manifest: manifest.update(routes=routes))
+        refused(copy, rf"{MANIFEST}: routes")
+
+    def test_routes_of_a_model_that_has_none(self, packed: Path, tmp_path: Path) -> None:
+        other = Path(shutil.copytree(packed, tmp_path / "fcn"))
+        forge(other, lambda manifest: manifest.update(routes=[HOME]))
+        refused(other, "fcn has no routes")
+
+    def test_other_possible_routes_are_believed(self, copy: Path) -> None:
+        forge(copy, lambda manifest: manifest.update(routes=[HOME]))
+        assert stored_routes(copy) == [backbone().home]
+
+
+def test_a_classifier_keeps_the_routes_of_what_it_loads_and_saves(four: Path, tmp_path: Path) -> None:
+    CTRClassifier.load(four).save(tmp_path / "again")
+    old, new = (contents(path) for path in (four / ARTIFACT, tmp_path / "again"))
+    assert {name: data for name, (data, _) in old.items()} == {name: data for name, (data, _) in new.items()}
+
+
+def test_fewer_routes_or_steps_of_an_artifact(four: Path, prepared: PreparedData) -> None:
+    artifact, model = load_artifact(four), trained(four, prepared)
+    assert artifact.dialled() is artifact
+    for count in (1, 3, 4):
+        found = predict(artifact.dialled(routes=count).model, prepared.test, CPU)
+        expected = mean_of(model, late_routes(backbone(), count), prepared.test)
+        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-5)
+    shallow = predict_routes(model, prepared.test, late_routes(backbone(), 4), CPU, depth=1).mean(axis=1)
+    found = predict(artifact.dialled(depth=1).model, prepared.test, CPU)
+    np.testing.assert_allclose(found, shallow, atol=1e-6, rtol=1e-5)
+    for routes in (0, 5):
+        with pytest.raises(InputError, match=f"{routes} routes, where the artifact has 4"):
+            artifact.dialled(routes=routes)
+    with pytest.raises(InputError, match="depth 3 was not trained"):
+        artifact.dialled(depth=3)
+
+
+def test_artifacts_from_before_there_were_routes(
+    copy: Path, packed: Path, prepared: PreparedData, tmp_path: Path
+) -> None:
+    """They mean the home route."""
+    old = Path(shutil.copytree(packed, tmp_path / "fcn"))
+    for path in (copy, old):
+        expected = load_artifact(path).model
+        forge(path, lambda manifest: manifest.pop("routes"))
+        found = load_artifact(path).model
+        if isinstance(expected, Routed):
+            assert isinstance(found, Recap)
+            expected = Routed(expected.model, [backbone().home])
+        np.testing.assert_allclose(
+            predict(found, prepared.test, CPU), predict(expected, prepared.test, CPU), atol=1e-6, rtol=1e-5
+        )
+
+
+class TestConfig:
+    @pytest.mark.parametrize(
+        "config",
+        [
+            routed_config("greedy"),
+            replace(routed_config(), teachers=(Path("a/logits/train"), Path("b")), routes=1),
+            RunConfig(
+                "fcn",
+                parse_model("fcn", {"dim": 6, "scale_norm": False}),
+                TrainConfig(ema=0.99, seed=7, checkpoints=3, schedule="cosine"),
+                calibration="isotonic",
+                negative_rate=0.25,
+                reference=False,
+                threads=3,
+            ),
+            RunConfig("lr", parse_model("lr", {}), TrainConfig(ema_epochs=(0.1, 1 / 3))),
+        ],
+        ids=lambda config: config.model,
+    )
+    def test_round_trip_through_json(self, config: RunConfig) -> None:
+        text = json.dumps(config.to_json(), allow_nan=False)
+        again = RunConfig.from_json(json.loads(text))
+        assert again == config
+        assert type(again.model_config) is type(config.model_config)
+        assert json.dumps(again.to_json()) == text
+
+    def test_only_models_with_routes_may_have_several(self) -> None:
+        others: list[tuple[str, Frozen]] = [(name, parse_model(name, {})) for name in ("fcn", "ecn", "lr")]
+        for name, config in others:
+            RunConfig(name, config, TrainConfig(), routes=1)
+            with pytest.raises(InputError, match=rf"{name} has no routes\n  fix: leave out --routes"):
+                RunConfig(name, config, TrainConfig(), routes=2)
+
+    @pytest.mark.parametrize("routes", [0, -1])
+    def test_at_least_one(self, routes: int) -> None:
+        with pytest.raises(InputError, match="at least one"):
+            routed_config(routes=routes)
+
+    def test_the_same_from_another_seed(self) -> None:
+        base = routed_config()
+        other = base.with_(seed=9, teachers=(Path("t"),), routes=2, route_choice="random")
+        assert (other.train.seed, other.teachers, other.routes) == (9, (Path("t"),), 2)
+        assert other.route_choice == "random"
+        back = other.with_(seed=1, routes=4)
+        assert back == base
+
+    def test_routes_are_part_of_a_runs_identity(self, four: Path, prepared: PreparedData) -> None:
+        for other in (routed_config("random"), routed_config(routes=3)):
+            with pytest.raises(InputError, match=r"changed: routes"):
+                run(other, prepared, four, quiet=True)
