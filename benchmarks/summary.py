@@ -72,6 +72,20 @@ def paired(one: Path, other: Path) -> list[str]:
     return lines
 
 
+def scaling() -> list[str]:
+    """The tables that `recap bench` left, as they are."""
+    lines = []
+    for name in ("overview", "ablation", "fcn-scaling"):
+        for path in sorted(HERE.glob(f"*/{name}/{name}.md")):
+            lines += [
+                f"`recap bench {name}`, {path.parents[1].name}:",
+                "",
+                *path.read_text().rstrip().splitlines(),
+                "",
+            ]
+    return lines
+
+
 def speed() -> list[str]:
     """What `benchmarks/speed` printed last, as ratios to the peer."""
     lines = ["| against FuxiCTR 2.3.10 | ratio | wanted | beside it |", "|---|---|---|---|"]
@@ -99,7 +113,18 @@ def speed() -> list[str]:
 def summary() -> str:
     ml_1m = HERE / "ml-1m"
     return "\n".join(
-        [START, "", *accuracy(), "", *paired(ml_1m / "fcn", ml_1m / "fcn-fast"), "", *speed(), "", END]
+        [
+            START,
+            "",
+            *scaling(),
+            *accuracy(),
+            "",
+            *paired(ml_1m / "fcn", ml_1m / "fcn-fast"),
+            "",
+            *speed(),
+            "",
+            END,
+        ]
     )
 
 

@@ -1,65 +1,133 @@
 """The whole way on a small scale: everything that `recap demo` promises is there, and a second call leaves it alone."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
-from recap_ctr import runs
+from recap_ctr import demo
 from recap_ctr.artifact import load_artifact
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.demo import run_demo
+from recap_ctr.demo import BASE, BAYES, FCN, HEADER, RECAP, cells, demo_recipe, find, run_demo
+from recap_ctr.probe import ProbeConfig
+from recap_ctr.recipe import Recipe, RecipeConfig
 from tests.conftest import Recap, contents
 
 DEMO = ("demo", "--rows", 5_000, "--threads", 1, "--json", "--out")
+ENSEMBLE = "ensemble of 2 FCN"
+NAMES = [BASE, "logistic regression", FCN, ENSEMBLE,
+         "recursive backbone", "+ EMA", "+ KD", "+ routes", RECAP, BAYES]  # fmt: skip
+
+
+def tiny_recipe(rows: int, seed: int) -> RecipeConfig:
+    """As many stages as the real one, and as little work in each as can be."""
+    return demo_recipe(rows, seed).model_copy(
+        update={
+            "teachers": 2,
+            "teacher_settings": {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1},
+            "model_settings": {"dim": 4},
+            "train": {"batch_size": 256, "max_epochs": 2, "ema_epochs": [1.0]},
+            "learning_rate": 0.02,
+            "probe": ProbeConfig(strengths=(1e2,), rungs=(1,), refinements=(), confirm=0),
+        }
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "demo_recipe", tiny_recipe)
+        yield
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A demo that was interrupted just before its artifact was written, and then resumed."""
+    """A demo that was interrupted when all was trained, just before its artifact was written, and then resumed."""
     out = tmp_path_factory.mktemp("demo") / "out"
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "write_artifact", interrupt)
+        patch.setattr(Recipe, "finish", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run_demo(out, rows=5_000, seed=1, threads=1, force=False, quiet=True)
-    assert not (out / "run" / "artifact").exists()
+    assert not (out / "artifact").exists()
     before = contents(out)
+    assert sum(name.endswith("/report.json") for name in before) == 2 + 4 + 1
     run_demo(out, rows=5_000, seed=1, threads=1, force=False, quiet=True)
-    kept = [name for name in before if name.startswith(("clicks", "data", "run/best", "run/state"))]
-    assert {name: before[name] for name in kept} == {name: contents(out)[name] for name in kept}
+    after = contents(out)
+    assert {name: after[name] for name in before} == before
     return out
 
 
-def test_the_demo_reports_against_the_best_possible(recap: Recap, made: Path) -> None:
-    done = recap(*DEMO, made, "-q")
+@pytest.fixture(scope="module")
+def result(made: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((made / "demo.json").read_bytes())
+    return found
 
-    assert (done.code, done.err) == (0, "")
-    result = json.loads(done.out)
-    names = [line[0] for line in result["table"]]
-    assert names == ["base rate", "logistic regression", "FCN", "Bayes (best possible)"]
+
+def reports(made: Path, pattern: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_bytes()) for path in sorted(made.glob(f"{pattern}/report.json"))]
+
+
+def test_the_table_has_every_line_and_its_figures(result: dict[str, Any]) -> None:
+    table = {line["model"]: line for line in result["table"]}
+
+    assert list(table) == NAMES
+    runs = {name: len(line["auc"]) for name, line in table.items()}
+    assert runs == dict.fromkeys(NAMES, 1) | {FCN: 2}
     # 500 test rows: Bayes' AUC is 0.8 by construction, its standard error here 0.025.
-    base, regression, fcn, bayes = result["table"]
-    assert float(bayes[1]) == pytest.approx(0.8, abs=0.1)
-    assert float(bayes[1]) > float(fcn[1]) > 0.5
-    assert float(bayes[2]) < float(fcn[3]) < float(base[2])
-    assert float(bayes[4]) == 0.0 < float(fcn[4]) < float(base[4])
-    assert regression[0] in result["report"]["reference"]
-    assert result["closed"] == pytest.approx(1 - float(fcn[4]) / float(base[4]), abs=0.01)
-    assert "best possible" in result["finding"]
+    assert table[BAYES]["auc"] == [pytest.approx(0.8, abs=0.1)]
+    assert table[BASE]["auc"] == [0.5]
+    assert table[BAYES]["excess_logloss"] == [0.0]
+    assert all(value > 0 for name in NAMES[:-1] for value in table[name]["excess_logloss"])
+    assert table[ENSEMBLE]["parameters"] == 2 * table[FCN]["parameters"]
+    assert table[FCN]["cost"] == 1.0
+    assert table[ENSEMBLE]["cost"] == pytest.approx(2.0, abs=1.0)
+    for one in ("recursive backbone", "+ EMA", "+ KD"):
+        assert 0 < table[one]["cost"] < table[RECAP]["cost"] == table["+ routes"]["cost"]
 
 
-def test_the_demo_leaves_all_its_parts(made: Path) -> None:
+def test_the_figures_are_those_of_the_runs_own_reports(made: Path, result: dict[str, Any]) -> None:
+    table = {line["model"]: line for line in result["table"]}
+    teachers = reports(made, "teachers-*/teacher-*")
+    together = result["report"]["ensembles"][-1]["metrics"]
+
+    def check(name: str, *metrics: dict[str, Any]) -> None:
+        raw, calibrated = ([one["test"][kind] for one in metrics] for kind in ("raw", "calibrated"))
+        line = table[name]
+        assert line["auc"] == pytest.approx([one["auc"] for one in raw], abs=1e-6)
+        assert line["logloss"] == pytest.approx([one["logloss"] for one in raw], abs=1e-6)
+        assert line["calibrated_logloss"] == pytest.approx([one["logloss"] for one in calibrated], abs=1e-6)
+
+    check("logistic regression", *(report["metrics"] for report in reports(made, "lr-*")))
+    check(FCN, *(report["metrics"] for report in teachers))
+    check(ENSEMBLE, together)
+    for name, training, routes in [
+        ("recursive backbone", "plain", "1"), ("+ EMA", "ema", "1"), ("+ KD", "kd", "1"),
+        ("+ routes", "plain", "8"), (RECAP, "ema-kd", "8"),
+    ]:  # fmt: skip
+        (report,) = reports(made, f"recap-{training}-" + "[0-9a-f]" * 10 + "/seed-1")
+        assert report["parameters"] == table[name]["parameters"]
+        check(name, report["metrics_by_routes"][routes])
+
+
+def test_the_artifact_is_recap(made: Path, result: dict[str, Any], recap: Recap) -> None:
+    artifact = load_artifact(made / "artifact")
+    recap_line = next(line for line in result["table"] if line["model"] == RECAP)
+
+    assert (artifact.name, len(artifact.routes)) == ("recap", 8)
+    assert artifact.manifest["parameters"] == recap_line["parameters"]
+    assert artifact.manifest["metrics"]["test"]["raw"]["auc"] == pytest.approx(recap_line["auc"][0], abs=1e-6)
     assert pl.read_csv(made / "clicks.csv").height == 5_000
     assert len(PreparedData(made / "data").train) == 4_000
-    assert load_artifact(made / "run").name == "fcn"
-    scored = pl.read_csv(made / "ten-scored.csv")
-    assert scored.columns[-2:] == ["score", "logit"]
-    assert scored.height == 10
+    done = recap("predict", made / "artifact", made / "ten.csv", "--threads", 1, "-q")
+    assert done.out == (made / "ten-scored.csv").read_text()
+    assert len(done.out.splitlines()) == 11
 
 
 def test_a_finished_demo_is_left_alone(recap: Recap, made: Path) -> None:
@@ -79,10 +147,77 @@ def test_other_inputs_need_force(recap: Recap, made: Path) -> None:
     assert contents(made) == before
 
 
-def test_the_table_reads_well_without_json(recap: Recap, made: Path) -> None:
+def test_the_table_reads_well_without_json(recap: Recap, made: Path, result: dict[str, Any]) -> None:
     done = recap(*[part for part in DEMO if part != "--json"], made, "-q")
     lines = done.out.splitlines()
     assert (done.code, done.err) == (0, "")
-    assert lines[0].split() == ["model", "test", "AUC", "logloss", "calibrated", "excess", "over", "Bayes"]
-    assert any(line.startswith("Bayes (best possible)") for line in lines)
+    assert lines[0].split("  ")[0] == HEADER[0]
+    assert [line.split("  ")[0] for line in lines[2 : 2 + len(NAMES)]] == NAMES
     assert any(line.startswith("row  click  f1") for line in lines)
+    assert lines[-1] == result["finding"]["text"]
+
+
+# The sentence, whichever way it turns out.
+
+
+def line(
+    name: str, *auc: float, excess: float = 0.02, parameters: int = 100, cost: float = 1.0
+) -> dict[str, Any]:
+    return {"model": name, "auc": list(auc), "logloss": [0.4] * len(auc), "calibrated_logloss": [],
+            "excess_logloss": [excess], "parameters": parameters, "cost": cost}  # fmt: skip
+
+
+def a_table(together: float, recap: float) -> list[dict[str, Any]]:
+    return [
+        line(BASE, 0.5, excess=0.1),
+        line(FCN, 0.75, 0.77),
+        line(ENSEMBLE, together),
+        line(RECAP, recap, excess=0.025, parameters=98, cost=1.8),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("together", "recap", "recovered", "said"),
+    [
+        (
+            0.764,
+            0.763,
+            0.75,
+            "gains +0.40 points over one of them on average, RECAP +0.30, 75% of that, at 0.98",
+        ),
+        (0.764, 0.758, -0.5, "RECAP -0.20, -50% of that, at 0.98"),
+        (0.758, 0.763, None, "gains -0.20 points over one of them on average, RECAP +0.30 at 0.98"),
+    ],
+)
+def test_the_finding_says_what_was_found(
+    together: float, recap: float, recovered: float | None, said: str
+) -> None:
+    found = find(a_table(together, recap), 15_000)
+
+    assert found.recovered == (None if recovered is None else pytest.approx(recovered))
+    assert (found.size, found.cost, found.closed) == (0.98, 1.8, 0.75)
+    assert said in found.text
+    assert "1.8 of its cost; RECAP closes 75% of the gap" in found.text
+
+
+def test_cells() -> None:
+    assert cells(line(FCN, 0.75, 0.77)) == [
+        FCN,
+        "76.00 ± 1.41",
+        "0.4000 ± 0.0000",
+        "",
+        "0.02000",
+        "100",
+        "1.0",
+    ]
+    assert len(HEADER) == len(cells(line(BASE, 0.5)))
+
+
+def test_the_real_recipe_is_that_of_fit_but_shorter() -> None:
+    """Five teachers, eight routes and a probe; fewer epochs than by default."""
+    config, default = demo_recipe(150_000, 3), RecipeConfig()
+
+    assert (config.model, config.teacher_model, config.seed) == ("recap", "fcn", 3)
+    assert (config.teachers, config.routes, config.l2) == (default.teachers, default.routes, None)
+    assert max(config.probe.rungs) < max(default.probe.rungs)
+    assert 1 < len(config.probe.strengths) < len(default.probe.strengths)

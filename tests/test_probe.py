@@ -17,7 +17,7 @@ SETTINGS = TrainConfig(batch_size=256, schedule="constant", ema_epochs=(2.0,), l
 
 
 def standing(l2: float, *aucs: float) -> Standing:
-    return Standing(Arm(l2, 1e-3), list(aucs), 0.3, 1.0)
+    return Standing(Arm(l2, 1e-3), list(aucs), 0.3, 1.0, len(aucs))
 
 
 def test_a_slow_starter_that_still_gains_outlives_a_fast_one_that_peaked() -> None:
@@ -29,6 +29,12 @@ def test_a_slow_starter_that_still_gains_outlives_a_fast_one_that_peaked() -> No
     assert [one.arm.l2 for one in survivors([fast, slow, hopeless])] == [1e-2]
     assert slow.outlook == pytest.approx(0.885 + 3 * 0.015)
     assert fast.outlook == 0.90
+
+
+def test_the_lead_is_taken_at_equal_epochs_unless_the_other_had_stopped() -> None:
+    best, other = standing(1e-3, 0.86, 0.87, 0.89), standing(1e-2, 0.85, 0.88)
+    assert best.lead(other) == pytest.approx(0.87 - 0.88)
+    assert best.lead(replace(other, asked=3)) == pytest.approx(0.89 - 0.88)
 
 
 def test_half_survives_and_always_one() -> None:

@@ -27,6 +27,7 @@ TINY: dict[str, Any] = {
     "teachers": 2,
     "routes": 4,
     "train": {"batch_size": 256, "max_epochs": 2},
+    "student_factors": [],
     "probe": {"strengths": [1.0, 100.0], "rungs": [1], "refinements": [], "rate_factors": []},
 }
 
@@ -104,6 +105,27 @@ def test_a_changed_setting_redoes_what_depends_on_it_and_nothing_else(
     new = {name.split("/")[0].split("-")[0] for name in again.keys() - after.keys()}
     assert new <= {"plan", "student"}  # M is chosen afterwards: no teacher is trained again
     assert set(fewer["teacher_runs"]) < set(report["teacher_runs"])
+
+
+def test_a_taught_student_gets_a_regulariser_of_its_own(
+    done: tuple[Path, dict[str, Any]], prepared: PreparedData
+) -> None:
+    out, report = done
+    before = stages(out)
+
+    other = cook(prepared, out, student_factors=[1.0, 0.1]).run()
+
+    new = {name.split("/")[0].rpartition("-")[0] for name in stages(out).keys() - before.keys()}
+    assert new == {
+        "plan",
+        "probe-recap",
+        *([] if other["train"]["l2"] == report["train"]["l2"] else ["student-recap"]),
+    }
+    (probed,) = out.glob("probe-recap-*/probe.json")
+    found = json.loads(probed.read_text())
+    assert [arm["l2"] / report["train"]["l2"] for arm in found["arms"]] == pytest.approx([1.0, 0.1], rel=1e-2)
+    assert other["train"]["l2"] == found["found"]["l2"]
+    assert other["teacher_runs"] == report["teacher_runs"]
 
 
 def test_probe_is_skipped_where_l2_is_given(prepared: PreparedData, tmp_path: Path) -> None:
@@ -220,3 +242,16 @@ def test_fit_takes_a_raw_table_to_an_artifact(click_log: pl.DataFrame, tmp_path:
     assert "student: recap" in said.out
     scores = recap("predict", str(out), str(log), "--out", str(tmp_path / "scores.csv"))
     assert scores.code == 0
+
+
+def test_a_directory_with_something_else_in_it_is_left_alone(
+    prepared: PreparedData, tmp_path: Path, recap: Recap
+) -> None:
+    (tmp_path / "artifact").mkdir()
+    (tmp_path / "artifact" / "thesis.txt").write_text("mine")
+    for command in (("fit",), ("bench", "ablation")):
+        done = recap(*command, prepared.path, "--out", tmp_path)
+        assert done.code == 2
+        assert "holds something else" in done.err
+    assert (tmp_path / "artifact" / "thesis.txt").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 1

@@ -17,6 +17,7 @@ from recap_ctr.progress import say
 if TYPE_CHECKING:
     from recap_ctr.data.source import FileSource
 
+RECIPE = "recipe.json"  # the mark of a directory that holds a recipe's stages
 INTERRUPTED = 130  # typer's exit code for Ctrl-C
 PATH_ERRORS = (
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP
@@ -476,8 +477,11 @@ def fit(
     Example: recap fit clicks.parquet --label click --out model
     """
     _limit_threads(threads)
-    prepared = _prepared(data, label, schema, split, out, quiet)
+    from recap_ctr.storage import take
+
     _training()
+    take(out, RECIPE)
+    prepared = _prepared(data, label, schema, split, out, quiet)
     from recap_ctr.recipe import Recipe as Cooking
     from recap_ctr.recipe import recipe_config
 
@@ -626,9 +630,11 @@ def bench(
     from recap_ctr.bench.scaling import bench as run_bench
     from recap_ctr.recipe import Recipe as Cooking
     from recap_ctr.recipe import recipe_config
+    from recap_ctr.storage import take
 
     given = {"teacher_model": teacher_model, "teachers": teachers, "l2": l2}
     settings = recipe_config(preset, _merged(config, given), str(config or "bench"))
+    take(out, RECIPE)
     cooking = Cooking(settings, PreparedData(data), out, threads=threads, device=_device(device), quiet=quiet)
     text = (
         overview(cooking, seeds, reports)

@@ -51,7 +51,8 @@ def demo_recipe(rows: int, seed: int) -> RecipeConfig:
     return RecipeConfig(
         learning_rate=4e-3,
         train={"batch_size": batch_size(4 * rows), "max_epochs": 16, "patience": 2, "ema_epochs": [2.0]},
-        probe=ProbeConfig(strengths=(1e2, 1e3, 1e4), rungs=(4, 8), refinements=(), confirm=0),
+        probe=ProbeConfig(strengths=(1e1, 1e2, 1e3, 1e4), rungs=(4, 8), refinements=(), confirm=0),
+        student_factors=(),
         seed=seed,
     )
 

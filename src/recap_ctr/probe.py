@@ -23,6 +23,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from recap_ctr import environment, metrics
 from recap_ctr.config import Frozen, TrainConfig, parse
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.distil import teacher_targets
 from recap_ctr.engine import Job, run_jobs
 from recap_ctr.errors import InputError
 from recap_ctr.logits import Estimator, LogitTable
@@ -73,6 +74,8 @@ class Standing:
     aucs: list[float]
     logloss: float
     seconds: float
+    asked: int
+    """Epochs that it was given; it has used fewer if it stopped gaining."""
 
     @property
     def auc(self) -> float:
@@ -83,6 +86,11 @@ class Standing:
         """Its AUC if the last epoch's gain were to last for as long again: what keeps slow starters in the race."""
         gain = self.aucs[-1] - self.aucs[-2] if len(self.aucs) > 1 else 0.0
         return max(self.auc, self.aucs[-1] + max(gain, 0.0) * len(self.aucs))
+
+    def lead(self, other: "Standing") -> float:
+        """By how much it is ahead: in the end if the other stopped by itself, else when that was last seen."""
+        seen = len(other.aucs)
+        return (self.auc if seen < other.asked else max(self.aucs[:seen])) - other.auc
 
 
 @dataclass(frozen=True)
@@ -136,10 +144,14 @@ def probe(
     threads: int,
     device: str,
     probe_rate: bool = True,
+    teachers: Sequence[Path] = (),
     workers: int | None = None,
     quiet: bool = False,
 ) -> Found:
-    """Find l2 and, if wanted, the learning rate for `model`; the rest of `settings` is taken as it is."""
+    """Find l2 and, if wanted, the learning rate for `model`; the rest of `settings` is taken as it is.
+
+    With the logit tables of `teachers` it is a student that is probed.
+    """
     inputs: dict[str, Any] = {
         "data": data.fingerprint,
         "model": {"name": model, "config": model_config.model_dump(mode="json")},
@@ -148,6 +160,8 @@ def probe(
         "threads": threads,
         "device": device,
     }
+    if teachers:
+        inputs["teachers"] = [LogitTable(path).checksum for path in teachers]
     if claim(out, inputs, finished=RESULT, force=False):
         return Found(**read_json(out / RESULT)["found"])
     if min(config.rungs) < 1 or sorted(set(config.rungs)) != list(config.rungs):
@@ -165,6 +179,7 @@ def probe(
                     "data": str(data.path), "model": model, "model_config": inputs["model"]["config"],
                     "train": _settings(settings, arm, epochs).model_dump(mode="json"), "rows": rows,
                     "threads": threads, "device": device, "out": str(out / "arms" / arm.name),
+                    "teachers": [str(path) for path in teachers],
                 },
             )
             for arm in arms
@@ -173,7 +188,8 @@ def probe(
         for arm, answer in zip(arms, answers, strict=True):
             # An interrupted probe may have left an arm further on than it is asked for here.
             aucs, losses = answer["aucs"][:epochs], answer["loglosses"][:epochs]
-            standings[arm] = Standing(arm, aucs, losses[aucs.index(max(aucs))], answer["seconds"])
+            loss = losses[aucs.index(max(aucs))]
+            standings[arm] = Standing(arm, aucs, loss, answer["seconds"], epochs)
         return [standings[arm] for arm in arms]
 
     def race(arms: Sequence[Arm]) -> Standing:
@@ -204,7 +220,9 @@ def probe(
         best = advance_all([best.arm], reached)[0]
     best = max(standings.values(), key=lambda one: one.auc)
     others = sorted((one for one in standings.values() if one is not best), key=lambda one: -one.auc)
-    margin, error = _margin(data, out, best.arm, others[0].arm) if others else (0.0, 0.0)
+    margin, error = (
+        (best.lead(others[0]), _error(data, out, best.arm, others[0].arm)) if others else (0.0, 0.0)
+    )
     epochs_run = sum(len(one.aucs) for one in standings.values())
     found = Found(
         l2=_rounded(best.arm.l2 * rows / len(data.train)),
@@ -238,10 +256,10 @@ def _settings(settings: TrainConfig, arm: Arm, epochs: int) -> TrainConfig:
     )
 
 
-def _margin(data: PreparedData, out: Path, best: Arm, other: Arm) -> tuple[float, float]:
+def _error(data: PreparedData, out: Path, best: Arm, other: Arm) -> float:
+    """Standard error of the difference of two arms' validation AUC."""
     one, two = (LogitTable(out / "arms" / arm.name / VALID).logits_NM[:, 0] for arm in (best, other))
-    difference = metrics.auc_difference(data.valid.labels, one, two)
-    return difference.difference, difference.standard_error
+    return metrics.auc_difference(data.valid.labels, one, two).standard_error
 
 
 def advance(
@@ -253,6 +271,7 @@ def advance(
     threads: int,
     device: str,
     out: str,
+    teachers: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train one arm up to its `max_epochs`, from where it stands; the arguments are plain, for the engine."""
     torch.set_num_threads(threads)
@@ -260,12 +279,20 @@ def advance(
     settings = parse(TrainConfig, train, "probe")
     fixed = {key: value for key, value in train.items() if key != "max_epochs"}
     claim(directory, {"train": fixed, "rows": rows}, finished=RESULT, force=False)
+    targets = teacher_targets([Path(path) for path in teachers], prepared) if teachers else None
     if rows < len(prepared.train):
         drawn = np.random.default_rng([settings.seed, rows]).choice(len(prepared.train), rows, replace=False)
         prepared.train = prepared.train.take(np.sort(drawn))
+        targets = targets if targets is None else targets[np.sort(drawn)]
     device_ = torch.device(device)
     trained = fit_weights(
-        model, parse_model(model, model_config), settings, prepared, directory, device=device_
+        model,
+        parse_model(model, model_config),
+        settings,
+        prepared,
+        directory,
+        device=device_,
+        targets=targets,
     )
     best = trained.history[trained.best_epoch - 1]
     estimator = Estimator(directory.name, best.step)

@@ -8,7 +8,7 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
@@ -58,6 +58,9 @@ class RecipeConfig(Frozen):
     teacher_train: dict[str, Any] = Field(default_factory=dict)
     """What of it differs for teachers only."""
     probe: ProbeConfig = ProbeConfig()
+    student_factors: tuple[PositiveFloat, ...] = (1.0, 10**-0.5, 0.1)
+    """Strengths that a second probe tries for a taught student, relative to the teachers': soft targets regularise
+    too. It is left out where l2 is given, or a budget."""
     calibration: Literal["affine", "isotonic"] = "affine"
     negative_rate: float = Field(1.0, gt=0, le=1)
     seed: int = Field(1, ge=0, lt=TEACHER_SEEDS)
@@ -96,6 +99,7 @@ PAPER = {
     "teachers": 5,
     "routes": 8,
     "route_choice": "random",
+    "student_factors": [],
     "train": {"schedule": "cosine", "ema": 0.9995, "ema_epochs": [], "max_epochs": 20, "kd_weight": 1.0},
     "teacher_train": {"schedule": "plateau", "ema": None, "max_epochs": 100, "patience": 2},
 }
@@ -308,6 +312,31 @@ class Recipe:
             device=self.device,
         )
 
+    def student_l2(self, plan: Plan, student: str, model_config: Frozen, teachers: Sequence[Path]) -> float:
+        """The regulariser of a taught student: of the teachers' strength or weaker, as validation says."""
+        factors = self.config.student_factors
+        if not teachers or len(factors) < 2 or self.config.l2 is not None or self.budget is not None:
+            return plan.l2
+        rows, rungs = len(self.data.train), self.config.probe.rungs
+        race = self.config.probe.model_copy(
+            update={"strengths": tuple(factor * plan.l2 * rows for factor in factors), "refinements": ()}
+        )
+        own = {"seed": TEACHER_SEEDS, "max_epochs": rungs[-1], "checkpoints": 0}
+        settings = self.settings.model_copy(update={**own, "learning_rate": plan.learning_rate})
+        tables = teacher_tables(teachers, "train")
+        inputs = {
+            "probe": race.model_dump(mode="json"), "train": settings.model_dump(mode="json"), "model": student,
+            "settings": model_config.model_dump(mode="json"), "threads": self.threads, "device": self.device,
+            "teachers": [LogitTable(path).checksum for path in tables],
+        }  # fmt: skip
+        found = probe(
+            race, student, model_config, settings, self.data, self.directory(f"probe-{student}", inputs),
+            threads=self.threads, device=self.device, probe_rate=False, teachers=tables, workers=self.workers,
+            quiet=self.quiet,
+        )  # fmt: skip
+        self.say(f"probe of the student: l2 {found.l2:g}; {found.verdict}")
+        return found.l2
+
     def teachers(self, plan: Plan) -> dict[Path, dict[str, Any]]:
         """Directories of the teachers, trained, with their logit tables; a smaller number takes the first of them."""
         if not plan.teachers:
@@ -325,7 +354,8 @@ class Recipe:
         configs = {}
         for student in self.config.students:
             model_config = self.config.settings_of(student)
-            base = self.run_config(plan, student, model_config, self.settings)
+            l2 = self.student_l2(plan, student, model_config, teachers)
+            base = self.run_config(replace(plan, l2=l2), student, model_config, self.settings)
             config = base.with_(
                 seed=self.config.seed,
                 teachers=teacher_tables(teachers, "train"),

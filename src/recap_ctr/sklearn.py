@@ -223,10 +223,12 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "named": hasattr(self, "feature_names_in_"),
         }
         if isinstance(config, RecipeConfig):
-            names = {"teacher_model", "teacher_settings", "route_choice"}
+            # What was asked for, not what the probe found: fitted again, it looks again.
+            names = {"teacher_model", "teacher_settings", "route_choice", "l2", "learning_rate"}
             self.artifact_.manifest["data"]["recipe"] = {
-                "teachers": self.report_["plan"]["teachers"],
                 **config.model_dump(mode="json", include=names),
+                "teachers": self.report_["plan"]["teachers"],
+                **({"l2": PROBE} if self.l2 == PROBE else {}),
             }
         return self
 
@@ -291,8 +293,7 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             negative_rate=math.exp(artifact.shift),
             random_state=training["seed"],
             routes=len(artifact.routes) or None,
-            **{name: training[name] for name in TRAINING if name in training},
-            **data.get("recipe", {}),
+            **{name: training[name] for name in TRAINING if name in training} | data.get("recipe", {}),
         )
         loaded.artifact_ = artifact
         loaded.classes_ = np.array(data.get("classes", [0, 1]))

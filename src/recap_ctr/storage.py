@@ -170,6 +170,20 @@ def claim(out: Path, inputs: dict[str, Any], *, finished: str, force: bool) -> b
     return False
 
 
+def take(out: Path, mark: str) -> None:
+    """Take the directory `out` for work whose parts are named after their inputs, so that none replaces another.
+
+    `mark` is the file that says so; a directory with something in it but no mark isn't ours.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file", fix="choose another --out")
+    if out.is_dir() and any(out.iterdir()) and not (out / mark).is_file():
+        raise InputError(f"{out} exists and holds something else", fix="choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / mark).is_file():
+        write_json(out / mark, {"kind": mark.removesuffix(".json")})
+
+
 def is_made(out: Path, inputs: dict[str, Any] | None, *, force: bool) -> bool:
     """Whether the output `out` was made from just these inputs; made from others, it is replaced only with `force`.
 

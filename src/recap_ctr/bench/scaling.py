@@ -1,7 +1,7 @@
 """Estimator scaling taken apart: the same backbone with and without each axis (the paper's Tables 2 and 3)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,15 @@ def train_all(
     """Runs of one model by training (plain, ema, kd, ema-kd) and seed, all side by side."""
     if not teachers:
         raise InputError("this table compares with distillation", fix="give at least one teacher")
+    taught = plan
+    if any("kd" in training for training in trainings):
+        l2 = recipe.student_l2(plan, student, recipe.config.settings_of(student), teachers)
+        taught = replace(plan, l2=l2)
     configs: dict[Path, RunConfig] = {}
     where: dict[str, list[Path]] = {}
     for training in dict.fromkeys(trainings):
         for seed in seeds:
-            config = _config(recipe, plan, student, training, seed, teachers)
+            config = _config(recipe, taught if "kd" in training else plan, student, training, seed, teachers)
             stage = recipe.directory(f"{student}-{training}", config.without_seed(recipe.data))
             configs[stage / f"seed-{seed}"] = config
             where.setdefault(training, []).append(stage / f"seed-{seed}")
