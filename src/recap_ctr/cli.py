@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from recap_ctr.engine.local import JobError
 from recap_ctr.environment import num_cores
 from recap_ctr.errors import InputError
 from recap_ctr.progress import say
@@ -937,6 +938,11 @@ def main() -> None:
         app()
     except InputError as error:
         _fail(str(error))
+    except JobError as error:
+        say(
+            f"error: {error}; what it had to say stands above, and the same command goes on from what is finished"
+        )
+        sys.exit(1)
     except SystemExit as end:
         if end.code == INTERRUPTED:
             say("interrupted; nothing is half-written, and the same command goes on from what is finished")

@@ -67,7 +67,7 @@ class RunConfig:
     teachers: tuple[Path, ...] = ()
     """Logit tables over the training rows; with them the run is a student."""
     routes: int = 1
-    """K of Eq. 15: how many routes the artifact averages; 1 is the home route."""
+    """K of Eq. 15: how many routes the artifact averages; one is the home route, unless it is chosen greedily."""
     route_choice: RouteChoice = "late"
     """Routes that share all but their last steps, any, or those of the former that do best on validation."""
 
@@ -348,6 +348,8 @@ def run_many(
 
     Each resumes by itself. As many run at a time as there are cores for their threads.
     """
+    if not configs:
+        return {}
     threads = max(config.threads for config in configs.values())
     jobs = [
         Job(
