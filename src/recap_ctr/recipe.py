@@ -217,31 +217,41 @@ class Recipe:
         return plan
 
     def _probe(self) -> Found:
-        # Its own rungs say how long arms train.
-        own = {"seed": TEACHER_SEEDS, "max_epochs": self.config.probe.rungs[-1], "checkpoints": 0}
-        settings = self.teacher_settings.model_copy(update=own)
-        inputs = {
-            "probe": self.config.probe.model_dump(mode="json"), "train": settings.model_dump(mode="json"),
-            "model": self.config.teacher_model, "settings": self.config.teacher_settings,
-            "threads": self.threads, "device": self.device, "rate": self.config.learning_rate is None,
-        }  # fmt: skip
         self.say(
             f"probe: {len(self.config.probe.strengths)} strengths of the regulariser,"
             f" up to {self.config.probe.rungs[-1]} epochs each, {self.workers} at a time"
         )
+        wants_rate = self.config.learning_rate is None
+        asked = {"settings": self.config.teacher_settings, "rate": wants_rate}
+        return self._race(
+            "probe", self.config.probe, self.config.teacher_model, self.teacher_config, self.teacher_settings, asked,
+            probe_rate=wants_rate,
+        )  # fmt: skip
+
+    def _race(
+        self,
+        stage: str,
+        race: ProbeConfig,
+        model: str,
+        model_config: Frozen,
+        settings: TrainConfig,
+        asked: dict[str, Any],
+        *,
+        probe_rate: bool = False,
+        teachers: tuple[Path, ...] = (),
+    ) -> Found:
+        """A probe in a stage of its own; `asked` is what else names the stage."""
+        # Its own rungs say how long arms train.
+        own = {"seed": TEACHER_SEEDS, "max_epochs": race.rungs[-1], "checkpoints": 0}
+        settings = settings.model_copy(update=own)
+        inputs = {
+            "probe": race.model_dump(mode="json"), "train": settings.model_dump(mode="json"), "model": model,
+            "threads": self.threads, "device": self.device, **asked,
+        }  # fmt: skip
         return probe(
-            self.config.probe,
-            self.config.teacher_model,
-            self.teacher_config,
-            settings,
-            self.data,
-            self.directory("probe", inputs),
-            threads=self.threads,
-            device=self.device,
-            probe_rate=self.config.learning_rate is None,
-            workers=self.workers,
-            quiet=self.quiet,
-        )
+            race, model, model_config, settings, self.data, self.directory(stage, inputs), threads=self.threads,
+            device=self.device, probe_rate=probe_rate, teachers=teachers, workers=self.workers, quiet=self.quiet,
+        )  # fmt: skip
 
     def _within_budget(self, plan: Plan, found: Found | None) -> Plan:
         """Fewer teachers first, down to two, then fewer epochs: what a mean of runs gains falls with their number."""
@@ -250,25 +260,26 @@ class Recipe:
         left = max(60 * self.budget - (time.monotonic() - self.began), 1.0)
         students = -(-len(self.config.students) // self.workers)
 
-        def minutes(teachers: int, epochs: int) -> float:
-            waves = -(-teachers // self.workers) + students
-            return waves * epochs * per_epoch
+        def waves(teachers: int) -> int:
+            return -(-teachers // self.workers) + students
+
+        def seconds(teachers: int, epochs: int) -> float:
+            return waves(teachers) * epochs * per_epoch
 
         wanted = max(self.settings.max_epochs, self.teacher_settings.max_epochs)
         given_up: list[str] = []
         teachers, epochs = plan.teachers, wanted
-        while teachers > 2 and minutes(teachers, epochs) > left and minutes(teachers, wanted // 2) > left:
+        while teachers > 2 and seconds(teachers, epochs) > left and seconds(teachers, wanted // 2) > left:
             teachers -= 1
-        if minutes(teachers, epochs) > left:
-            waves = -(-teachers // self.workers) + students
-            epochs = max(min(wanted, int(left / (waves * per_epoch))), MIN_EPOCHS)
+        if seconds(teachers, epochs) > left:
+            epochs = max(min(wanted, int(left / (waves(teachers) * per_epoch))), MIN_EPOCHS)
         if teachers < plan.teachers:
             given_up.append(f"{plan.teachers - teachers} of {plan.teachers} teachers")
         if epochs < wanted:
             given_up.append(f"epochs after {epochs} (of up to {wanted})")
-        if minutes(teachers, epochs) > left:
+        if seconds(teachers, epochs) > left:
             given_up.append(
-                f"the budget itself: about {minutes(teachers, epochs) / 60:.0f} minutes are needed"
+                f"the budget itself: about {seconds(teachers, epochs) / 60:.0f} minutes are needed"
             )
         self.say(
             f"budget: {left / 60:.0f} minutes are left at {per_epoch:.1f} s an epoch;"
@@ -317,23 +328,16 @@ class Recipe:
         factors = self.config.student_factors
         if not teachers or len(factors) < 2 or self.config.l2 is not None or self.budget is not None:
             return plan.l2
-        rows, rungs = len(self.data.train), self.config.probe.rungs
+        rows, tables = len(self.data.train), teacher_tables(teachers, "train")
         race = self.config.probe.model_copy(
             update={"strengths": tuple(factor * plan.l2 * rows for factor in factors), "refinements": ()}
         )
-        own = {"seed": TEACHER_SEEDS, "max_epochs": rungs[-1], "checkpoints": 0}
-        settings = self.settings.model_copy(update={**own, "learning_rate": plan.learning_rate})
-        tables = teacher_tables(teachers, "train")
-        inputs = {
-            "probe": race.model_dump(mode="json"), "train": settings.model_dump(mode="json"), "model": student,
-            "settings": model_config.model_dump(mode="json"), "threads": self.threads, "device": self.device,
+        asked = {
+            "settings": model_config.model_dump(mode="json"),
             "teachers": [LogitTable(path).checksum for path in tables],
-        }  # fmt: skip
-        found = probe(
-            race, student, model_config, settings, self.data, self.directory(f"probe-{student}", inputs),
-            threads=self.threads, device=self.device, probe_rate=False, teachers=tables, workers=self.workers,
-            quiet=self.quiet,
-        )  # fmt: skip
+        }
+        settings = self.settings.model_copy(update={"learning_rate": plan.learning_rate})
+        found = self._race(f"probe-{student}", race, student, model_config, settings, asked, teachers=tables)
         self.say(f"probe of the student: l2 {found.l2:g}; {found.verdict}")
         return found.l2
 

@@ -135,7 +135,7 @@ def overview(recipe: Recipe, seeds: int, reports: Path | None = None) -> str:
     published = train_all(recipe, plan, "fcn", ["plain"], range(1, len(members) + 1), members)["plain"]
     reference = logistic_regression(recipe)
     lines = collect(recipe, teachers, students, published, reference)
-    text = "\n".join([*markdown(lines), "", *_findings(recipe, lines), ""])
+    text = "\n".join([*markdown(lines), "", *_findings(lines), ""])
     directory = recipe.out if reports is None else reports / "overview"
     if reports is not None:
         copy_reports(
@@ -186,7 +186,7 @@ def collect(
     ]
 
 
-def _findings(recipe: Recipe, lines: list[Line]) -> list[str]:
+def _findings(lines: list[Line]) -> list[str]:
     """What RECAP is worth beside the ensembles, with the test that goes with it."""
     recap = lines[-1]
     said = []
