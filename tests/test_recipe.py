@@ -244,6 +244,17 @@ def test_fit_takes_a_raw_table_to_an_artifact(click_log: pl.DataFrame, tmp_path:
     assert scores.code == 0
 
 
+def test_a_mistyped_model_is_told_before_anything_is_prepared(tmp_path: Path, recap: Recap) -> None:
+    (tmp_path / "clicks.csv").write_text("click,ad\n1,a\n")
+    for option in ("--model", "--teacher-model"):
+        done = recap(
+            "fit", tmp_path / "clicks.csv", "--label", "click", option, "recapp", "--out", tmp_path / "out"
+        )
+        assert done.code == 2
+        assert "no model 'recapp'" in done.err and "fix: known are" in done.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_directory_with_something_else_in_it_is_left_alone(
     prepared: PreparedData, tmp_path: Path, recap: Recap
 ) -> None:

@@ -481,8 +481,6 @@ def fit(
     from recap_ctr.storage import take
 
     _training()
-    take(out, RECIPE)
-    prepared = _prepared(data, label, schema, split, out, quiet)
     from recap_ctr.recipe import Recipe as Cooking
     from recap_ctr.recipe import recipe_config
 
@@ -493,6 +491,8 @@ def fit(
         "train": {"ema": ema, "kd_weight": kd_weight, "max_epochs": max_epochs},
     }  # fmt: skip
     settings = recipe_config(preset, _merged(config, given), str(config or "fit"))
+    take(out, RECIPE)
+    prepared = _prepared(data, label, schema, split, out, quiet)
     cooking = Cooking(
         settings, prepared, out, threads=threads, device=_device(device), budget=budget, quiet=quiet
     )

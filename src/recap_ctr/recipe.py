@@ -171,8 +171,6 @@ class Recipe:
         self.settings = train_config(config, len(data.train))
         self.teacher_settings = train_config(config, len(data.train), teacher=True)
         self.began = time.monotonic()
-        for student in config.students:
-            config.settings_of(student)
 
     def say(self, text: str) -> None:
         if not self.quiet:
@@ -459,4 +457,8 @@ def recipe_config(preset: str, given: dict[str, Any], origin: str) -> RecipeConf
     for key, value in given.items():
         known = merged.get(key)
         merged[key] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
-    return parse(RecipeConfig, merged, origin)
+    config = parse(RecipeConfig, merged, origin)
+    for student in config.students:  # names and settings of models, before any work is done for them
+        config.settings_of(student)
+    parse_model(config.teacher_model, config.teacher_settings)
+    return config
