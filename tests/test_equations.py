@@ -31,6 +31,7 @@ from recap_ctr.models.lr import LR, LRConfig
 from recap_ctr.models.recap import Route
 from recap_ctr.nn.embedding import Inputs
 from recap_ctr.nn.lora import AdapterBank
+from recap_ctr.nn.mlp import Wide
 from recap_ctr.train import Trainer
 from tests.models.test_recap import LAYOUT, config, model, rows
 
@@ -236,23 +237,23 @@ def shares(beta: float, steps: int) -> Floats:
 def test_moving_average_is_the_weighted_sum_of_all_past_weights(lazy: bool) -> None:
     """At β = 0.8 the first 35 of 60 steps are warm-up; each step touches three of the table's rows, and the bias."""
     torch.manual_seed(0)
-    source = LR(LRConfig(), LAYOUT).double()
+    source = Wide(LAYOUT, bias=True).double()
     average = MovingAverage(source, 0.8, lazy=lazy)
-    weight = source.embedding.table.weight
-    past = [(weight.detach().clone(), source.bias.detach().clone())]
+    weight, bias = source.embedding.table.weight, source.get_parameter("bias")
+    past = [(weight.detach().clone(), bias.detach().clone())]
     for step in range(1, 61):
         touched = torch.randperm(len(weight))[:3]
         average.before_rows_change("embedding.table", touched)
         with torch.no_grad():
             weight[touched] += torch.randn(3, 1, dtype=torch.float64)
-            source.bias.add_(0.1 * step)
+            bias.add_(0.1 * step)
         average.after_step(step)
-        past.append((weight.detach().clone(), source.bias.detach().clone()))
+        past.append((weight.detach().clone(), bias.detach().clone()))
 
     averaged = average.settle()
 
-    assert isinstance(averaged, LR)
-    for at, found in enumerate((averaged.embedding.table.weight, averaged.bias)):
+    for at, name in enumerate(("embedding.table.weight", "bias")):
+        found = averaged.get_parameter(name)
         expected = sum(alpha * point[at] for alpha, point in zip(shares(0.8, 60), past, strict=True))
         torch.testing.assert_close(found.detach(), expected, rtol=1e-11, atol=1e-12)
 

@@ -60,3 +60,20 @@ def test_tri_bce_is_the_formula() -> None:
     output = Output(mean, {"exponential": one, "linear": two})
 
     assert abs(LOSSES["tri-bce"](output, labels, None).item() - expected) < 1e-12
+
+
+def test_self_distillation_pulls_members_to_the_whole_and_not_the_whole_to_them() -> None:
+    one, two, labels = towers(2)
+    mean = (one + two) / 2
+    soft = torch.sigmoid(mean).detach()
+    expected = F.binary_cross_entropy_with_logits(mean, labels)
+    expected = expected + sum(F.binary_cross_entropy_with_logits(z, soft) for z in (one, two))
+    loss = LOSSES["self-distillation"](Output(mean, {"members_KB": torch.stack([one, two])}), labels, None)
+
+    torch.testing.assert_close(loss, expected)
+    for z in (one, two):
+        ours, theirs = (torch.autograd.grad(each, z, retain_graph=True)[0] for each in (loss, expected))
+        torch.testing.assert_close(ours, theirs)
+    assert LOSSES["self-distillation"](Output(mean, {}), labels, None) == LOSSES["bce"](
+        Output(mean, {}), labels, None
+    )

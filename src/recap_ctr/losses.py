@@ -53,6 +53,16 @@ def depth_bce(output: Output, target_B: Tensor, weight_B: Tensor | None) -> Tens
     return torch.stack(losses) @ output.aux["alphas_K"]
 
 
+def self_distillation(output: Output, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
+    """BCE of the logit, and of each member in `members_KB` against the whole's probability, held constant.
+
+    QNN's members are two passes with their own dropout, FINAL's are its two blocks.
+    """
+    soft_B = torch.sigmoid(output.logit_B).detach()
+    members = [bce(logit_B, soft_B, weight_B) for logit_B in output.aux.get("members_KB", ())]
+    return sum(members, start=bce(output.logit_B, target_B, weight_B))
+
+
 def distillation(name: str) -> "Loss":
     """The loss against soft targets (Eq. 14) that goes with a model's own: at every trained depth, or on the logit."""
     return depth_bce if name == "depth-bce" else plain
@@ -64,4 +74,5 @@ LOSSES: dict[str, Loss] = {
     "tri-bce": tri_bce,
     "tri-bce-detached": tri_bce_detached,
     "depth-bce": depth_bce,
+    "self-distillation": self_distillation,
 }

@@ -16,6 +16,7 @@ MODELS = {
     "lcn": "recap_ctr.models.fcn:LCN",
     "recap": "recap_ctr.models.recap:Recap",
     "lr": "recap_ctr.models.lr:LR",
+    "dnn": "recap_ctr.models.dnn:DNN",
 }
 
 

@@ -14,7 +14,7 @@ from recap_ctr.data.encode import Layout
 from recap_ctr.losses import Output
 from recap_ctr.nn.cross import Cross
 from recap_ctr.nn.embedding import Embedding, Inputs
-from recap_ctr.nn.initial import xavier_normal_
+from recap_ctr.nn.initial import linear
 
 
 class TowerConfig(Frozen):
@@ -70,9 +70,7 @@ class Tower(nn.Module):
             Cross(width, num_heads=num_heads, layer_norm=layer_norm, scale_norm=scale_norm, dropout=dropout)
             for _ in range(num_layers)
         )
-        self.head = nn.Linear(width, 1)
-        xavier_normal_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = linear(width, 1)
 
     def forward(self, x0_BHD: Tensor) -> Tensor:
         x_BHD = x0_BHD

@@ -2,13 +2,13 @@
 
 from typing import Literal
 
-import torch
 from torch import nn
 
 from recap_ctr.config import Frozen
 from recap_ctr.data.encode import Layout
 from recap_ctr.losses import Output
-from recap_ctr.nn.embedding import Embedding, Inputs
+from recap_ctr.nn.embedding import Inputs
+from recap_ctr.nn.mlp import Wide
 
 
 class LRConfig(Frozen):
@@ -19,8 +19,7 @@ class LR(nn.Module):
     def __init__(self, config: LRConfig, layout: Layout) -> None:
         super().__init__()
         self.config = config
-        self.embedding = Embedding(layout, 1, sum_pooling=True)
-        self.bias = nn.Parameter(torch.zeros(()))
+        self.wide = Wide(layout, bias=True)
 
     def forward(self, inputs: Inputs) -> Output:
-        return Output(self.embedding(inputs).sum(dim=(1, 2)) + self.bias, {})
+        return Output(self.wide(inputs), {})

@@ -15,7 +15,7 @@ from recap_ctr.losses import Output
 from recap_ctr.models.fcn import halved
 from recap_ctr.nn.cross import Cross
 from recap_ctr.nn.embedding import Embedding, Inputs
-from recap_ctr.nn.initial import xavier_normal_
+from recap_ctr.nn.initial import linear
 from recap_ctr.nn.lora import AdapterBank
 from recap_ctr.nn.norms import ScaleNorm
 
@@ -126,9 +126,7 @@ class RecursiveTower(nn.Module):
         self.cross = Cross(width, layer_norm=config.layer_norm, scale_norm=False, dropout=dropout)
         self.bank = AdapterBank(config.num_adapters, width // 2, width, rank)
         self.norms = nn.ModuleList(ScaleNorm(1) for _ in range(config.depth if config.scale_norm else 0))
-        self.head = nn.Linear(width, 1)
-        xavier_normal_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = linear(width, 1)
 
     def step(self, h_BHD: Tensor, h0_BHD: Tensor, at: int, adapter: int | Tensor) -> Tensor:
         """Step `at` (from 0) with one adapter, or with a tensor of one for each row (Eqs. 8-9)."""

@@ -12,3 +12,12 @@ def xavier_normal_(weight: Tensor) -> None:
     """Standard deviation sqrt(2 / (fan in + fan out)): every linear map of the published models."""
     if not weight.is_meta:
         nn.init.xavier_normal_(weight)
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+    """A linear map as the published models start it: Xavier normal, zero bias."""
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    xavier_normal_(layer.weight)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer

@@ -1,4 +1,4 @@
-"""The normalisation that keeps a deep stack of cross layers alive.
+"""Normalisations over a batch: one that keeps a deep stack of cross layers alive, and the usual one.
 
 Shapes: B batch, H heads, C features of a head.
 """
@@ -51,6 +51,15 @@ class ScaleNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_heads={self.weight.numel()}"
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """BatchNorm that takes a batch of a single row too, as the last of an epoch may be: by its running statistics."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and x.numel() == self.num_features:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(x)
 
 
 def centre_(c_BHC: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,30 @@
+"""DNN: an MLP on the concatenated vectors, without any explicit interaction."""
+
+from typing import Literal
+
+from torch import nn
+
+from recap_ctr.data.encode import Layout
+from recap_ctr.losses import Output
+from recap_ctr.nn.embedding import Embedding, Inputs
+from recap_ctr.nn.mlp import DeepConfig, DeepHead
+
+
+class DNNConfig(DeepConfig):
+    loss: Literal["bce"] = "bce"
+
+
+class DNN(nn.Module):
+    def __init__(self, config: DNNConfig, layout: Layout) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(layout, config.dim)
+        self.deep = DeepHead(
+            layout.num_fields * config.dim,
+            config.units,
+            batch_norm=config.batch_norm,
+            dropout=config.dropout,
+        )
+
+    def forward(self, inputs: Inputs) -> Output:
+        return Output(self.deep(self.embedding(inputs).flatten(1)), {})

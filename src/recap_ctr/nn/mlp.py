@@ -1,0 +1,75 @@
+"""The parts that most published models have in common: a multi-layer perceptron, and a wide (linear) part.
+
+Shapes: B batch, I inputs, U units of the last layer.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from recap_ctr.config import Frozen
+from recap_ctr.data.encode import Layout
+from recap_ctr.nn.dropout import Dropout
+from recap_ctr.nn.embedding import Embedding, Inputs
+from recap_ctr.nn.initial import linear
+from recap_ctr.nn.norms import BatchNorm
+
+
+class DeepConfig(Frozen):
+    """What every model with one MLP can set. Defaults: the start that is recommended for ML-1M."""
+
+    dim: PositiveInt = 16
+    units: tuple[PositiveInt, ...] = Field((400, 400, 400), min_length=1)
+    batch_norm: bool = True
+    dropout: float = Field(0.2, ge=0, lt=1)
+
+
+class MLP(nn.Module):
+    """For each size: linear, BatchNorm if wanted, ReLU, dropout. What comes out has been through all of them."""
+
+    def __init__(
+        self, width: int, units: Sequence[int], *, batch_norm: bool = False, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for size in units:
+            layers.append(linear(width, size))
+            if batch_norm:
+                layers.append(BatchNorm(size))
+            layers += [nn.ReLU(), Dropout(dropout)]
+            width = size
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x_BI: Tensor) -> Tensor:
+        x_BU: Tensor = self.layers(x_BI)
+        return x_BU
+
+
+class DeepHead(nn.Module):
+    """An MLP with a last linear map to one logit."""
+
+    def __init__(
+        self, width: int, units: Sequence[int], *, batch_norm: bool = False, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.hidden = MLP(width, units, batch_norm=batch_norm, dropout=dropout)
+        self.head = linear(units[-1], 1)
+
+    def forward(self, x_BI: Tensor) -> Tensor:
+        logit_B1: Tensor = self.head(self.hidden(x_BI))
+        return logit_B1.squeeze(-1)
+
+
+class Wide(nn.Module):
+    """One weight per value, summed over a row: multi fields by sum, numbers times their weight."""
+
+    def __init__(self, layout: Layout, *, bias: bool) -> None:
+        super().__init__()
+        self.embedding = Embedding(layout, 1, sum_pooling=True)
+        self.bias = nn.Parameter(torch.zeros(())) if bias else None
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        logit_B: Tensor = self.embedding(inputs).sum(dim=(1, 2))
+        return logit_B if self.bias is None else logit_B + self.bias
