@@ -5,11 +5,11 @@
 
 import argparse
 import json
-import statistics
 from pathlib import Path
 from typing import Any
 
 from recap_ctr.bench import tables
+from recap_ctr.bench.tables import spread
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
@@ -33,17 +33,13 @@ def accuracy() -> list[str]:
         reports = [load(path) for path in sorted(directory.glob("seed-*/report.json"))]
         first, test = reports[0], [report["metrics"]["test"] for report in reports]
 
-        def mean(values: list[float], digits: int, scale: float = 1.0) -> str:
-            spread = f" ± {statistics.stdev(values) * scale:.{digits}f}" if len(values) > 1 else ""
-            return f"{statistics.mean(values) * scale:.{digits}f}{spread}"
-
         seeds = ", ".join(str(report["train"]["seed"]) for report in reports)
         epochs = ", ".join(str(len(report["history"])) for report in reports)
         lines.append(
             f"| {first['data']['name']} | {first['model']['name']} | {first['train']['update']} | {seeds}"
-            f" | {first['parameters']:,} | {mean([each['raw']['auc'] for each in test], 3, 100)}"
-            f" | {mean([each['raw']['logloss'] for each in test], 4)}"
-            f" | {mean([each['calibrated']['logloss'] for each in test], 4)} | {epochs} |"
+            f" | {first['parameters']:,} | {spread([each['raw']['auc'] for each in test], 3, 100)}"
+            f" | {spread([each['raw']['logloss'] for each in test], 4)}"
+            f" | {spread([each['calibrated']['logloss'] for each in test], 4)} | {epochs} |"
         )
         rows = first["data"]["splits"]
         note = (
@@ -75,7 +71,7 @@ def paired(one: Path, other: Path) -> list[str]:
 def scaling() -> list[str]:
     """The tables that `recap bench` left, as they are."""
     lines = []
-    for name in ("overview", "ablation", "fcn-scaling"):
+    for name in ("overview", "ablation", "fcn-scaling", "variance"):
         for path in sorted(HERE.glob(f"*/{name}/{name}.md")):
             lines += [
                 f"`recap bench {name}`, {path.parents[1].name}:",

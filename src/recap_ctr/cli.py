@@ -598,7 +598,9 @@ def _print_recipe(report: dict[str, Any]) -> None:
 
 @app.command()
 def bench(
-    table: Annotated[str, typer.Argument(help="overview, ablation (Table 2) or fcn-scaling (Table 3).")],
+    table: Annotated[
+        str, typer.Argument(help="overview, ablation (Table 2), fcn-scaling (Table 3) or variance.")
+    ],
     data: Annotated[Path, typer.Argument(help="A directory that `recap prepare` wrote.")],
     out: Annotated[Path, typer.Option("--out", help="Directory for all runs; a second call goes on there.")],
     reports: Annotated[
@@ -619,7 +621,8 @@ def bench(
     """The paper's tables, from training to Markdown and LaTeX, with paired tests over seeds; resumable.
 
     `ablation` is the recursive backbone alone, with each axis of estimators, and with all; `fcn-scaling` is FCN with
-    averaged weights, with distillation, and with both; `overview` sets both beside the ensembles.
+    averaged weights, with distillation, and with both; `overview` sets both beside the ensembles; `variance` shows how
+    far runs and routes disagree, which explains the order of the effects.
 
     Example: recap bench ablation data --out bench --seeds 3
     """
@@ -629,6 +632,7 @@ def bench(
     _training()
     from recap_ctr.bench.overview import overview
     from recap_ctr.bench.scaling import bench as run_bench
+    from recap_ctr.bench.variance import variance
     from recap_ctr.recipe import Recipe as Cooking
     from recap_ctr.recipe import recipe_config
     from recap_ctr.storage import take
@@ -637,10 +641,9 @@ def bench(
     settings = recipe_config(preset, _merged(config, given), str(config or "bench"))
     take(out, RECIPE)
     cooking = Cooking(settings, PreparedData(data), out, threads=threads, device=_device(device), quiet=quiet)
+    whole = {"overview": overview, "variance": variance}
     text = (
-        overview(cooking, seeds, reports)
-        if table == "overview"
-        else run_bench(table, cooking, seeds, reports)
+        whole[table](cooking, seeds, reports) if table in whole else run_bench(table, cooking, seeds, reports)
     )
     if as_json:
         _print_json({"table": table, "markdown": text})

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from recap_ctr import metrics
 from recap_ctr.artifact import load_artifact
 from recap_ctr.bench.overview import costs, logistic_regression
 from recap_ctr.bench.scaling import train_all
+from recap_ctr.bench.tables import spread
 from recap_ctr.calibrate import fit_affine
 from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.shards import PreparedData
@@ -174,12 +175,7 @@ def _known(name: str, logits: Floats, data: PreparedData, truth: Floats) -> dict
 
 def cells(line: dict[str, Any]) -> list[str]:
     """A line of the table as text, under HEADER: mean ± standard deviation where there are several runs."""
-
-    def text(values: list[float], scale: int, digits: int) -> str:
-        spread = f" ± {scale * stdev(values):.{digits}f}" if len(values) > 1 else ""
-        return f"{scale * mean(values):.{digits}f}{spread}" if values else ""
-
-    figures = [text(line[figure], *shown) for figure, shown in FIGURES.items()]
+    figures = [spread(line[figure], digits, scale) for figure, (scale, digits) in FIGURES.items()]
     size = "" if line["parameters"] is None else f"{line['parameters']:,}"
     return [line["model"], *figures, size, "" if line["cost"] is None else f"{line['cost']:.1f}"]
 

@@ -12,6 +12,7 @@ from scipy.stats import ttest_1samp
 from recap_ctr.artifact import load_artifact
 from recap_ctr.bench.cost import relative_costs
 from recap_ctr.bench.scaling import copy_reports, on_routes, train_all
+from recap_ctr.bench.tables import spread
 from recap_ctr.models import parse_model
 from recap_ctr.recipe import Recipe
 from recap_ctr.runs import ARTIFACT, REFERENCE, RunConfig, run_many
@@ -105,11 +106,6 @@ def against(values: tuple[float, ...], fixed: float) -> dict[str, float | None]:
 
 def rows(lines: list[Line]) -> list[list[str]]:
     """As text: AUC in points, mean ± standard deviation where there are several runs."""
-
-    def spread(values: tuple[float, ...], digits: int, scale: float = 1.0) -> str:
-        text = f"{mean(values) * scale:.{digits}f}"
-        return text + (f" ± {stdev(values) * scale:.{digits}f}" if len(values) > 1 else "")
-
     return [
         [
             line.name,

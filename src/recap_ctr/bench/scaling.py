@@ -60,7 +60,7 @@ BENCHES = {
 def bench(name: str, recipe: Recipe, seeds: int, reports: Path | None = None) -> str:
     """Train what the table needs, for each seed; write its reports and the table; return it as Markdown."""
     if name not in BENCHES:
-        raise InputError(f"no table {name!r}", fix=f"known are {', '.join(BENCHES)} and overview")
+        raise InputError(f"no table {name!r}", fix=f"known are {', '.join(BENCHES)}, overview and variance")
     lines = BENCHES[name]
     student = "recap" if name == "ablation" else "fcn"
     plan = recipe.plan()

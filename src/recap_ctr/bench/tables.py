@@ -245,9 +245,19 @@ def _figure(arm: Arm, metric: str, best: float | None) -> _Cell:
         return _Cell(NONE)
     values = arm.figures[metric]
     scale, digits = (100, 3) if metric == "auc" else (1, 5)
-    mean = statistics.mean(values)
-    spread = f" ± {scale * statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return _Cell(f"{scale * mean:.{digits}f}{spread}", mean == best)
+    return _Cell(spread(values, digits, scale), statistics.mean(values) == best)
+
+
+def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
+    """The mean, with the standard deviation where there are several values; nothing of none.
+
+    >>> spread([0.9, 0.91], 2, 100), spread([0.5], 3), spread([], 3)
+    ('90.50 ± 0.71', '0.500', '')
+    """
+    if not values:
+        return ""
+    deviation = f" ± {scale * statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * statistics.mean(values):.{digits}f}{deviation}"
 
 
 def _difference(baseline: Arm, arm: Arm) -> tuple[str, str]:
