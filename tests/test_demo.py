@@ -10,8 +10,9 @@ import pytest
 
 from recap_ctr import demo
 from recap_ctr.artifact import load_artifact
+from recap_ctr.bench.synthetic import quick_recipe
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.demo import BASE, BAYES, FCN, HEADER, RECAP, cells, demo_recipe, find, run_demo
+from recap_ctr.demo import BASE, BAYES, FCN, HEADER, RECAP, cells, find, run_demo
 from recap_ctr.probe import ProbeConfig
 from recap_ctr.recipe import Recipe, RecipeConfig
 from tests.conftest import Recap, contents
@@ -22,9 +23,9 @@ NAMES = [BASE, "logistic regression", FCN, ENSEMBLE,
          "recursive backbone", "+ EMA", "+ KD", "+ routes", RECAP, BAYES]  # fmt: skip
 
 
-def tiny_recipe(rows: int, seed: int) -> RecipeConfig:
+def tiny_recipe(rows: int, seed: int, *, max_epochs: int) -> RecipeConfig:
     """As many stages as the real one, and as little work in each as can be."""
-    return demo_recipe(rows, seed).model_copy(
+    return quick_recipe(rows, seed, max_epochs=max_epochs).model_copy(
         update={
             "teachers": 2,
             "teacher_settings": {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1},
@@ -39,7 +40,7 @@ def tiny_recipe(rows: int, seed: int) -> RecipeConfig:
 @pytest.fixture(scope="module", autouse=True)
 def tiny() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "demo_recipe", tiny_recipe)
+        patch.setattr(demo, "quick_recipe", tiny_recipe)
         yield
 
 
@@ -215,7 +216,7 @@ def test_cells() -> None:
 
 def test_the_real_recipe_is_that_of_fit_but_shorter() -> None:
     """Five teachers, eight routes and a probe; fewer epochs than by default."""
-    config, default = demo_recipe(150_000, 3), RecipeConfig()
+    config, default = quick_recipe(150_000, 3, max_epochs=demo.MAX_EPOCHS), RecipeConfig()
 
     assert (config.model, config.teacher_model, config.seed) == ("recap", "fcn", 3)
     assert (config.teachers, config.routes, config.l2) == (default.teachers, default.routes, None)

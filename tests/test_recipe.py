@@ -260,7 +260,7 @@ def test_a_directory_with_something_else_in_it_is_left_alone(
 ) -> None:
     (tmp_path / "artifact").mkdir()
     (tmp_path / "artifact" / "thesis.txt").write_text("mine")
-    for command in (("fit",), ("bench", "ablation")):
+    for command in (("fit",), ("bench", "ablation", "--data")):
         done = recap(*command, prepared.path, "--out", tmp_path)
         assert done.code == 2
         assert "holds something else" in done.err

@@ -20,6 +20,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from recap_ctr import score as score_module
 from recap_ctr.artifact import Artifact, load_artifact
+from recap_ctr.bench.synthetic import synthetic_schema
 from recap_ctr.calibrate import AffineCalibration
 from recap_ctr.config import TrainConfig
 from recap_ctr.data import source as source_module
@@ -28,7 +29,6 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.sink import open_sink
 from recap_ctr.data.source import Block, FileSource, FrameSource, Source
 from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
-from recap_ctr.demo import synthetic_schema
 from recap_ctr.errors import InputError
 from recap_ctr.metrics import sigmoid
 from recap_ctr.models import parse_model

@@ -7,12 +7,12 @@ import torch
 
 from recap_ctr import metrics
 from recap_ctr import train as train_module
+from recap_ctr.bench.synthetic import synthetic_schema
 from recap_ctr.config import TrainConfig, parse
 from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
-from recap_ctr.demo import synthetic_schema
 from recap_ctr.errors import InputError
 from recap_ctr.models import parse_model
 from recap_ctr.predict import predict

@@ -335,19 +335,15 @@ def train(
     }  # fmt: skip
     prepared = PreparedData(data)
     runs = _training()
-    from recap_ctr.config import TrainConfig, parse, read_toml
+    from recap_ctr.config import TrainConfig, parse
     from recap_ctr.models import parse_model
 
-    settings = read_toml(config) if config is not None else {}
-    for key, table in settings.items():
-        if key not in ("model", "train") or not isinstance(table, dict):
-            raise InputError(f"{config}: {key} is no table known here; known are [model] and [train]")
-    model_settings = dict(settings.get("model", {}))
-    name = str(model_settings.pop("name", "fcn"))
+    settings = runs.read_settings(config) if config is not None else runs.RunSettings("fcn", {}, {})
+    name, model_settings = settings.model, settings.model_settings
     if model is not None and model != name:
-        name, model_settings = model, model_settings if config is None else {}
+        name, model_settings = model, {}
     train_settings = {
-        **settings.get("train", {}),
+        **settings.train,
         **{key: value for key, value in given.items() if value is not None},
     }
     if calibration not in ("affine", "isotonic"):
@@ -599,17 +595,39 @@ def _print_recipe(report: dict[str, Any]) -> None:
 @app.command()
 def bench(
     table: Annotated[
-        str, typer.Argument(help="overview, ablation (Table 2), fcn-scaling (Table 3) or variance.")
+        str,
+        typer.Argument(
+            help="table1, ablation (Table 2), fcn-scaling (Table 3), overview or variance.",
+        ),
     ],
-    data: Annotated[Path, typer.Argument(help="A directory that `recap prepare` wrote.")],
-    out: Annotated[Path, typer.Option("--out", help="Directory for all runs; a second call goes on there.")],
+    data: Annotated[
+        list[str],
+        typer.Option("--data", help="A directory that `recap prepare` wrote, or synthetic; repeatable."),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", help="Directory for all runs; a second call goes on there.")
+    ] = Path("bench"),
     reports: Annotated[
         Path | None,
-        typer.Option("--reports", help="Where reports and tables are copied to, such as benchmarks/NAME."),
+        typer.Option(
+            "--reports",
+            help="Directory for NAME/.../report.json and tables; NAME/MODEL.toml and NAME/recipe.toml there are"
+            " the settings.  [default: OUT/reports]",
+        ),
     ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option("--models", help="table1: which models, such as lr,fcn,recap.  [default: all]"),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each kind.")] = 3,
+    averaged: Annotated[
+        bool, typer.Option("--averaged", help="table1: baselines with our averaging of weights.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="table1: say what is missing and what it would cost.")
+    ] = False,
     config: Recipe = None,
     preset: Preset = "default",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Students of each kind.")] = 3,
     teacher_model: TeacherModel = None,
     teachers: Teachers = None,
     l2: L2 = None,
@@ -618,33 +636,29 @@ def bench(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """The paper's tables, from training to Markdown and LaTeX, with paired tests over seeds; resumable.
+    """The paper's tables, from training to Markdown and LaTeX, with tests over seeds; resumable, nothing done twice.
 
-    `ablation` is the recursive backbone alone, with each axis of estimators, and with all; `fcn-scaling` is FCN with
-    averaged weights, with distillation, and with both; `overview` sets both beside the ensembles; `variance` shows how
-    far runs and routes disagree, which explains the order of the effects.
+    `table1` sets models side by side on each data set; `ablation` is the recursive backbone alone, with each axis of
+    estimators, and with all; `fcn-scaling` is FCN with averaged weights, with distillation, and with both; `overview`
+    sets both beside the ensembles; `variance` shows how far runs and routes disagree, which explains the effects.
 
-    Example: recap bench ablation data --out bench --seeds 3
+    Example: recap bench table1 --data synthetic --models lr,fm,fcn,recap --seeds 2
+
+    Example: recap bench ablation --data data --out bench --seeds 3
     """
     _limit_threads(threads)
-    from recap_ctr.data.shards import PreparedData
-
     _training()
-    from recap_ctr.bench.overview import overview
-    from recap_ctr.bench.scaling import bench as run_bench
-    from recap_ctr.bench.variance import variance
-    from recap_ctr.recipe import Recipe as Cooking
-    from recap_ctr.recipe import recipe_config
+    from recap_ctr.bench.request import Request, fulfil, split_names
     from recap_ctr.storage import take
 
-    given = {"teacher_model": teacher_model, "teachers": teachers, "l2": l2}
-    settings = recipe_config(preset, _merged(config, given), str(config or "bench"))
     take(out, RECIPE)
-    cooking = Cooking(settings, PreparedData(data), out, threads=threads, device=_device(device), quiet=quiet)
-    whole = {"overview": overview, "variance": variance}
-    text = (
-        whole[table](cooking, seeds, reports) if table in whole else run_bench(table, cooking, seeds, reports)
-    )
+    text = fulfil(
+        Request(
+            table=table, data=tuple(data), out=out, reports=reports or out / "reports", config=config, preset=preset,
+            given={"teacher_model": teacher_model, "teachers": teachers, "l2": l2}, models=tuple(split_names(models)),
+            seeds=seeds, averaged=averaged, dry_run=dry_run, threads=threads, device=_device(device), quiet=quiet,
+        )
+    )  # fmt: skip
     if as_json:
         _print_json({"table": table, "markdown": text})
     else:

@@ -16,20 +16,18 @@ from recap_ctr import metrics
 from recap_ctr.artifact import load_artifact
 from recap_ctr.bench.overview import costs, logistic_regression
 from recap_ctr.bench.scaling import train_all
+from recap_ctr.bench.synthetic import draw, quick_recipe
 from recap_ctr.bench.tables import spread
 from recap_ctr.calibrate import fit_affine
-from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.sink import open_sink
 from recap_ctr.data.source import FileSource
-from recap_ctr.data.synthetic import FORMAT, SyntheticConfig, SyntheticData
+from recap_ctr.data.synthetic import FORMAT, SyntheticConfig
 from recap_ctr.evaluate import evaluate
 from recap_ctr.predict import predict
-from recap_ctr.probe import ProbeConfig
 from recap_ctr.progress import brief, say
-from recap_ctr.recipe import Recipe, RecipeConfig, batch_size
+from recap_ctr.recipe import Recipe
 from recap_ctr.runs import ARTIFACT
-from recap_ctr.schema import Field, Schema
 from recap_ctr.score import Scorer, score
 from recap_ctr.storage import claim, read_json, write_json
 
@@ -43,32 +41,9 @@ FIGURES = {"auc": (100, 2), "logloss": (1, 4), "calibrated_logloss": (1, 4), "ex
 Floats = npt.NDArray[np.floating[Any]]
 
 
-def synthetic_schema(num_fields: int) -> Schema:
-    fields = (Field(name=f"f{i}", kind="categorical", min_count=2) for i in range(1, num_fields + 1))
-    return Schema(label="click", row_id="row", fields=tuple(fields))
-
-
-def demo_recipe(rows: int, seed: int) -> RecipeConfig:
-    """The recipe of `recap fit`, cut to a few minutes: a small probe, large steps, a short average."""
-    # Four strengths, because two of them outlive the first rung: after four epochs a weak one still looks as good as a
-    # strong one, after eight no more. Of three, one would be left, and on seed 1 it was the wrong one.
-    return RecipeConfig(
-        learning_rate=4e-3,
-        train={
-            "batch_size": batch_size(4 * rows),
-            "max_epochs": MAX_EPOCHS,
-            "patience": 2,
-            "ema_epochs": [2.0],
-        },
-        probe=ProbeConfig(strengths=(1e1, 1e2, 1e3, 1e4), rungs=(4, 8), refinements=(), confirm=0),
-        student_factors=(),
-        seed=seed,
-    )
-
-
 def run_demo(out: Path, *, rows: int, seed: int, threads: int, force: bool, quiet: bool) -> dict[str, Any]:
     """Draw, prepare, run the recipe and its ablation, measure and score; each part resumes or is left alone."""
-    config, settings = SyntheticConfig(rows=rows, seed=seed), demo_recipe(rows, seed)
+    config, settings = SyntheticConfig(rows=rows, seed=seed), quick_recipe(rows, seed, max_epochs=MAX_EPOCHS)
     inputs = {
         "demo": {**asdict(config), "format": FORMAT},
         "recipe": settings.model_dump(mode="json"),
@@ -79,14 +54,8 @@ def run_demo(out: Path, *, rows: int, seed: int, threads: int, force: bool, quie
             say(f"{out} is finished; nothing to do")
         known: dict[str, Any] = read_json(out / FINISHED)
         return known
-    drawn = SyntheticData(config)
     log = out / "clicks.csv"
-    if not log.is_file():
-        with open_sink(log) as sink:
-            for block in drawn.blocks():
-                sink.write(block.drop("bayes_logit"))
-    schema = synthetic_schema(config.num_fields)
-    data, _ = prepare(Preparation(schema, {"all": FileSource([log])}), out / "data", quiet=quiet)
+    drawn, data = draw(config, log, out / "data", quiet=quiet)
     recipe = Recipe(settings, data, out, threads=threads, quiet=quiet)
     recipe.say(f"data: {rows:,} rows of {config.num_fields} fields, drawn and prepared")
     with brief():

@@ -7,7 +7,7 @@ import csv
 import io
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from recap_ctr import environment, metrics
 from recap_ctr.artifact import MANIFEST, load_artifact, write_artifact
 from recap_ctr.axes.routes import Routed, greedy_choice, late_routes, random_routes
 from recap_ctr.calibrate import Calibration, fit_affine, fit_isotonic, negative_rate_shift
-from recap_ctr.config import Frozen, TrainConfig, parse
+from recap_ctr.config import Frozen, TrainConfig, parse, read_toml
 from recap_ctr.data.encode import Layout
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.distil import teacher_targets
@@ -43,6 +43,25 @@ RouteChoice = Literal["late", "random", "greedy"]
 GREEDY_CANDIDATES = 4  # for each route that is chosen from them
 # Logistic regression only needs to converge; a larger step than a network's gets it there in a few epochs.
 REFERENCE = TrainConfig(learning_rate=1e-2, l2=1e-6, update="fast", max_epochs=10)
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a TOML says about a run: a model by name with its settings, and how it is trained; still unchecked."""
+
+    model: str
+    model_settings: dict[str, Any]
+    train: dict[str, Any]
+
+
+def read_settings(path: Path) -> RunSettings:
+    """The tables [model], which names the model, and [train]."""
+    tables = read_toml(path)
+    for key, table in tables.items():
+        if key not in ("model", "train") or not isinstance(table, dict):
+            raise InputError(f"{path}: {key} is no table known here; known are [model] and [train]")
+    settings = dict(tables.get("model", {}))
+    return RunSettings(str(settings.pop("name", "fcn")), settings, tables.get("train", {}))
 
 
 def default_threads(config: Frozen, layout: Layout) -> int:
@@ -343,14 +362,16 @@ def run_many(
     title: str,
     workers: int | None = None,
     quiet: bool = False,
+    done: Callable[[Path, dict[str, Any]], None] | None = None,
 ) -> dict[Path, dict[str, Any]]:
     """Runs side by side, each in its directory and with its logit tables, over one prepared data set.
 
-    Each resumes by itself. As many run at a time as there are cores for their threads.
+    Each resumes by itself. As many run at a time as there are cores for their threads; `done` is told each report.
     """
     if not configs:
         return {}
     threads = max(config.threads for config in configs.values())
+    places = list(configs)
     jobs = [
         Job(
             _job_name(out),
@@ -360,8 +381,9 @@ def run_many(
         for out, config in configs.items()
     ]
     room = workers or max(environment.num_cores() // threads, 1)
-    reports = run_jobs(jobs, workers=room, title=title, quiet=quiet)
-    return dict(zip(configs, reports, strict=True))
+    tell = None if done is None else lambda at, report: done(places[at], report)
+    reports = run_jobs(jobs, workers=room, title=title, quiet=quiet, done=tell)
+    return dict(zip(places, reports, strict=True))
 
 
 def _write_history(path: Path, history: list[Epoch]) -> None:

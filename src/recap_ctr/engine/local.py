@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -27,10 +27,18 @@ class JobError(RuntimeError):
     """A job ended in a way that is not the user's to put right."""
 
 
-def run_jobs(jobs: Sequence[Job], *, workers: int, title: str, quiet: bool = False) -> list[Any]:
+def run_jobs(
+    jobs: Sequence[Job],
+    *,
+    workers: int,
+    title: str,
+    quiet: bool = False,
+    done: Callable[[int, Any], None] | None = None,
+) -> list[Any]:
     """Run all jobs, at most `workers` at a time, and return their results in order. The first failure ends them all.
 
-    What a job says and how far it is shows on one board; nothing else may print to the jobs' standard output.
+    What a job says and how far it is shows on one board; nothing else may print to the jobs' standard output. `done`
+    is told each job's place and result as soon as it has ended.
     """
     if workers < 1:
         raise ValueError(f"{workers} workers would never finish")
@@ -59,6 +67,8 @@ def run_jobs(jobs: Sequence[Job], *, workers: int, title: str, quiet: bool = Fal
                         if code or at not in results:
                             raise JobError(f"{jobs[at].name} ended without a result, with code {code}")
                         shown.finish(jobs[at].name)
+                        if done is not None:
+                            done(at, results[at])
         finally:
             for process in running.values():
                 process.kill()

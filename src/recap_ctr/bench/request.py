@@ -1,0 +1,117 @@
+"""What `recap bench` was asked for, and which module does it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recap_ctr.bench import table1
+from recap_ctr.bench.overview import overview
+from recap_ctr.bench.published import PAPER_ORDER
+from recap_ctr.bench.scaling import BENCHES, bench
+from recap_ctr.bench.synthetic import NAME, ROWS, draw, quick_recipe
+from recap_ctr.bench.variance import variance
+from recap_ctr.config import read_toml
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.synthetic import SyntheticConfig
+from recap_ctr.errors import InputError
+from recap_ctr.recipe import Recipe, RecipeConfig, recipe_config
+
+ONE_RECIPE: dict[str, Callable[[Recipe, int, Path], str]] = {
+    "overview": overview,
+    "variance": variance,
+    **{name: partial(bench, name) for name in BENCHES},
+}
+"""Tables of one data set, made of what its recipe trains."""
+TABLES = ("table1", *ONE_RECIPE)
+
+
+@dataclass(frozen=True)
+class Request:
+    table: str
+    data: tuple[str, ...]
+    """Prepared directories, or the word synthetic."""
+    out: Path
+    """For all runs, each data set in a directory of its own."""
+    reports: Path
+    """For reports and tables; there too, settings are looked for: NAME/MODEL.toml and NAME/recipe.toml."""
+    config: Path | None = None
+    given: dict[str, Any] | None = None
+    """Settings of the recipe that go before those of the file."""
+    preset: str = "default"
+    models: tuple[str, ...] = ()
+    """Of table1; none: all."""
+    seeds: int = 3
+    averaged: bool = False
+    dry_run: bool = False
+    threads: int | None = None
+    device: str = "cpu"
+    quiet: bool = False
+
+
+def fulfil(request: Request) -> str:
+    """Do it, and return what there is to print."""
+    if request.table not in TABLES:
+        raise InputError(f"no table {request.table!r}", fix=f"known are {', '.join(TABLES)}")
+    if request.table != "table1" and (request.models or request.averaged or request.dry_run):
+        raise InputError("--models, --averaged and --dry-run belong to table1")
+    models = request.models or tuple(PAPER_ORDER)
+    table1.check_models(models)
+    sets = [_open(request, name) for name in request.data]
+    names = [data.name for data in sets]
+    if len(set(names)) < len(names):
+        raise InputError(f"two data sets have the same name: {', '.join(names)}", fix="rename a directory")
+    said = []
+    for data in sets:
+        reports = request.reports / data.name
+        if request.table == "table1":
+            own = table1.Bench(
+                data, request.out / data.name, reports, reports, _recipe(request, data), request.device,
+                quiet=request.quiet,
+            )  # fmt: skip
+            if request.dry_run:
+                costs = own.costs(models, request.seeds, averaged=request.averaged)
+                said.append(f"{data.name}:\n{table1.say_costs(costs)}")
+            else:
+                own.run(models, request.seeds, averaged=request.averaged)
+        else:
+            recipe = Recipe(
+                _recipe(request, data), data, request.out / data.name, threads=request.threads,
+                device=request.device, quiet=request.quiet,
+            )  # fmt: skip
+            said.append(ONE_RECIPE[request.table](recipe, request.seeds, reports))
+    if request.table == "table1" and not request.dry_run:
+        by_dataset = {data.name: request.reports / data.name for data in sets}
+        where = request.reports / names[0] if len(names) == 1 else request.reports
+        said.append(table1.write_tables(by_dataset, where, averaged=request.averaged))
+    return "\n".join(said)
+
+
+def _open(request: Request, name: str) -> PreparedData:
+    if name != NAME:
+        return PreparedData(Path(name))
+    directory = request.out / NAME
+    directory.mkdir(parents=True, exist_ok=True)
+    config = SyntheticConfig(rows=ROWS, seed=1)
+    return draw(config, directory / "clicks.csv", directory / "data" / NAME, quiet=True)[1]
+
+
+def _recipe(request: Request, data: PreparedData) -> RecipeConfig:
+    """Of the file that is given, or of the data set's own, or else the default."""
+    own = request.reports / data.name / "recipe.toml"
+    path = request.config or (own if own.is_file() else None)
+    given = {key: value for key, value in (request.given or {}).items() if value is not None}
+    if path is None and data.name == NAME and request.preset == "default":
+        return quick_recipe(len(data.train), 1, max_epochs=6, teachers=2, **given)
+    tables = read_toml(path) if path is not None else {}
+    return recipe_config(request.preset, {**tables, **given}, str(path or "bench"))
+
+
+def split_names(text: str | None) -> Sequence[str]:
+    """Names from a comma-separated list.
+
+    >>> split_names("fcn, lr"), split_names(None)
+    (('fcn', 'lr'), ())
+    """
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())

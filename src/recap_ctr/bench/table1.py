@@ -1,0 +1,452 @@
+"""Table 1: models × data sets × seeds. A cell is one run; its report is one small file, and no cell is done twice.
+
+A cell of RECAP is a student of the recipe, whose teachers and probe all seeds share.
+"""
+
+import csv
+import io
+import math
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import t as student_t
+from scipy.stats import ttest_ind
+
+from recap_ctr import environment
+from recap_ctr.bench import tables
+from recap_ctr.bench.published import PAPER_ORDER, TITLES, published
+from recap_ctr.bench.scaling import train_all
+from recap_ctr.bench.tables import METRICS, NONE, Arm, arm_of, spread
+from recap_ctr.config import TrainConfig, parse
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
+from recap_ctr.models import MODELS, parse_model
+from recap_ctr.recipe import Recipe, RecipeConfig
+from recap_ctr.runs import REPORT, RunConfig, RunSettings, default_threads, read_settings, run_many
+from recap_ctr.storage import atomic_file, fingerprint, read_json, write_json
+
+AVERAGED: dict[str, Any] = {"schedule": "constant", "ema_epochs": (4.0,), "max_epochs": 32, "patience": 3}
+"""What our trajectory averaging changes in a published protocol."""
+SUFFIX = "-ema"
+GUESSED_EPOCHS = 24  # of a cell of which no other seed tells
+TIMED_STEPS = 8
+OURS = "recap"
+LEVEL = 0.01  # of the star, as in the paper
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the table."""
+
+    label: str
+    """The model's name, with a suffix where its weights are averaged."""
+    seed: int
+    config: RunConfig
+
+
+def cells(
+    data: PreparedData,
+    models: Sequence[str],
+    seeds: Iterable[int],
+    settings: Path | None,
+    *,
+    averaged: bool = False,
+    device: str = "cpu",
+) -> list[Cell]:
+    """Cells of all models but RECAP, by the settings in SETTINGS/MODEL.toml, or by default ones."""
+    found = []
+    for model in models:
+        path = None if settings is None else settings / f"{model}.toml"
+        given = read_settings(path) if path and path.is_file() else RunSettings(model, {}, {})
+        train = {**given.train, **(AVERAGED if averaged else {})}
+        model_config = parse_model(given.model, given.model_settings)
+        for seed in seeds:
+            config = RunConfig(
+                model=given.model,
+                model_config=model_config,
+                train=parse(TrainConfig, {**train, "seed": seed}, str(path or "table1")),
+                reference=False,
+                threads=default_threads(model_config, data.layout),
+                device=device,
+            )
+            found.append(Cell(model + SUFFIX * averaged, seed, config))
+    return found
+
+
+def is_done(report: Path, cell: Cell, data: PreparedData) -> bool:
+    """Whether there is a report of just this cell: the same data, model and training."""
+    if not report.is_file():
+        return False
+    known = read_json(report)
+    return (
+        known["data"]["fingerprint"] == data.fingerprint
+        and known["model"]["name"] == cell.config.model
+        and parse_model(cell.config.model, known["model"]["config"]) == cell.config.model_config
+        and parse(TrainConfig, known["train"], str(report)) == cell.config.train
+    )
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where table 1 of a data set is made: runs in `out`, reports in `reports`/MODEL/seed-N."""
+
+    data: PreparedData
+    out: Path
+    reports: Path
+    settings: Path | None = None
+    """Directory of MODEL.toml and recipe.toml."""
+    recipe: RecipeConfig | None = None
+    """Of the cells of RECAP."""
+    device: str = "cpu"
+    workers: int | None = None
+    quiet: bool = False
+
+    def report_of(self, label: str, seed: int) -> Path:
+        return self.reports / label / f"seed-{seed}" / REPORT
+
+    def missing(self, wanted: Sequence[Cell]) -> list[Cell]:
+        return [c for c in wanted if not is_done(self.report_of(c.label, c.seed), c, self.data)]
+
+    def run(self, models: Sequence[str], num_seeds: int, *, averaged: bool = False) -> None:
+        """Train what is missing; each report is written as soon as its run has ended."""
+        seeds = range(1, num_seeds + 1)
+        plain = [model for model in models if model != OURS]
+        todo = self.missing(
+            cells(self.data, plain, seeds, self.settings, averaged=averaged, device=self.device)
+        )
+        places = {self._directory(cell): cell for cell in todo}
+
+        def keep(out: Path, report: dict[str, Any]) -> None:
+            self._keep(places[out].label, report)
+
+        run_many(
+            {out: cell.config for out, cell in places.items()},
+            self.data, title="table 1", workers=self.workers, quiet=self.quiet, done=keep,
+        )  # fmt: skip
+        if OURS in models:
+            recipe = self.cooking()
+            plan = recipe.plan()
+            students = train_all(recipe, plan, OURS, ["ema-kd"], seeds, list(recipe.teachers(plan)))
+            for report in students["ema-kd"].values():
+                self._keep(OURS, report)
+
+    def cooking(self) -> Recipe:
+        """The recipe at work, for the cells of RECAP."""
+        assert self.recipe is not None, "a recipe is given where RECAP is wanted"
+        return Recipe(
+            self.recipe, self.data, self.out, device=self.device, workers=self.workers, quiet=self.quiet
+        )
+
+    def _directory(self, cell: Cell) -> Path:
+        """Named by the settings, so that changed ones find a place of their own."""
+        mark = fingerprint(cell.config.without_seed(self.data))[:10]
+        return self.out / f"{cell.label}-{mark}" / f"seed-{cell.seed}"
+
+    def _keep(self, label: str, report: dict[str, Any]) -> None:
+        path = self.report_of(label, report["train"]["seed"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, report)
+
+    def costs(self, models: Sequence[str], num_seeds: int, *, averaged: bool = False) -> list["Cost"]:
+        """What the missing cells would take, timed by a few steps of each model; RECAP's are not among them."""
+        plain = [model for model in models if model != OURS]
+        wanted = cells(
+            self.data, plain, range(1, num_seeds + 1), self.settings, averaged=averaged, device=self.device
+        )
+        todo = self.missing(wanted)
+        found = []
+        for label in dict.fromkeys(cell.label for cell in todo):
+            own = [cell for cell in todo if cell.label == label]
+            known = [read_json(path) for path in (self.reports / label).glob(f"seed-*/{REPORT}")]
+            epochs = statistics.mean(len(one["history"]) for one in known) if known else GUESSED_EPOCHS
+            found.append(
+                Cost(label, len(own), self._seconds_per_epoch(own[0]), round(epochs), measured=bool(known))
+            )
+        return found
+
+    def _seconds_per_epoch(self, cell: Cell) -> float:
+        import torch
+
+        from recap_ctr.train import Trainer
+
+        torch.set_num_threads(cell.config.threads)
+        trainer = Trainer(
+            cell.config.model, cell.config.model_config, cell.config.train, self.data, torch.device(self.device)
+        )  # fmt: skip
+        trainer.step()
+        steps = min(TIMED_STEPS, trainer.steps_per_epoch)
+        began = time.monotonic()
+        for _ in range(steps):
+            trainer.step()
+        return (time.monotonic() - began) / steps * trainer.steps_per_epoch
+
+
+@dataclass(frozen=True)
+class Cost:
+    """An estimate for the missing cells of one model."""
+
+    label: str
+    cells: int
+    seconds_per_epoch: float
+    epochs: int
+    measured: bool
+    """Whether the epochs are those of finished seeds, or a guess."""
+
+    @property
+    def minutes(self) -> float:
+        return self.cells * self.epochs * self.seconds_per_epoch / 60
+
+    def to_text(self) -> str:
+        origin = "as finished seeds took" if self.measured else "guessed"
+        return (
+            f"{self.label}: {self.cells} cells, {self.seconds_per_epoch:.1f} s an epoch, {self.epochs} epochs"
+            f" ({origin}): {self.minutes:.0f} core-minutes"
+        )
+
+
+def say_costs(costs: Sequence[Cost]) -> str:
+    """One line a model, and the sum."""
+    total = sum(cost.minutes for cost in costs)
+    cores = environment.num_cores()
+    return "\n".join(
+        [
+            *(cost.to_text() for cost in costs),
+            f"all: {sum(cost.cells for cost in costs)} cells are missing, {total / 60:.1f} core-hours,"
+            f" {total / 60 / cores:.1f} hours on {cores} cores; RECAP's own stages are not counted",
+        ]
+    )
+
+
+# From here on: the table, made of reports alone.
+
+
+def read_arms(reports: Path, *, averaged: bool = False) -> dict[str, Arm]:
+    """By model, in the paper's order: all of which there is a report."""
+    found: dict[str, Arm] = {}
+    others = sorted(set(MODELS) - set(PAPER_ORDER))
+    for model in (*PAPER_ORDER[:-1], *others, PAPER_ORDER[-1]):
+        label = model if model == OURS else model + SUFFIX * averaged
+        known = [read_json(path) for path in sorted((reports / label).glob(f"seed-*/{REPORT}"))]
+        if known:
+            found[model] = arm_of(TITLES.get(model, model), known)
+    return found
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Ours against one other model, in AUC."""
+
+    gap: float
+    p: float | None
+    """Two-tailed, corrected by Holm for all comparisons on the data set; None where a side has one run only."""
+    paired: bool
+
+
+def compare(arms: Mapping[str, Arm], ours: str = OURS) -> dict[str, Comparison]:
+    """Ours minus each other: paired over shared seeds, which share their split, else by Welch's test."""
+    if ours not in arms:
+        return {}
+    own = arms[ours]
+    gaps: dict[str, tuple[float, float | None, bool]] = {}
+    for name, arm in arms.items():
+        if name == ours:
+            continue
+        gap = statistics.mean(own.figures["auc"]) - statistics.mean(arm.figures["auc"])
+        found = tables.paired(arm, own, "auc")
+        if found.p is not None:
+            gaps[name] = gap, found.p, True
+        elif len(arm.seeds) > 1 and len(own.seeds) > 1:
+            test = ttest_ind(own.figures["auc"], arm.figures["auc"], equal_var=False)
+            gaps[name] = gap, float(test.pvalue), False
+        else:
+            gaps[name] = gap, None, False
+    corrected = holm({name: p for name, (_, p, _) in gaps.items() if p is not None})
+    return {name: Comparison(gap, corrected.get(name), pairs) for name, (gap, _, pairs) in gaps.items()}
+
+
+def holm(ps: Mapping[str, float]) -> dict[str, float]:
+    """Holm's correction: each p-value times the number of those not smaller, and never falling.
+
+    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    {'a': 0.03, 'c': 0.06, 'b': 0.06}
+    """
+    corrected: dict[str, float] = {}
+    largest = 0.0
+    for at, (name, p) in enumerate(sorted(ps.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, p * (len(ps) - at)))
+        corrected[name] = largest
+    return corrected
+
+
+def detectable(one: Arm, other: Arm) -> float | None:
+    """Smallest true difference in AUC that a test at 5 % would find four times in five, by the runs' spread."""
+    counts = len(one.seeds), len(other.seeds)
+    if min(counts) < 2:
+        return None
+    squares = [statistics.variance(arm.figures["auc"]) for arm in (one, other)]
+    freedom = sum(counts) - 2
+    pooled = sum((count - 1) * square for count, square in zip(counts, squares, strict=True)) / freedom
+    error = math.sqrt(pooled * (1 / counts[0] + 1 / counts[1]))
+    return float(student_t.ppf(0.975, freedom) + student_t.ppf(0.8, freedom)) * error
+
+
+def best_two(arms: Mapping[str, Arm], metric: str) -> tuple[str | None, str | None]:
+    """Names of the best and the second best by their means."""
+    order = sorted(
+        arms, key=lambda name: statistics.mean(arms[name].figures[metric]), reverse=metric == "auc"
+    )
+    return (order[0] if order else None), (order[1] if len(order) > 1 else None)
+
+
+HEADER = [
+    "model", "seeds", "parameters", "AUC", "logloss", "calibrated logloss", "RECAP minus it", "p", "published AUC",
+    "published logloss",
+]  # fmt: skip
+
+
+def markdown(dataset: str, arms: Mapping[str, Arm], title: str) -> str:
+    """One data set: a line a model, best bold, second underlined, what others published beside it."""
+    compared = compare(arms)
+    marks = {metric: best_two(arms, metric) for metric in METRICS}
+
+    def marked(name: str, metric: str) -> str:
+        scale, digits = (100, 3) if metric == "auc" else (1, 4)
+        text = spread(arms[name].figures[metric], digits, scale)
+        best, second = marks[metric]
+        return f"**{text}**" if name == best else f"<u>{text}</u>" if name == second else text
+
+    lines = [HEADER, ["---"] * len(HEADER)]
+    for name, arm in arms.items():
+        known, found = published(dataset, name), compared.get(name)
+        gap = NONE if found is None else f"{100 * found.gap:+.3f}"
+        p = NONE if found is None or found.p is None else f"{found.p:.3f}" if found.p >= 0.001 else "<0.001"
+        beside = [f"{known.auc:.2f}", f"{known.logloss:.4f}"] if known else [NONE, NONE]
+        size = NONE if arm.parameters is None else f"{arm.parameters:,}"
+        figures = [marked(name, metric) for metric in METRICS]
+        lines.append([arm.name, str(len(arm.seeds)), size, *figures, gap, p, *beside])
+    body = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([f"**{title}**", "", *body, "", _note(arms, compared)])
+
+
+def _note(arms: Mapping[str, Arm], compared: Mapping[str, Comparison]) -> str:
+    said = [
+        "AUC in points, mean ± standard deviation over seeds; best bold, second underlined. Published: the figures of"
+        " the RECAP paper and, for ECN, of FCN's, on other splits; they are for reference and enter nothing."
+    ]
+    if compared:
+        pairs = "paired over seeds" if any(one.paired for one in compared.values()) else "Welch's"
+        said.append(
+            f"p: two-tailed t-test on AUC, {pairs} where both have several runs, corrected by Holm for the"
+            f" {sum(one.p is not None for one in compared.values())} comparisons; students of RECAP share their"
+            " teachers, so p is conditional on these."
+        )
+        rival = max(compared, key=lambda name: statistics.mean(arms[name].figures["auc"]))
+        least = detectable(arms[OURS], arms[rival])
+        if least is not None:
+            said.append(
+                f"Smallest difference from the best baseline, {arms[rival].name}, that these seeds could detect"
+                f" (5 % level, power 80 %): {100 * least:.3f} points."
+            )
+    return " ".join(said)
+
+
+def latex(by_dataset: Mapping[str, Mapping[str, Arm]], caption: str) -> str:
+    """All data sets side by side, as the paper's Table 1; a star where RECAP beats the best baseline at 1 %."""
+    models = [name for name in PAPER_ORDER if any(name in arms for arms in by_dataset.values())]
+    marks = {
+        dataset: {metric: best_two(arms, metric) for metric in ("logloss", "auc")}
+        for dataset, arms in by_dataset.items()
+    }
+
+    def cell(dataset: str, name: str, metric: str) -> str:
+        arm = by_dataset[dataset].get(name)
+        if arm is None:
+            return "--"
+        value = statistics.mean(arm.figures[metric])
+        text = f"{100 * value:.2f}" if metric == "auc" else f"{value:.4f}"
+        if metric == "auc" and name == OURS and _beats_all(by_dataset[dataset]):
+            text += "*"
+        best, second = marks[dataset][metric]
+        return rf"\textbf{{{text}}}" if name == best else rf"\underline{{{text}}}" if name == second else text
+
+    heads = " & ".join(
+        rf"\multicolumn{{2}}{{c}}{{{dataset.translate(tables.TO_LATEX)}}}" for dataset in by_dataset
+    )
+    rows = [
+        " & ".join(
+            [
+                TITLES[name].translate(tables.TO_LATEX),
+                *(cell(dataset, name, metric) for dataset in by_dataset for metric in ("logloss", "auc")),
+            ]
+        )
+        + r" \\"
+        for name in models
+    ]
+    return "\n".join(
+        [
+            r"\begin{table}", r"\centering", rf"\caption{{{caption.translate(tables.TO_LATEX)}}}",
+            r"\label{tab:main_results}", rf"\begin{{tabular}}{{l{'cc' * len(by_dataset)}}}", r"\toprule",
+            rf"Models & {heads} \\", " & ".join(["", *["Logloss", r"AUC (\%)"] * len(by_dataset)]) + r" \\",
+            r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", r"\end{table}", "",
+        ]
+    )  # fmt: skip
+
+
+def _beats_all(arms: Mapping[str, Arm]) -> bool:
+    """Against the best baseline: better, and significantly."""
+    compared = compare(arms)
+    if not compared:
+        return False
+    rival = max(compared, key=lambda name: statistics.mean(arms[name].figures["auc"]))
+    found = compared[rival]
+    return found.gap > 0 and found.p is not None and found.p < LEVEL
+
+
+def to_csv(by_dataset: Mapping[str, Mapping[str, Arm]]) -> str:
+    """One line a data set and model."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    columns = ["data", "model", "seeds", "parameters"]
+    writer.writerow([*columns, *(f"{metric}_{kind}" for metric in METRICS for kind in ("mean", "sd"))])
+    for dataset, arms in by_dataset.items():
+        for name, arm in arms.items():
+            figures: list[float | str] = []
+            for metric in METRICS:
+                values = arm.figures[metric]
+                figures += [statistics.mean(values), statistics.stdev(values) if len(values) > 1 else ""]
+            writer.writerow([dataset, name, len(arm.seeds), arm.parameters, *figures])
+    return text.getvalue()
+
+
+def write_tables(by_dataset: Mapping[str, Path], directory: Path, *, averaged: bool = False) -> str:
+    """Markdown, LaTeX and CSV of all data sets' reports, into one directory; returns the first."""
+    arms = {dataset: read_arms(reports, averaged=averaged) for dataset, reports in by_dataset.items()}
+    empty = [dataset for dataset, found in arms.items() if not found]
+    if empty:
+        raise InputError(f"no reports of {', '.join(empty)}", fix="run the table's cells first")
+    how = "with averaged weights" if averaged else "by the published training protocol"
+    name = "table1" + SUFFIX * averaged
+    text = "\n\n".join(
+        markdown(dataset, found, f"Baselines {how}, and RECAP, on {dataset}")
+        for dataset, found in arms.items()
+    )
+    whole = {
+        "md": text + "\n",
+        "tex": latex(arms, f"Performance of CTR models {how}."),
+        "csv": to_csv(arms),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    for suffix, content in whole.items():
+        with atomic_file(directory / f"{name}.{suffix}") as file:
+            file.write(content.encode())
+    return whole["md"]
+
+
+def check_models(names: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in MODELS]
+    if unknown:
+        raise InputError(f"no model {', '.join(unknown)}", fix=f"known are {', '.join(MODELS)}")

@@ -1,0 +1,176 @@
+"""Table 1: which cells are run, which are left alone, and what the table says of them."""
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import ttest_rel
+
+from recap_ctr.bench.request import Request, fulfil
+from recap_ctr.bench.table1 import Bench, best_two, compare, detectable, holm, latex, markdown, to_csv
+from recap_ctr.bench.tables import Arm
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
+from tests.bench.test_scaling import TINY
+
+FAST = '[model]\nname = "{name}"\n[train]\nbatch_size = 256\nmax_epochs = 1\n'
+
+
+def arm(name: str, *aucs: float, size: int = 100) -> Arm:
+    figures = {
+        "auc": aucs,
+        "logloss": tuple(1 - x for x in aucs),
+        "calibrated_logloss": tuple(1 - x for x in aucs),
+    }
+    return Arm(name, {}, tuple(range(1, len(aucs) + 1)), figures, parameters=size)
+
+
+ARMS = {
+    "lr": arm("LR", 0.70),
+    "qnn": arm("QNN", 0.80, 0.802, 0.801),
+    "fcn": arm("FCN", 0.79, 0.795, 0.792),
+    "recap": arm("RECAP", 0.82, 0.823, 0.8205),
+}
+
+
+def test_ours_is_compared_pairwise_and_corrected() -> None:
+    found = compare(ARMS)
+    raw = {
+        name: ttest_rel(ARMS["recap"].figures["auc"], ARMS[name].figures["auc"]).pvalue
+        for name in ("qnn", "fcn")
+    }
+    smaller, larger = sorted(raw, key=lambda name: raw[name])
+
+    assert found["lr"].p is None
+    assert found["lr"].gap == pytest.approx(0.1211666, abs=1e-6)
+    assert found[smaller].p == pytest.approx(2 * raw[smaller])
+    assert found[larger].p == pytest.approx(max(raw[larger], 2 * raw[smaller]))
+    assert found["fcn"].paired
+
+
+def test_other_numbers_of_runs_are_compared_without_pairs() -> None:
+    two = Arm("FCN", {}, (7, 8), {"auc": (0.79, 0.795)})
+    found = compare({"fcn": two, "recap": ARMS["recap"]})
+    assert not found["fcn"].paired
+    assert found["fcn"].p is not None
+
+
+def test_holm_never_lowers_and_never_exceeds_one() -> None:
+    corrected = holm({"a": 0.5, "b": 0.001, "c": 0.02, "d": 0.9})
+    assert corrected == pytest.approx({"b": 0.004, "c": 0.06, "a": 1.0, "d": 1.0})
+
+
+def test_detectable_difference_is_that_of_the_power_formula() -> None:
+    one, other = arm("a", 0.80, 0.81, 0.82), arm("b", 0.70, 0.71, 0.72)
+    # s = 0.01, n = 3 each, 4 degrees of freedom: (2.776 + 0.941) * 0.01 * sqrt(2 / 3)
+    assert detectable(one, other) == pytest.approx(0.03035, abs=2e-5)
+    assert detectable(one, arm("c", 0.7)) is None
+
+
+def test_best_is_bold_second_underlined_and_the_published_stands_beside() -> None:
+    text = markdown("ml-1m", ARMS, "A title")
+    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
+    assert "**82.117" in lines["RECAP"] and "<u>80.100" in lines["QNN"]
+    assert "90.74" in lines["FCN"] and "0.3001" in lines["FCN"]
+    assert "could detect" in text and "conditional" in text
+    assert best_two(ARMS, "logloss") == ("recap", "qnn")
+
+
+def test_latex_has_all_data_sets_side_by_side() -> None:
+    text = latex({"one": ARMS, "two_2": {"fcn": ARMS["fcn"]}}, "A caption.")
+    row = next(line for line in text.splitlines() if line.startswith("RECAP"))
+    assert row.count("&") == 4 and row.count("--") == 2
+    assert r"two\_2" in text and r"\underline{80.10}" in text
+
+
+def test_csv_has_a_line_for_each_model() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv({"toy": ARMS}))))
+    assert [row["model"] for row in rows] == list(ARMS)
+    assert float(rows[2]["auc_mean"]) == pytest.approx(0.7923333)
+    assert rows[0]["auc_sd"] == ""
+
+
+@pytest.fixture
+def reports(tmp_path: Path, prepared: PreparedData) -> Path:
+    """A directory of settings, small enough for a test."""
+    own = tmp_path / "reports" / prepared.name
+    own.mkdir(parents=True)
+    for name in ("lr", "dnn"):
+        (own / f"{name}.toml").write_text(FAST.format(name=name))
+    (own / "dnn.toml").write_text(FAST.format(name="dnn") + "\n", encoding="utf-8")
+    return tmp_path / "reports"
+
+
+def request(prepared: PreparedData, tmp_path: Path, **changes: Any) -> Request:
+    own: dict[str, Any] = {"models": ("lr", "dnn"), "seeds": 1, "quiet": True, "given": TINY}
+    return Request(
+        "table1", (str(prepared.path),), tmp_path / "out", tmp_path / "reports", **{**own, **changes}
+    )
+
+
+def test_cells_are_files_and_none_is_done_twice(
+    prepared: PreparedData, tmp_path: Path, reports: Path
+) -> None:
+    text = fulfil(request(prepared, tmp_path))
+    own = reports / prepared.name
+    kept = {path: path.stat().st_mtime_ns for path in own.glob("*/seed-*/report.json")}
+    assert [path.parts[-3:-1] for path in sorted(kept)] == [("dnn", "seed-1"), ("lr", "seed-1")]
+    assert (own / "table1.md").read_text() == text
+    report = json.loads((own / "lr/seed-1/report.json").read_text())
+    assert {"versions", "machine", "seconds", "train", "model"} <= set(report)
+
+    shutil.rmtree(tmp_path / "out")  # reports are enough to know that a cell is done
+    more = fulfil(request(prepared, tmp_path, seeds=2, models=("lr",)))
+    assert all(path.stat().st_mtime_ns == before for path, before in kept.items())
+    assert (own / "lr/seed-2/report.json").is_file()
+    assert "| DNN | 1 |" in more and "| LR | 2 |" in more
+
+
+def test_a_cell_with_other_settings_is_done_anew(
+    prepared: PreparedData, tmp_path: Path, reports: Path
+) -> None:
+    fulfil(request(prepared, tmp_path, models=("lr",)))
+    settings = reports / prepared.name / "lr.toml"
+    settings.write_text(settings.read_text().replace("max_epochs = 1", "max_epochs = 2"))
+    assert "lr: 1 cells" in fulfil(request(prepared, tmp_path, models=("lr",), dry_run=True))
+    fulfil(request(prepared, tmp_path, models=("lr",)))
+    report = json.loads((reports / prepared.name / "lr/seed-1/report.json").read_text())
+    assert report["train"]["max_epochs"] == 2
+
+
+def test_averaged_cells_stand_apart(prepared: PreparedData, tmp_path: Path, reports: Path) -> None:
+    (reports / prepared.name / "lr.toml").write_text(FAST.format(name="lr"))
+    wanted = Bench(prepared, tmp_path, reports / prepared.name, reports / prepared.name).costs(
+        ["lr"], 2, averaged=True
+    )
+    assert [(cost.label, cost.cells, cost.measured) for cost in wanted] == [("lr-ema", 2, False)]
+
+
+def test_recap_is_a_student_of_the_recipe(prepared: PreparedData, tmp_path: Path) -> None:
+    text = fulfil(request(prepared, tmp_path, models=("recap",), seeds=1))
+    report = json.loads((tmp_path / "reports" / prepared.name / "recap/seed-1/report.json").read_text())
+    assert report["model"]["name"] == "recap" and len(report["teachers"]) == TINY["teachers"]
+    assert "| RECAP | 1 |" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"models": ("fcn", "nope")}, "no model nope"),
+        ({"data": ("synthetic", "synthetic")}, "same name"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    prepared: PreparedData, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    asked = request(prepared, tmp_path)
+    with pytest.raises(InputError, match=message):
+        fulfil(Request(**{**vars(asked), **changes}))
+    with pytest.raises(InputError, match="belong to table1"):
+        fulfil(Request(**{**vars(asked), "table": "ablation"}))
+    with pytest.raises(InputError, match="no table"):
+        fulfil(Request(**{**vars(asked), "table": "table9"}))
