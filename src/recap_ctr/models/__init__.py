@@ -21,6 +21,8 @@ MODELS = {
     "fm": "recap_ctr.models.fm:FM",
     "wide-deep": "recap_ctr.models.wide_deep:WideDeep",
     "deepfm": "recap_ctr.models.deepfm:DeepFM",
+    "dcn": "recap_ctr.models.dcn:DCN",
+    "dcnv2": "recap_ctr.models.dcnv2:DCNv2",
 }
 
 
