@@ -22,6 +22,7 @@ MODELS = {
     "wide-deep": "recap_ctr.models.wide_deep:WideDeep",
     "deepfm": "recap_ctr.models.deepfm:DeepFM",
     "dcn": "recap_ctr.models.dcn:DCN",
+    "xdeepfm": "recap_ctr.models.xdeepfm:XDeepFM",
     "dcnv2": "recap_ctr.models.dcnv2:DCNv2",
 }
 
