@@ -24,6 +24,7 @@ MODELS = {
     "dcn": "recap_ctr.models.dcn:DCN",
     "xdeepfm": "recap_ctr.models.xdeepfm:XDeepFM",
     "dcnv2": "recap_ctr.models.dcnv2:DCNv2",
+    "autoint": "recap_ctr.models.autoint:AutoInt",
 }
 
 
