@@ -25,6 +25,7 @@ MODELS = {
     "xdeepfm": "recap_ctr.models.xdeepfm:XDeepFM",
     "dcnv2": "recap_ctr.models.dcnv2:DCNv2",
     "autoint": "recap_ctr.models.autoint:AutoInt",
+    "afn": "recap_ctr.models.afn:AFN",
 }
 
 
