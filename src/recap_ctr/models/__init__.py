@@ -17,6 +17,15 @@ MODELS = {
     "recap": "recap_ctr.models.recap:Recap",
     "lr": "recap_ctr.models.lr:LR",
     "dnn": "recap_ctr.models.dnn:DNN",
+    "pnn": "recap_ctr.models.pnn:PNN",
+    "fm": "recap_ctr.models.fm:FM",
+    "wide-deep": "recap_ctr.models.wide_deep:WideDeep",
+    "deepfm": "recap_ctr.models.deepfm:DeepFM",
+    "dcn": "recap_ctr.models.dcn:DCN",
+    "xdeepfm": "recap_ctr.models.xdeepfm:XDeepFM",
+    "dcnv2": "recap_ctr.models.dcnv2:DCNv2",
+    "autoint": "recap_ctr.models.autoint:AutoInt",
+    "afn": "recap_ctr.models.afn:AFN",
 }
 
 

@@ -1,0 +1,41 @@
+"""FM, the factorisation machine, and the term that DeepFM takes from it.
+
+Shapes: B batch, F fields, d vector size.
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from recap_ctr.config import Frozen
+from recap_ctr.data.encode import Layout
+from recap_ctr.losses import Output
+from recap_ctr.nn.embedding import Embedding, Inputs
+from recap_ctr.nn.mlp import Wide
+
+
+class FMConfig(Frozen):
+    dim: PositiveInt = 16
+    loss: Literal["bce"] = "bce"
+
+
+def pairs(e_BFd: Tensor) -> Tensor:
+    """The inner products of all pairs of different fields, summed."""
+    # Half of (Σe)² − Σe²: linear in the number of fields, where the pairs themselves are quadratic.
+    return (e_BFd.sum(1).square() - e_BFd.square().sum(1)).sum(-1) / 2
+
+
+class FM(nn.Module):
+    """The smallest model that knows of interactions, and so the reference for them: LR and all pairs of fields."""
+
+    paper: ClassVar[str] = "Rendle, Factorization Machines, ICDM 2010"
+
+    def __init__(self, config: FMConfig, layout: Layout) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(layout, config.dim)
+        self.wide = Wide(layout, bias=True)
+
+    def forward(self, inputs: Inputs) -> Output:
+        return Output(self.wide(inputs) + pairs(self.embedding(inputs)), {})
