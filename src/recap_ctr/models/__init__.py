@@ -36,6 +36,16 @@ def model_class(name: str) -> type["nn.Module"]:
     return cast("type[nn.Module]", getattr(import_module(module), attribute))
 
 
+def purpose(name: str) -> str:
+    """What a model is good for, in one line."""
+    return (model_class(name).__doc__ or "").strip().partition("\n")[0]
+
+
+def paper(name: str) -> str:
+    """Where a model comes from."""
+    return str(getattr(model_class(name), "paper", ""))
+
+
 def parse_model(name: str, settings: dict[str, Any]) -> Frozen:
     """The model's config from plain values; every name is checked."""
     kind: type[Frozen] = model_class(name).__init__.__annotations__["config"]

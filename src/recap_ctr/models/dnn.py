@@ -1,6 +1,6 @@
 """DNN: an MLP on the concatenated vectors, without any explicit interaction."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -15,6 +15,10 @@ class DNNConfig(DeepConfig):
 
 
 class DNN(nn.Module):
+    """The plainest deep model, and what interactions have to beat: an MLP on all vectors."""
+
+    paper: ClassVar[str] = "Covington et al., Deep Neural Networks for YouTube Recommendations, RecSys 2016"
+
     def __init__(self, config: DNNConfig, layout: Layout) -> None:
         super().__init__()
         self.config = config

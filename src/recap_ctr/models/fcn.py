@@ -3,7 +3,7 @@
 Shapes: B batch, F fields, H heads, d vector size per head, D = F * d.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, PositiveInt
@@ -81,7 +81,9 @@ class Tower(nn.Module):
 
 
 class FCN(nn.Module):
-    """Both towers on one embedding; the logit is the mean of theirs."""
+    """The strongest single baseline here: both towers on one embedding, low orders and high ones at once."""
+
+    paper: ClassVar[str] = "Li et al., FCN: Fusing Exponential and Linear Cross Network (arXiv 2407.13349)"
 
     def __init__(self, config: FCNConfig, layout: Layout) -> None:
         super().__init__()
@@ -105,6 +107,7 @@ class FCN(nn.Module):
 
 
 class _OneTower(nn.Module):
+    paper: ClassVar[str] = "Li et al., FCN: Fusing Exponential and Linear Cross Network (arXiv 2407.13349)"
     exponential: bool
 
     def __init__(self, config: TowerConfig, layout: Layout) -> None:

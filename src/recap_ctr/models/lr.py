@@ -1,6 +1,6 @@
 """LR: logistic regression on all fields' values, the reference that every model must beat."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -16,6 +16,10 @@ class LRConfig(Frozen):
 
 
 class LR(nn.Module):
+    """The reference that every model must beat, and enough where fields act each for itself."""
+
+    paper: ClassVar[str] = "Richardson et al., Predicting Clicks, WWW 2007"
+
     def __init__(self, config: LRConfig, layout: Layout) -> None:
         super().__init__()
         self.config = config

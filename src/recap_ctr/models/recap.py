@@ -3,7 +3,7 @@
 Shapes: B batch, F fields, D = F * dim, C = D / 2, K trained depths. A route names one adapter per step and tower.
 """
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
@@ -149,8 +149,14 @@ class RecursiveTower(nn.Module):
 
 
 class Recap(nn.Module):
-    """Both recursive towers on one embedding; in training on sampled routes, else on `route` at `depth`."""
+    """The accuracy of an ensemble at one model's size, where `recap fit` trains it: FCN's towers, made recursive.
 
+    In training on sampled routes, else on `route` at `depth`.
+    """
+
+    paper: ClassVar[str] = (
+        "Beyond Interaction Capacity: Estimator Scaling with Recursive Models for CTR Prediction"
+    )
     alphas_K: Tensor
 
     def __init__(self, config: RecapConfig, layout: Layout) -> None:
