@@ -15,6 +15,7 @@ MODELS = {
     "ecn": "recap_ctr.models.fcn:ECN",
     "lcn": "recap_ctr.models.fcn:LCN",
     "recap": "recap_ctr.models.recap:Recap",
+    "edcn": "recap_ctr.models.edcn:EDCN",
     "lr": "recap_ctr.models.lr:LR",
     "dnn": "recap_ctr.models.dnn:DNN",
 }
