@@ -16,6 +16,7 @@ MODELS = {
     "lcn": "recap_ctr.models.fcn:LCN",
     "recap": "recap_ctr.models.recap:Recap",
     "edcn": "recap_ctr.models.edcn:EDCN",
+    "masknet": "recap_ctr.models.masknet:MaskNet",
     "lr": "recap_ctr.models.lr:LR",
     "dnn": "recap_ctr.models.dnn:DNN",
 }
