@@ -17,6 +17,7 @@ MODELS = {
     "recap": "recap_ctr.models.recap:Recap",
     "edcn": "recap_ctr.models.edcn:EDCN",
     "masknet": "recap_ctr.models.masknet:MaskNet",
+    "eulernet": "recap_ctr.models.eulernet:EulerNet",
     "lr": "recap_ctr.models.lr:LR",
     "dnn": "recap_ctr.models.dnn:DNN",
 }
