@@ -18,6 +18,7 @@ MODELS = {
     "edcn": "recap_ctr.models.edcn:EDCN",
     "masknet": "recap_ctr.models.masknet:MaskNet",
     "eulernet": "recap_ctr.models.eulernet:EulerNet",
+    "finalmlp": "recap_ctr.models.finalmlp:FinalMLP",
     "lr": "recap_ctr.models.lr:LR",
     "dnn": "recap_ctr.models.dnn:DNN",
 }
