@@ -19,6 +19,7 @@ MODELS = {
     "masknet": "recap_ctr.models.masknet:MaskNet",
     "eulernet": "recap_ctr.models.eulernet:EulerNet",
     "finalmlp": "recap_ctr.models.finalmlp:FinalMLP",
+    "final": "recap_ctr.models.final:FINAL",
     "lr": "recap_ctr.models.lr:LR",
     "dnn": "recap_ctr.models.dnn:DNN",
 }
