@@ -20,6 +20,7 @@ MODELS = {
     "eulernet": "recap_ctr.models.eulernet:EulerNet",
     "finalmlp": "recap_ctr.models.finalmlp:FinalMLP",
     "final": "recap_ctr.models.final:FINAL",
+    "rfm": "recap_ctr.models.rfm:RFM",
     "lr": "recap_ctr.models.lr:LR",
     "dnn": "recap_ctr.models.dnn:DNN",
 }
