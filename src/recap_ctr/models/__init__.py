@@ -21,6 +21,7 @@ MODELS = {
     "finalmlp": "recap_ctr.models.finalmlp:FinalMLP",
     "final": "recap_ctr.models.final:FINAL",
     "rfm": "recap_ctr.models.rfm:RFM",
+    "qnn": "recap_ctr.models.qnn:QNN",
     "lr": "recap_ctr.models.lr:LR",
     "dnn": "recap_ctr.models.dnn:DNN",
 }
