@@ -8,10 +8,10 @@ def normal_(weight: Tensor, std: float) -> None:
         nn.init.normal_(weight, std=std)
 
 
-def xavier_normal_(weight: Tensor) -> None:
-    """Standard deviation sqrt(2 / (fan in + fan out)): every linear map of the published models."""
+def xavier_normal_(weight: Tensor, gain: float = 1.0) -> None:
+    """Standard deviation gain * sqrt(2 / (fan in + fan out)): every linear map of the published models."""
     if not weight.is_meta:
-        nn.init.xavier_normal_(weight)
+        nn.init.xavier_normal_(weight, gain)
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:

@@ -1,0 +1,95 @@
+"""EulerNet: vectors as complex numbers, so that interactions of any, learned order are products of powers.
+
+Shapes: B batch, F fields, d vector size, I neurons before a layer, N neurons after it.
+"""
+
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from recap_ctr.config import Frozen
+from recap_ctr.data.encode import Layout
+from recap_ctr.losses import Output
+from recap_ctr.nn.dropout import Dropout
+from recap_ctr.nn.embedding import Embedding, Inputs
+from recap_ctr.nn.initial import xavier_normal_
+
+
+class EulerNetConfig(Frozen):
+    dim: int = Field(16, ge=2)
+    neurons: tuple[PositiveInt, ...] = Field((5, 5, 5), min_length=1)
+    """Complex vectors after each layer; as many as fields start as the identity."""
+    explicit_dropout: float = Field(0.2, ge=0, lt=1)
+    implicit_dropout: float = Field(0.2, ge=0, lt=1)
+    layer_norm: bool = True
+    loss: Literal["bce"] = "bce"
+
+
+def first_orders(inputs: int, outputs: int) -> Tensor:
+    """Where the orders of interactions start: each output takes its own input, or about one at random."""
+    if inputs == outputs:
+        return torch.eye(inputs)
+    return torch.softmax(torch.randn(inputs, outputs) / 0.01, dim=0)
+
+
+class EulerLayer(nn.Module):
+    """Explicit: products of powers, linear in log modulus and phase. Implicit: one linear map of both parts."""
+
+    def __init__(self, config: EulerNetConfig, inputs: int, outputs: int) -> None:
+        super().__init__()
+        d = config.dim
+        self.orders_IN = nn.Parameter(first_orders(inputs, outputs))
+        self.log_modulus_bias_Nd = nn.Parameter(0.01 * torch.randn(outputs, d))
+        self.phase_bias_Nd = nn.Parameter(0.01 * torch.randn(outputs, d))
+        self.implicit = nn.Linear(inputs * d, outputs * d)
+        if not self.implicit.weight.is_meta:
+            nn.init.xavier_uniform_(self.implicit.weight)
+        self.explicit_dropout = Dropout(config.explicit_dropout)
+        self.implicit_dropout = Dropout(config.implicit_dropout)
+        self.layer_norm = config.layer_norm
+        # Unused without `layer_norm`, but there in published totals.
+        self.real_norm, self.imaginary_norm = nn.LayerNorm(d), nn.LayerNorm(d)
+
+    def forward(self, parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        r_BId, q_BId = parts
+        log_BId = self.explicit_dropout(0.5 * torch.log(r_BId.square() + q_BId.square() + 1e-8))
+        phase_BId = self.explicit_dropout(torch.atan2(q_BId, r_BId))
+        modulus_BNd = torch.exp(self.orders_IN.T @ log_BId + self.log_modulus_bias_Nd)
+        phase_BNd = self.orders_IN.T @ phase_BId + self.phase_bias_Nd
+        r_BNd = self._implicit(r_BId) + modulus_BNd * torch.cos(phase_BNd)
+        q_BNd = self._implicit(q_BId) + modulus_BNd * torch.sin(phase_BNd)
+        if self.layer_norm:
+            r_BNd, q_BNd = self.real_norm(r_BNd), self.imaginary_norm(q_BNd)
+        return r_BNd, q_BNd
+
+    def _implicit(self, part_BId: Tensor) -> Tensor:
+        mapped: Tensor = self.implicit(self.implicit_dropout(part_BId).flatten(1))
+        return torch.relu(mapped).view(len(part_BId), -1, part_BId.shape[-1])
+
+
+class EulerNet(nn.Module):
+    """For interactions whose order nobody knows: it learns which powers of which fields to multiply."""
+
+    paper: ClassVar[str] = "Tian et al., EulerNet, SIGIR 2023 (arXiv 2304.10711)"
+
+    def __init__(self, config: EulerNetConfig, layout: Layout) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(layout, config.dim)
+        self.modulus_F1 = nn.Parameter(torch.ones(layout.num_fields, 1))
+        sizes = pairwise((layout.num_fields, *config.neurons))
+        self.layers = nn.Sequential(*(EulerLayer(config, inputs, outputs) for inputs, outputs in sizes))
+        # Its bias and the implicit maps' start as torch's do: upstream re-draws weights before these exist.
+        self.head = nn.Linear(config.neurons[-1] * config.dim, 1)
+        xavier_normal_(self.head.weight)
+
+    def forward(self, inputs: Inputs) -> Output:
+        phase_BFd = self.embedding(inputs)
+        parts = self.modulus_F1 * torch.cos(phase_BFd), self.modulus_F1 * torch.sin(phase_BFd)
+        r_BNd, q_BNd = self.layers(parts)
+        # One head for both parts, so its bias counts twice, as published.
+        logit_B1: Tensor = self.head(r_BNd.flatten(1)) + self.head(q_BNd.flatten(1))
+        return Output(logit_B1.squeeze(-1), {})

@@ -1,0 +1,116 @@
+"""FINAL against loops that follow its formulas."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recap_ctr.errors import InputError
+from recap_ctr.losses import LOSSES
+from recap_ctr.models import parse_model
+from recap_ctr.models.final import FINAL, Block, FactorizedInteraction, FieldGates, FINALConfig
+from recap_ctr.nn.norms import BatchNorm
+from tests.models.naive import INPUTS, LAYOUT, Vector, affine, batch_norm, lively, relu
+
+SMALL = {"dim": 2, "units1": (6, 4), "units2": (2,)}
+
+
+def naive_block(block: Block, x: Vector) -> float:
+    for layer in block.layers:
+        if isinstance(layer, FactorizedInteraction):
+            t = affine(layer.maps, x)
+            half = len(t) // 2
+            kept, product = t[:half], [t[i] * t[half + i] for i in range(half)]
+            x = kept + product if layer.concat else [a + b for a, b in zip(kept, product, strict=True)]
+        elif isinstance(layer, BatchNorm):
+            x = batch_norm(layer, x)
+        elif isinstance(layer, nn.ReLU):
+            x = relu(x)
+    return affine(block.head, x)[0]
+
+
+def gated(gates: FieldGates, e: list[Vector]) -> Vector:
+    weight, bias = gates.gate.weight.tolist(), gates.gate.bias.tolist()
+    out = [value for vector in e for value in vector]
+    for f, vector in enumerate(e):
+        for k, value in enumerate(vector):
+            gate = bias[f] + sum(weight[f][other] * e[other][k] for other in range(len(e)))
+            out.append(value * gate)
+    return out
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"residual": "sum", "units1": (5, 3)},
+        {"gating": False, "activation": "none"},
+        {"batch_norm": False},
+        {"units2": (), "loss": "bce"},
+    ],
+)
+def test_forward_is_the_formula(settings: dict[str, object]) -> None:
+    config = FINALConfig.model_validate({**SMALL, **settings})
+    model = lively(FINAL(config, LAYOUT))
+    assert isinstance(model, FINAL)
+
+    output = model(INPUTS)
+
+    for row, e in enumerate(model.embedding(INPUTS).tolist()):
+        x = [value for vector in e for value in vector]
+        first = naive_block(model.block1, gated(model.gates, e) if isinstance(model.gates, FieldGates) else x)
+        if model.block2 is None:
+            assert output.aux == {}
+            assert float(output.logit_B[row]) == pytest.approx(first, rel=1e-9)
+            continue
+        second = naive_block(model.block2, x)
+        assert output.aux["members_KB"][:, row].tolist() == pytest.approx([first, second], rel=1e-9)
+        assert float(output.logit_B[row]) == pytest.approx((first + second) / 2, rel=1e-9)
+
+
+def test_gates_start_at_exactly_one() -> None:
+    e_BFd = torch.randn(4, 3, 2)
+    assert torch.equal(FieldGates(3)(e_BFd), torch.cat([e_BFd, e_BFd], dim=1))
+
+
+def test_loss_is_the_published_one_on_probabilities() -> None:
+    model = lively(FINAL(FINALConfig.model_validate(SMALL), LAYOUT)).requires_grad_(True)
+    assert isinstance(model, FINAL)
+    labels_B = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
+    output = model(INPUTS)
+    loss = LOSSES[model.config.loss](output, labels_B, None)
+    one, two = output.aux["members_KB"].sigmoid()
+    whole: Tensor = output.logit_B.sigmoid()
+    held = whole.detach()
+    expected = functional.binary_cross_entropy(whole, labels_B)
+    expected = (
+        expected + functional.binary_cross_entropy(one, held) + functional.binary_cross_entropy(two, held)
+    )
+
+    torch.testing.assert_close(loss, expected)
+    weights = [weight for name, weight in model.named_parameters() if "embedding" not in name]
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, weights, retain_graph=True), torch.autograd.grad(expected, weights)
+    )
+
+
+def test_blocks_have_their_own_dropout() -> None:
+    model = FINAL(FINALConfig.model_validate({**SMALL, "dropout1": 0.4, "dropout2": 0.1}), LAYOUT)
+    assert model.block2 is not None
+    found = [
+        [layer.p for layer in block.layers if hasattr(layer, "p")] for block in (model.block1, model.block2)
+    ]
+    assert found == [[0.4, 0.4], [0.1]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"units1": (400, 25)}, "25 is odd"),
+        ({"units2": (7,)}, "7 is odd"),
+        ({"units2": ()}, "nothing to distil"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, object], word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        parse_model("final", settings)
