@@ -115,7 +115,9 @@ class TestReport:
         manifest = load_artifact(finished).manifest
         assert manifest["calibration"] == report["calibrated_by"]
         for name, found in report["metrics"].items():
-            assert manifest["metrics"][name] == {k: v for k, v in found.items() if k != "reliability"}
+            assert manifest["metrics"][name] == {
+                k: v for k, v in found.items() if not k.startswith("reliability")
+            }
         assert manifest["training"] == report["train"] | {"best_epoch": report["best_epoch"]}
         assert manifest["data"]["fingerprint"] == report["data"]["fingerprint"]
 

@@ -138,6 +138,7 @@ class _Figures(_Strict):
     auc: float
     logloss: float
     calibration_error: float
+    auc_error: float | None = None
     group_auc: dict[str, float] | None = None
 
 

@@ -21,6 +21,7 @@ def figures(
     """All metrics of one set of predictions."""
     found: dict[str, Any] = {
         "auc": metrics.auc(labels, logits, weights),
+        "auc_error": metrics.auc_error(labels, logits) if weights is None else None,
         "logloss": metrics.logloss(labels, logits, weights),
         "normalised_entropy": metrics.normalised_entropy(labels, logits, weights),
         "calibration_error": metrics.expected_calibration_error(labels, metrics.sigmoid(logits), weights),
@@ -55,8 +56,9 @@ def evaluate(
         "calibrated": figures(labels, calibrated, weights, groups),
     }
     if reliability:
-        table = metrics.reliability_table(labels, metrics.sigmoid(calibrated), weights)
-        result["reliability"] = [asdict(row) for row in table]
+        for name, scores in (("reliability", calibrated), ("reliability_raw", logits)):
+            table = metrics.reliability_table(labels, metrics.sigmoid(scores), weights)
+            result[name] = [asdict(row) for row in table]
     return result
 
 

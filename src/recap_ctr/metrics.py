@@ -234,6 +234,23 @@ def auc_difference(labels: ArrayLike, logits_a: ArrayLike, logits_b: ArrayLike) 
     return AucDifference(float(gap_of_click.mean()), float(np.sqrt(variance)))
 
 
+def auc_error(labels: ArrayLike, logits: ArrayLike) -> float | None:
+    """DeLong's standard error of an AUC: how far other rows might move it. None for fewer than two rows of a label.
+
+    >>> auc_error([0, 0, 1, 1], [1.0, 3.0, 2.0, 4.0])
+    0.3535533905932738
+    """
+    rows = check_rows(labels, logits, finite=False)
+    positive_N = rows.positive
+    clicks, others = int(positive_N.sum()), int((~positive_N).sum())
+    if min(clicks, others) < 2:
+        return None
+    wins_N = _twice_wins(positive_N, rows.scores)
+    won_by_click, won_by_other = wins_N[positive_N] / (2 * others), wins_N[~positive_N] / (2 * clicks)
+    variance = won_by_click.var(ddof=1) / clicks + won_by_other.var(ddof=1) / others
+    return float(np.sqrt(variance))
+
+
 def _twice_wins(positive_N: Bools, scores_N: NDArray[np.floating]) -> NDArray[np.int64]:
     """For each row, twice the number of rows of the other class that it is ranked rightly against.
 

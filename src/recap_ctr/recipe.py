@@ -19,6 +19,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from recap_ctr import environment
 from recap_ctr.calibrate import fit_affine, negative_rate_shift
 from recap_ctr.config import Frozen, TrainConfig, parse
+from recap_ctr.data.quality import field_quality
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluate import evaluate, sampling_weights
@@ -436,6 +437,7 @@ class Recipe:
                 for path, one in teachers.items()
             },
             "ensembles": ensembles,
+            "fields": field_quality(self.data),
             "recovered": None,
             "date": datetime.now(UTC).date().isoformat(),
         }  # fmt: skip

@@ -22,6 +22,7 @@ from recap_ctr.axes.routes import Routed, greedy_choice, late_routes, random_rou
 from recap_ctr.calibrate import Calibration, fit_affine, fit_isotonic, negative_rate_shift
 from recap_ctr.config import Frozen, TrainConfig, parse, read_toml
 from recap_ctr.data.encode import Layout
+from recap_ctr.data.quality import field_quality
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.distil import teacher_targets
 from recap_ctr.engine import Job, run_jobs
@@ -80,7 +81,7 @@ class RunConfig:
     negative_rate: float = 1.0
     """The share of negatives that was kept when the log was sampled."""
     reference: bool = True
-    """Whether to train a logistic regression for comparison."""
+    """Whether to stand alone: with a logistic regression for comparison, and what there is to know of the fields."""
     threads: int = 1
     device: str = "cpu"
     teachers: tuple[Path, ...] = ()
@@ -206,6 +207,7 @@ def run(
             "metrics": found,
             "metrics_by_routes": by_routes,
             "reference": reference,
+            "fields": field_quality(data) if config.reference else None,
             "best_epoch": trained.best_epoch,
             "history": [asdict(line) for line in trained.history],
             "seconds": {"train": trained.seconds, "evaluate": time.monotonic() - started},
@@ -252,7 +254,7 @@ def _reference(config: RunConfig, data: PreparedData, out: Path, quiet: bool) ->
 
 def _briefly(found: dict[str, Any]) -> dict[str, Any]:
     return {
-        split: {key: value for key, value in figures.items() if key != "reliability"}
+        split: {key: value for key, value in figures.items() if not key.startswith("reliability")}
         for split, figures in found.items()
     }
 

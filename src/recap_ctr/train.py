@@ -68,6 +68,8 @@ class Epoch:
     beta: float | None
     """Of the moving average that was best on validation."""
     seconds: float
+    raw_auc: float | None = None
+    """On validation, of the weights that were averaged; None where there is no average."""
 
 
 @dataclass
@@ -201,7 +203,8 @@ class Trainer:
         )
         epoch = len(progress.history) + 1
         rate, train_loss = self._learning_rate(), progress.loss_sum / self.steps_per_epoch
-        progress.history.append(Epoch(epoch, progress.step, rate, train_loss, auc, loss, beta, seconds))
+        raw = self._validate(self.model)[0] if self.averages else None
+        progress.history.append(Epoch(epoch, progress.step, rate, train_loss, auc, loss, beta, seconds, raw))
         progress.loss_sum = 0.0
         better = auc >= progress.best_auc + MIN_GAIN
         if better:

@@ -1,0 +1,136 @@
+"""One self-contained HTML page: it opens from disk, needs no network, and prints."""
+
+from dataclasses import dataclass, field
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from recap_ctr.report.charts import MARKS, Chart, mark, to_csv, to_png, to_svg
+from recap_ctr.storage import atomic_file
+
+PAGE = "report.html"
+FIGURES = "figures"
+# Nothing is fetched and nothing is sent, whatever a value on the page may contain.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_TEMPLATE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="$policy">
+<title>$title</title>
+<style>
+$style</style>
+</head>
+<body>
+<main>
+<h1>$title</h1>
+<p class="lead">$lead</p>
+<nav>$links</nav>
+$sections
+</main>
+<div id="tip" role="tooltip"></div>
+<script>
+$script</script>
+</body>
+</html>
+""")
+
+
+@dataclass(frozen=True)
+class Table:
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    ours: int | None = None
+    """The line that the page is about."""
+    note: str = ""
+
+    def to_html(self) -> str:
+        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.header)
+        lines = []
+        for at, row in enumerate(self.rows):
+            cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
+            own = ' class="ours"' if at == self.ours else ""
+            lines.append(f"<tr{own}>{cells}</tr>")
+        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
+        return (
+            f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+            f"{note}"
+        )
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    text: str = ""
+    tables: tuple[Table, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    code: str = ""
+
+    @property
+    def anchor(self) -> str:
+        return "-".join(word for word in self.title.lower().split() if word.isalnum())
+
+    def to_html(self) -> str:
+        parts = [f'<section id="{self.anchor}"><h2>{escape(self.title)}</h2>']
+        if self.text:
+            parts.append(f"<p>{escape(self.text)}</p>")
+        parts += [table.to_html() for table in self.tables]
+        parts += [_figure(chart) for chart in self.charts]
+        if self.code:
+            parts.append(f"<pre>{escape(self.code)}</pre>")
+        return "\n".join([*parts, "</section>"])
+
+
+@dataclass(frozen=True)
+class Page:
+    title: str
+    lead: str
+    """The answer, in one sentence."""
+    sections: tuple[Section, ...] = field(default_factory=tuple)
+
+    @property
+    def charts(self) -> list[Chart]:
+        return [chart for section in self.sections for chart in section.charts]
+
+    def to_html(self) -> str:
+        own = files("recap_ctr.report")
+        return _TEMPLATE.substitute(
+            policy=_POLICY,
+            title=escape(self.title),
+            lead=escape(self.lead),
+            links="".join(
+                f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in self.sections
+            ),
+            sections="\n".join(section.to_html() for section in self.sections),
+            style=(own / "style.css").read_text(encoding="utf-8"),
+            script=(own / "script.js").read_text(encoding="utf-8"),
+        )
+
+    def write(self, directory: Path) -> Path:
+        """The page, and beside it each chart as an image and as numbers."""
+        figures = directory / FIGURES
+        figures.mkdir(parents=True, exist_ok=True)
+        for chart in self.charts:
+            for suffix, content in (("png", to_png(chart)), ("csv", to_csv(chart).encode())):
+                with atomic_file(figures / f"{chart.name}.{suffix}") as file:
+                    file.write(content)
+        with atomic_file(directory / PAGE) as file:
+            file.write(self.to_html().encode())
+        return directory / PAGE
+
+
+def _figure(chart: Chart) -> str:
+    legend = _legend(chart) if len(chart.series) > 1 else ""
+    note = f"<figcaption>{escape(chart.note)}</figcaption>" if chart.note else ""
+    return f'<figure id="{chart.name}"><strong>{escape(chart.title)}</strong>{to_svg(chart)}{legend}{note}</figure>'
+
+
+def _legend(chart: Chart) -> str:
+    entries = []
+    for number, series in enumerate(chart.series):
+        shape = "square" if series.kind == "bars" else MARKS[number % len(MARKS)]
+        key = f'<svg viewBox="0 0 12 12" aria-hidden="true">{mark(shape, 6, 6, f"s{number % 8}")}</svg>'
+        entries.append(f"<li>{key}{escape(series.name)}</li>")
+    return f'<ul class="legend">{"".join(entries)}</ul>'

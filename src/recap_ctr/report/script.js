@@ -1,0 +1,21 @@
+// A tip for whatever says what it is: under the pointer, and for the keyboard.
+const tip = document.getElementById("tip");
+const show = (text, x, y) => {
+  tip.textContent = text;
+  tip.style.display = "block";
+  tip.style.left = Math.min(x + 12, innerWidth - tip.offsetWidth - 8) + "px";
+  tip.style.top = Math.max(y - 34, 4) + "px";
+};
+const hide = () => { tip.style.display = "none"; };
+for (const mark of document.querySelectorAll("[data-tip]")) {
+  mark.querySelector("title")?.remove(); // else the browser's own tip covers ours
+  mark.setAttribute("aria-label", mark.dataset.tip);
+  mark.setAttribute("tabindex", "0");
+  mark.addEventListener("pointermove", (event) => show(mark.dataset.tip, event.clientX, event.clientY));
+  mark.addEventListener("pointerleave", hide);
+  mark.addEventListener("focus", () => {
+    const box = mark.getBoundingClientRect();
+    show(mark.dataset.tip, box.right, box.top);
+  });
+  mark.addEventListener("blur", hide);
+}
