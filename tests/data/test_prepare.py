@@ -592,6 +592,31 @@ class TestSplits:
                 parse_ratio(text)
 
 
+@pytest.mark.parametrize(
+    ("split", "known"),
+    [
+        (Split(), "aa9e729c1f1eda23143a8beee3dd7d86"),
+        (Split(seed=2024), "7facbe431db369785a290a33ed52824e"),  # as of ml-1m
+        (Split(kind="files"), "cfd73487d14de6ef7ab817994ae8f98f"),
+    ],
+)
+def test_what_was_prepared_before_is_still_known(split: Split, known: str, tmp_path: Path) -> None:
+    """A new setting must not change the fingerprint of preparations that do without it."""
+    schema = Schema(
+        label="y",
+        fields=(
+            Field(name="c", kind="categorical", min_count=2),
+            Field(name="m", kind="multi", separator="|", max_len=2),
+            Field(name="n", kind="numeric", transform="log-square", missing=("0",)),
+        ),
+    )
+    rows = "".join(f"{i % 2},v{i % 7},{i % 3}|{i % 5},{i}\n" for i in range(60))
+    (tmp_path / "rows.csv").write_text(f"y,c,m,n\n{rows}")
+    names = ("all",) if split.kind == "random" else ("train", "valid")
+    sources: dict[str, Source] = {name: FileSource([tmp_path / "rows.csv"]) for name in names}
+    assert Preparation(schema, sources, split, dataset="ml-1m").fingerprint == known
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Bad input
 
