@@ -1,5 +1,6 @@
 """Downloads from a server on this machine: whole, resumed, cut off, replaced, or something else altogether."""
 
+import errno
 import hashlib
 import io
 import re
@@ -57,8 +58,8 @@ class Server:
                     self.end_headers()
                     return
                 body = b"<html>Please log in</html>" if self.path == "/login.html" else outer.body
-                if self.path == "/none.zip":
-                    self.send_error(404)
+                if self.path in ("/404.zip", "/416.zip"):
+                    self.send_error(int(self.path[1:4]))
                     return
                 start = int(re.findall(r"\d+", wanted)[0]) if wanted and outer.resumes else 0
                 if start >= len(body):
@@ -164,7 +165,8 @@ def test_a_wrong_checksum(server: Server, tmp_path: Path) -> None:
 
 
 def test_another_page(server: Server, tmp_path: Path) -> None:
-    fails(server.archive("none.zip"), tmp_path, "the server answers 404 Not Found")
+    fails(server.archive("404.zip"), tmp_path, "the server answers 404 Not Found")
+    fails(server.archive("416.zip"), tmp_path, "the server answers 416 Requested Range Not Satisfiable")
     fails(server.archive("moved.zip"), tmp_path, "no zip archive but another page", "in a browser")
     assert names(tmp_path) == []
 
@@ -178,6 +180,17 @@ def test_no_server(tmp_path: Path) -> None:
         "can't be reached: ",
         "Connection refused",
     )
+
+
+def test_a_full_disk_is_no_fault_of_the_network(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(Path, "open", full)
+        download(server.archive(), FILES, tmp_path, quiet=True)
 
 
 def test_bombs_and_odd_archives(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

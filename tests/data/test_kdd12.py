@@ -1,5 +1,6 @@
 """KDD12_x10 on generated files."""
 
+import gzip
 import math
 from pathlib import Path
 
@@ -100,6 +101,13 @@ def test_bad_files(tmp_path: Path) -> None:
     fails("a number is too large, or below 0")
     layouts.write(tmp_path / "userid_profile.txt", [*known, (99, 1)], "\t")
     fails(f"userid_profile.txt: row {len(known) + 1} has 2 fields, expected 3")
+    (tmp_path / "userid_profile.txt").unlink()
+    layouts.write(tmp_path / "rest", known, "\t")
+    packed = gzip.compress((tmp_path / "rest").read_bytes())
+    (tmp_path / "userid_profile.txt.gz").write_bytes(packed[:-9])
+    fails("userid_profile.txt.gz can't be read: Compressed file ended")
+    (tmp_path / "userid_profile.txt.gz").write_bytes(packed)
+    prepared(tmp_path)
 
 
 def test_a_changed_profile_is_another_source(tmp_path: Path) -> None:

@@ -206,6 +206,7 @@ def test_bad_files(tmp_path: Path) -> None:
             "song_extra_info.csv: line 8 has more than 3 fields: 's7,a",
         ),
         ("songs.csv", SONGS.replace("song_id", "id"), "songs.csv: the header line is 'id,song_length"),
+        ("songs.csv", SONGS.partition("\n")[0], "songs.csv holds no rows"),
         ("songs.csv", SONGS + "s1,1,,,,,3\n", "train.csv: a user or song of its rows is listed twice"),
         ("members.csv", "msno,city\nu1=,2\n", "members.csv has no column 'bd'"),
         ("train.csv", "msno,song_id\nu1=,s1\n", "train.csv has no column 'target' (a whole number)"),

@@ -1,5 +1,6 @@
 """Frappe_x1 and MovielensLatest_x1, which share a layout, on generated libsvm files."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,19 @@ def test_published_files_give_the_same_rows(name: str, tmp_path: Path) -> None:
         layouts.write(tmp_path / "ready" / f"{split}.csv", [COLUMNS[name], *written[split]], ",")
     ready = prepared(name, tmp_path / "ready")
     assert ready.fingerprint == prepared(name, tmp_path).fingerprint
+
+
+def test_packed_files(tmp_path: Path) -> None:
+    layouts.libsvm(tmp_path, 10)
+    plain = prepared("frappe-x1", tmp_path)
+    (tmp_path / "gz").mkdir()
+    for split in SPLITS:
+        packed = gzip.compress((tmp_path / f"{split}.libsvm").read_bytes())
+        (tmp_path / "gz" / f"{split}.libsvm.gz").write_bytes(packed)
+    assert prepared("frappe-x1", tmp_path / "gz").fingerprint == plain.fingerprint
+    (tmp_path / "gz" / "test.libsvm.gz").write_bytes(packed[:-20])
+    with pytest.raises(InputError, match=r"test.libsvm.gz can't be read: Compressed file ended"):
+        prepared("frappe-x1-min2", tmp_path / "gz")
 
 
 def test_bad_files(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from recap_ctr.data.source import FileSource, MappedSource
 from recap_ctr.errors import InputError
 from tests.data import layouts, test_kkbox
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "datasets.md"
 MD5 = tuple[str, str, str]
 TOTALS = {
     "criteo-x4": 910_747, "avazu-x4": 3_750_999, "kdd12": 4_668_096, "kkbox-x1": 91_756, "kkbox-x1-words": 92_258,
@@ -48,6 +49,14 @@ def test_published_figures_agree(name: str) -> None:
     if public.published is not None:
         missing = {*fields, public.schema.label} - {*public.published.columns}
         assert missing == ({"weekday", "weekend"} if name == "avazu-x4" else set())
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_document_lists_it(name: str) -> None:
+    about = protocol(name).describe()
+    files = ", ".join(f"`{file}`" for file in about["files"])
+    line = f"| `{name}` | {about['title']} | {about['rows']:,} | {about['fields']} | {files} | {about['licence']} | "
+    assert f"{line}[page]({about['homepage']})" in DOCUMENT.read_text()
 
 
 def write_published(raw: Path, table: pd.DataFrame, label: str) -> MD5:

@@ -3,6 +3,7 @@
 import hashlib
 import http.client
 import shutil
+import ssl
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from recap_ctr.storage import atomic_file, locked
 TIMEOUT_SECONDS = 30
 CHUNK = 1 << 16
 MAX_BYTES = 1 << 28  # of an archive, and of a file in it; a server or a bomb could go on for ever
+NETWORK = (URLError, ConnectionError, TimeoutError, ssl.SSLError, http.client.HTTPException)
 AGAIN = "run the same command again: it goes on where it stopped"
 
 
@@ -77,12 +79,12 @@ def _fetch(archive: Archive, partial: Path, quiet: bool) -> None:
                 raise InputError(f"{archive.url}: the connection broke off after {have:,} bytes", fix=AGAIN)
     except HTTPError as error:
         error.close()
-        if error.code == 416:  # it has no such range: what we hold is not the beginning of it
+        if error.code == 416 and have:  # it has no such range: what we hold is not the beginning of it
             partial.unlink()
             _fetch(archive, partial, quiet)
             return
         raise InputError(f"{archive.url}: the server answers {error.code} {error.reason}") from None
-    except (URLError, OSError, http.client.HTTPException) as error:
+    except NETWORK as error:
         reason = getattr(error, "reason", None) or error
         raise InputError(f"{archive.url} can't be reached: {reason}", fix=AGAIN) from None
 

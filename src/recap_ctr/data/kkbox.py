@@ -4,16 +4,17 @@ The published table numbers users, songs, names and persons by their place in so
 song_extra_info.csv are no proper CSV (quotes open and never close), so they are cut at every comma.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import polars as pl
 
+from recap_ctr.data import source
 from recap_ctr.data.encode import column
 from recap_ctr.data.protocol import FOLDS, Figures, Protocol, Published, integers
-from recap_ctr.data.source import Block, FileSource, MappedSource, Rows, Source, read_text
+from recap_ctr.data.source import Block, FileSource, MappedSource, Rows, Source, open_text
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
 
@@ -66,22 +67,20 @@ def sources(files: Sequence[Path]) -> dict[str, Source]:
 
 def join(events: Path, members: Path, songs: Path, extras: Path) -> Rows:
     """Rows of train.csv as rows of the published table."""
-    users = pl.concat(_present(block, ("msno", *MEMBER)) for block, _ in FileSource([members]).blocks())
-    song_table, extra_table = _songs(songs), _extras(extras)
     seen = [
         [column(block, name, "id").unique() for name in ("msno", "song_id")]
         for block, _ in FileSource([events]).blocks()
     ]
     seen_users, seen_songs = (pl.concat(parts).unique() for parts in zip(*seen, strict=True))
-    # As pandas wrote it: whole numbers, once some are missing, are floats.
-    if not seen_songs.is_in(extra_table["song_id"].implode()).all() and not extra_table["name"].has_nulls():
-        extra_table = extra_table.with_columns(pl.col("name") + ".0")
+    users = pl.concat(_present(block, ("msno", *MEMBER)) for block, _ in FileSource([members]).blocks())
+    song_table, song_ids = _songs(songs, seen_songs)
+    extra_table, extra_ids = _extras(extras, seen_songs)
     tables = (
         ("msno", users),
         ("song_id", song_table),
         ("song_id", extra_table),
-        ("msno", _ranks(users["msno"], seen_users)),
-        ("song_id", _ranks(song_table["song_id"], extra_table["song_id"], seen_songs)),
+        ("msno", _ranks(seen_users, users["msno"])),
+        ("song_id", _ranks(seen_songs, song_ids, extra_ids)),
     )
 
     def rows(block: Block) -> pl.DataFrame:
@@ -102,52 +101,81 @@ def _present(block: Block, names: Sequence[str]) -> pl.DataFrame:
     return frame.with_columns(pl.when(~pl.all().is_in(ABSENT)).then(pl.all()))
 
 
-def _songs(path: Path) -> pl.DataFrame:
-    table = _cut(path, ("song_id", *SONG))
+def _songs(path: Path, seen: pl.Series) -> tuple[pl.DataFrame, pl.Series]:
+    """The songs that were seen, and the ids of all."""
+    parts, ids, cells = [], [], []
+    for part in _cut(path, ("song_id", *SONG)):
+        ids.append(part["song_id"])
+        cells += [part[name].unique().alias("cell") for name in PERSONS]
+        parts.append(_only(part, seen))
+    table, numbers = pl.concat(parts), _persons(pl.concat(cells).unique())
+    for name in PERSONS:
+        table = (
+            table.join(numbers, left_on=name, right_on="cell", how="left")
+            .drop(name)
+            .rename({"numbers": name})
+        )
     language = pl.col("language").cast(pl.Float64, strict=False).cast(pl.Int64).cast(pl.String)
     table = table.with_columns(pl.col("genre_ids").str.replace_all("|", " ", literal=True), language)
-    # The names of all three columns, below each other, each with the number of the cell it stands in.
-    cells = pl.concat([table[name].alias("person") for name in PERSONS]).to_frame().with_row_index("cell")
+    return table, pl.concat(ids)
+
+
+def _persons(cells: pl.Series) -> pl.DataFrame:
+    """Each cell with the numbers of the persons in it: their places among all in sorted order."""
     names = (
-        cells.with_columns(pl.col("person").str.replace_all(r"[|\\/&;]", "|").str.split("|"))
-        .explode("person")
-        .with_columns(pl.col("person").str.replace_all('"', "", literal=True).str.strip_chars())
-        .filter(pl.col("person") != "")
-        .with_columns(pl.col("person").rank("dense").cast(pl.String))
+        cells.to_frame()
+        .with_columns(numbers=pl.col("cell").str.replace_all(r"[|\\/&;]", "|").str.split("|"))
+        .explode("numbers")
+        .with_columns(pl.col("numbers").str.replace_all('"', "", literal=True).str.strip_chars())
+        .filter(pl.col("numbers") != "")
+        .with_columns(pl.col("numbers").rank("dense").cast(pl.String))
     )
-    joined = names.group_by("cell", maintain_order=True).agg(pl.col("person").str.join(" "))
-    numbered = cells.select("cell").join(joined, on="cell", how="left", maintain_order="left")["person"]
-    return table.with_columns(
-        numbered.slice(i * table.height, table.height).alias(name) for i, name in enumerate(PERSONS)
-    )
+    return names.group_by("cell", maintain_order=True).agg(pl.col("numbers").str.join(" "))
 
 
-def _extras(path: Path) -> pl.DataFrame:
-    table = _cut(path, ("song_id", *EXTRA), may_be_longer=False)
-    return table.with_columns(pl.col("name").rank("dense").cast(pl.String))
+def _extras(path: Path, seen: pl.Series) -> tuple[pl.DataFrame, pl.Series]:
+    """Names and codes of the songs that were seen, and the ids of all."""
+    table = pl.concat(_cut(path, ("song_id", *EXTRA), may_be_longer=False))
+    ids, name = table["song_id"], table["name"].rank("dense").cast(pl.String)
+    # As pandas wrote it: whole numbers, once some are missing, are floats.
+    if not seen.is_in(ids.implode()).all() and not name.has_nulls():
+        name = name + ".0"
+    return _only(table.with_columns(name), seen), ids
 
 
-def _cut(path: Path, names: Sequence[str], *, may_be_longer: bool = True) -> pl.DataFrame:
+def _only(table: pl.DataFrame, seen: pl.Series) -> pl.DataFrame:
+    return table.filter(pl.col("song_id").is_in(seen.implode()))
+
+
+def _cut(path: Path, names: Sequence[str], *, may_be_longer: bool = True) -> Iterator[pl.DataFrame]:
     """Lines cut at every comma, whatever quotes say; pieces beyond the last name are dropped, or an error."""
-    lines = pl.Series([read_text(path).removesuffix("\n")]).str.split("\n").explode()
-    table = lines.str.strip_chars().str.splitn(",", len(names) + 1).struct.unnest()
-    table.columns = [*names, "more"]
-    if table.row(0)[: len(names)] != tuple(names):
-        raise InputError(f"{path}: the header line is {lines[0]!r}, expected {','.join(names)}")
-    longer = table["more"].is_not_null().arg_true()
-    if len(longer) and not may_be_longer:
-        raise InputError(
-            f"{path}: line {longer[0] + 1} has more than {len(names)} fields: {lines[longer[0]]!r}",
-            fix="use the raw file as it was downloaded",
-        )
-    return table.drop("more").slice(1)
+    with open_text(path) as file:
+        header = file.readline().strip()
+        if header.split(",") != list(names):
+            raise InputError(f"{path}: the header line is {header!r}, expected {','.join(names)}")
+        first = 2
+        while lines := file.readlines(source.BLOCK_BYTES):
+            table = pl.Series(lines).str.strip_chars().str.splitn(",", len(names) + 1).struct.unnest()
+            table.columns = [*names, "more"]
+            longer = table["more"].is_not_null().arg_true()
+            if len(longer) and not may_be_longer:
+                at = longer[0]
+                raise InputError(
+                    f"{path}: line {first + at} has more than {len(names)} fields: {lines[at].strip()!r}",
+                    fix="use the raw file as it was downloaded",
+                )
+            first += len(lines)
+            yield table.drop("more")
+        if first == 2:
+            raise InputError(f"{path} holds no rows", fix="check that the file was written completely")
 
 
-def _ranks(*ids: pl.Series) -> pl.DataFrame:
-    """Each id's place among all in sorted order, from 1, as text."""
-    known = pl.concat(ids).drop_nulls().unique().sort().to_frame()
-    name = f"{known.columns[0]}_rank"
-    return known.with_row_index(name, offset=1).with_columns(pl.col(name).cast(pl.String))
+def _ranks(seen: pl.Series, *others: pl.Series) -> pl.DataFrame:
+    """The place of each id that was seen among all in sorted order, from 1, as text."""
+    known = pl.concat([seen, *others]).drop_nulls().unique().sort().to_frame()
+    name = f"{seen.name}_rank"
+    ranks = known.with_row_index(name, offset=1).with_columns(pl.col(name).cast(pl.String))
+    return ranks.filter(pl.col(seen.name).is_in(seen.implode()))
 
 
 PROTOCOL = Protocol(

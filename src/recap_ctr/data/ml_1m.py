@@ -9,7 +9,7 @@ import polars as pl
 from recap_ctr.data.download import Archive
 from recap_ctr.data.prepare import Split
 from recap_ctr.data.protocol import Figures, Protocol, expect
-from recap_ctr.data.source import FrameSource, Source, SourceFile, read_text
+from recap_ctr.data.source import FrameSource, Source, SourceFile, open_text
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
 
@@ -74,11 +74,12 @@ def _dat(path: Path, names: list[str]) -> pl.DataFrame:
 
 def _movies(path: Path) -> pl.DataFrame:
     rows = []
-    for number, line in enumerate(read_text(path, encoding="iso-8859-1").splitlines(), start=1):
-        match = re.fullmatch(r"(\d+)::.*\((\d{4})\)\s*::(.*)", line)
-        if match is None:
-            raise InputError(f"{path}: line {number} is not MovieID::Title (Year)::Genres: {line!r}")
-        rows.append((match[1], release(int(match[2])), match[3]))
+    with open_text(path, encoding="iso-8859-1") as file:
+        for number, line in enumerate(file, start=1):
+            match = re.fullmatch(r"(\d+)::.*\((\d{4})\)\s*::(.*)", line.rstrip("\n"))
+            if match is None:
+                raise InputError(f"{path}: line {number} is not MovieID::Title (Year)::Genres: {line!r}")
+            rows.append((match[1], release(int(match[2])), match[3]))
     return pl.DataFrame(rows, schema=["MovieID", "Release", "Genres"], orient="row")
 
 

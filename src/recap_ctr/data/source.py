@@ -13,9 +13,10 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TextIO
 
 import numpy as np
 import polars as pl
@@ -215,12 +216,13 @@ def _read(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[pl.DataFr
         raise InputError(f"{path} can't be read: {detail}", fix="check that the file is complete") from None
 
 
-def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """A whole text file, plain or compressed, whatever its line ends."""
+@contextmanager
+def open_text(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
+    """A text file that is no table, plain or compressed, whatever its line ends."""
     packed = path.suffix if path.suffix in (".gz", ".zst") else None
     try:
         with path.open("rb") as raw, io.TextIOWrapper(_unpack(raw, packed, path), encoding) as text:
-            return text.read()
+            yield text
     except PermissionError:
         raise
     except (UnicodeDecodeError, *UNREADABLE) as error:
