@@ -19,10 +19,11 @@ import typer
 from recap_ctr import cli
 from recap_ctr import train as train_module
 from recap_ctr.artifact import load_artifact
-from recap_ctr.data import encode, prepare
+from recap_ctr.data import DATASETS, encode, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.schema import Schema
 from tests.conftest import Done, Recap, contents
+from tests.data import layouts
 from tests.test_artifact import forge
 
 SETTINGS = """
@@ -93,7 +94,7 @@ class TestConventions:
             assert "--force" in options
         if name in ("prepare", "train", "fit", "synthetic", "demo"):
             assert "--seed" in options
-        if name not in ("inspect", "synthetic"):
+        if name not in ("inspect", "synthetic", "datasets", "download"):
             assert "--threads" in options
         shown = recap(*name.split(), "--help")
         assert (shown.code, shown.err) == (0, "")
@@ -751,10 +752,43 @@ def test_runs_without_torch_say_what_is_missing(
         (["--dataset", "ml-1m", "--split", "time"], "--split and --dataset each say how to split"),
         (["--split-column", "c", "--ratio", "1:1:1"], "--ratio does not go with --split-column"),
         (["--raw", "somewhere"], "--raw goes with --dataset"),
+        (["--no-check"], "--no-check goes with --dataset"),
     ],
 )
 def test_one_way_to_split(recap: Recap, tmp_path: Path, options: list[str], words: str) -> None:
     told(recap("prepare", "clicks.csv", "--out", tmp_path / "out", *options), words)
+
+
+def test_a_public_data_set_is_checked_unless_told_otherwise(recap: Recap, tmp_path: Path) -> None:
+    layouts.criteo(tmp_path)
+    out = ("--dataset", "criteo-x4", "--raw", tmp_path, "--out", tmp_path / "out")
+    told(
+        recap("prepare", *out, "-q"),
+        "criteo-x4: rows of train, valid and test: found (318, 41, 41)",
+        "--no-check",
+    )
+    done = recap("prepare", *out, "--no-check", "--json")
+    assert done.code == 0
+    assert only_json(done.out)["splits"]["train"]["rows"] == 318
+    assert len(only_json(done.out)["vocabulary"]) == 39
+
+
+def test_data_sets_are_listed(recap: Recap) -> None:
+    done = recap("datasets", "--json")
+    listed = only_json(done.out)["datasets"]
+    assert [entry["name"] for entry in listed] == list(DATASETS)
+    assert [entry["name"] for entry in listed if entry["download"]] == ["ml-1m"]
+    shown = recap("datasets")
+    for entry in listed:
+        for words in (
+            entry["name"],
+            entry["title"],
+            f"{entry['rows']:,}",
+            ", ".join(entry["files"]),
+            entry["homepage"],
+        ):
+            assert words in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 140
 
 
 def test_devices_are_those_of_the_help(recap: Recap, prepared: PreparedData, tmp_path: Path) -> None:

@@ -157,6 +157,13 @@ def prepare(
     raw: Annotated[
         Path | None, typer.Option("--raw", help="Directory with that data set's raw files.")
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check/--no-check",
+            help="Compare a --dataset with its published figures; not for a part of it, or generated rows.",
+        ),
+    ] = True,
     seed: Seed = 1,
     threads: Threads = None,
     force: Force = False,
@@ -190,6 +197,8 @@ def prepare(
         raise InputError(f"--ratio does not go with {given[0]}", fix="leave it away")
     if raw and not dataset:
         raise InputError("--raw goes with --dataset", fix="add --dataset NAME")
+    if not check and not dataset:
+        raise InputError("--no-check goes with --dataset", fix="add --dataset NAME, or leave it away")
     public = None
     if dataset is not None:
         if sources or schema:
@@ -197,7 +206,7 @@ def prepare(
                 "--dataset brings its own files and schema", fix="leave SOURCE and --schema away"
             )
         public = protocol(dataset)
-        preparation = public.preparation(_required(raw, "--raw"))
+        preparation = public.preparation(_required(raw, "--raw"), check=check)
     else:
         if not sources:
             raise InputError(
@@ -222,8 +231,8 @@ def prepare(
             rule = Split(kind="column", column=split_column)
         preparation = Preparation(fields, tables, rule)
     data, done = prepare_data(preparation, target, force=force, quiet=quiet)
-    if public is not None:
-        public.check(data)
+    if public is not None and raw is not None and check:
+        public.check(data, raw, quiet=quiet)
     splits = data.manifest["splits"]
     result: dict[str, Any] = {
         "out": str(target),
@@ -249,6 +258,61 @@ def prepare(
         f"{said} {data.layout.num_fields} fields, {data.layout.num_rows:,} table rows (largest: {largest}).",
     )
     _tell(quiet, f"Next: recap train {target} --model fcn --out run")
+
+
+@app.command()
+def datasets(as_json: Json = False, quiet: Quiet = False) -> None:
+    """List the public data sets that `recap prepare --dataset` knows, and where their raw files come from.
+
+    Example: recap datasets --json
+    """
+    from recap_ctr.data import DATASETS, protocol
+
+    described = [protocol(name).describe() for name in DATASETS]
+    if as_json:
+        _print_json({"datasets": described})
+        return
+    _table(
+        ["name", "title", "rows", "fields", "recap download"],
+        [
+            [d["name"], d["title"], f"{d['rows']:,}", str(d["fields"]), "yes" if d["download"] else "no"]
+            for d in described
+        ],
+    )
+    _table(["name", "raw files"], [[d["name"], ", ".join(d["files"])] for d in described])
+    _table(["name", "licence", "from"], [[d["name"], d["licence"], d["homepage"]] for d in described])
+    _tell(quiet, "Next: recap prepare --dataset NAME --raw DIR --out data")
+
+
+@app.command()
+def download(
+    name: Annotated[str, typer.Argument(help="A data set that `recap datasets` says can be downloaded.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put its raw files.")],
+    force: Annotated[bool, typer.Option("--force", help="Fetch files anew that are there.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fetch a public data set's raw files from their publisher and check them. Interrupted, the same command resumes.
+
+    Example: recap download ml-1m raw/ml-1m
+    """
+    from recap_ctr.data import DATASETS, protocol
+    from recap_ctr.data.download import download as fetch
+
+    public = protocol(name)
+    if public.archive is None:
+        free = [other for other in DATASETS if protocol(other).archive]
+        raise InputError(
+            f"no download of {public.title}; there is one of {', '.join(free)}",
+            fix=f"get {', '.join(public.files)} from {public.homepage}",
+        )
+    done = fetch(public.archive, public.files, directory, force=force, quiet=quiet)
+    if as_json:
+        _print_json({"out": str(directory), "files": list(public.files), "done_before": done})
+        return
+    said = "stand there already" if done else "are there, as published"
+    _tell(quiet, f"{directory}: {', '.join(public.files)} {said}. Licence: {public.licence}.")
+    _tell(quiet, f"Next: recap prepare --dataset {name} --raw {directory} --out data/{name}")
 
 
 @app.command()

@@ -1,6 +1,6 @@
 import math
 from datetime import timedelta
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal, localcontext
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,16 @@ class TestNumbers:
         with pytest.raises(InputError) as error:
             as_numbers(block(values, first_row=11), self.FIELD)
         assert said in str(error.value)
+
+
+def test_log_square_is_exact_on_whole_numbers() -> None:
+    """x is in bucket k or above if x ≥ e^√k, which no whole number equals."""
+    with localcontext() as context:
+        context.prec = 40
+        starts = [int(Decimal(k).sqrt().exp().to_integral_value(ROUND_CEILING)) for k in range(1, 192)]
+    numbers = np.arange(3, 1_000_001)
+    exact = np.searchsorted(np.array(starts), numbers, side="right")
+    np.testing.assert_array_equal(log_square(numbers.astype(np.float64)), exact)
 
 
 def test_log_square_is_the_published_table() -> None:

@@ -1,14 +1,15 @@
 """The protocol on a generated directory of GroupLens' layout; the real ratings never enter a test."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from recap_ctr.data import ml_1m, protocol
 from recap_ctr.data.prepare import Split, prepare
-from recap_ctr.data.protocol import expect
 from recap_ctr.errors import InputError
 
 USERS, MOVIES = 30, 20
@@ -41,15 +42,18 @@ def test_release_closes_the_sparse_ends() -> None:
     assert {year: ml_1m.release(year) for year in years} == years
 
 
-def test_rows(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ml_1m, "RATINGS", stars(raw))
-    frame = ml_1m.frame(raw)
-    assert frame.columns == ["Label", *(field.name for field in ml_1m.SCHEMA.fields)]
+def frame(raw: Path) -> pl.DataFrame:
+    return ml_1m.frame(protocol("ml-1m").raw_files(raw))
+
+
+def test_rows(raw: Path) -> None:
+    table = frame(raw)
+    assert table.columns == ["Label", *(field.name for field in ml_1m.SCHEMA.fields)]
     lines = [line.split("::") for line in (raw / "ratings.dat").read_text().splitlines()]
     kept = [line for line in lines if line[2] != "3"]
-    assert frame["Label"].to_list() == [int(int(line[2]) > 3) for line in kept]
-    assert frame["MovieID"].to_list() == [line[1] for line in kept]
-    first = frame.row(0, named=True)
+    assert table["Label"].to_list() == [int(int(line[2]) > 3) for line in kept]
+    assert table["MovieID"].to_list() == [line[1] for line in kept]
+    first = table.row(0, named=True)
     movie = int(first["MovieID"])
     assert first["Release"] == ml_1m.release(1915 + 5 * movie % 90)
     assert first["Genres"].split("|")[0] in ("Drama", "Comedy", "Action")
@@ -59,62 +63,56 @@ def test_rows(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_counts_are_named(raw: Path) -> None:
     with pytest.raises(InputError) as error:
         protocol("ml-1m").preparation(raw)
-    assert str(error.value) == (
+    assert str(error.value).startswith(
         f"ml-1m: ratings by stars: found {stars(raw)}, the published protocol has {ml_1m.RATINGS}\n"
         "  fix: check the raw files"
     )
 
 
-def test_every_figure_is_checked(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_figure_is_checked(raw: Path) -> None:
     ratings = stars(raw)
-    monkeypatch.setattr(ml_1m, "RATINGS", ratings)
-    data, _ = prepare(protocol("ml-1m").preparation(raw), raw / "out", quiet=True)
+    public = protocol("ml-1m")
+    data, _ = prepare(public.preparation(raw, check=False), raw / "out", quiet=True)
     found = Split().sizes(sum(ratings.values()) - ratings[3])
     assert data.name == "ml-1m"
     assert (len(data.train), len(data.valid), len(data.test)) == found
     assert data.train.ids.shape[1] == 6 + 5
     sizes = {field["name"]: field["size"] for field in data.manifest["fields"]}
     assert (sizes["UserID"], sizes["Gender"], sizes["Age"], sizes["Genres"]) == (USERS + 2, 4, 5, 7)
+    figures = public.figures
 
     def fails_with(said: str) -> None:
         with pytest.raises(InputError) as error:
-            ml_1m.check(data)
+            replace(public, figures=figures).check(data, raw)
         assert str(error.value).startswith(f"ml-1m: {said}")
 
     # One figure after the other is set to the tiny data's, so that the next one comes to light.
     fails_with(
         f"rows of train, valid and test: found {found}, the published protocol has (591209, 73901, 73902)"
     )
-    tiny: dict[str, object] = {"rows of train, valid and test": found}
-    monkeypatch.setattr(
-        ml_1m,
-        "expect",
-        lambda what, got, known: expect(what, got, tiny.get(what.removeprefix("ml-1m: "), known)),
-    )
+    figures = replace(figures, rows=found)
     positives = ratings[4] + ratings[5]
     fails_with(f"positives: found {positives}, the published protocol has 575281")
-    tiny["positives"] = positives
+    figures = replace(figures, positives=positives)
     fails_with(f"vocabulary size of UserID: found {USERS + 2}, the published protocol has 6042")
-    monkeypatch.setattr(ml_1m, "VOCABULARIES", {name: sizes[name] for name in ml_1m.VOCABULARIES})
-    fails_with(f"movies in the training rows: found {MOVIES}, the published protocol has 3,641 ± 20")
-    monkeypatch.setattr(ml_1m, "MOVIES", range(MOVIES, MOVIES + 1))
-    ml_1m.check(data)
+    figures = replace(figures, sizes={name: sizes[name] for name in figures.sizes})
+    fails_with(f"vocabulary size of MovieID: found {MOVIES + 2}, the published protocol has 3,643 ± 20")
+    figures = replace(figures, near={"MovieID": (MOVIES, 2)})
+    replace(public, figures=figures).check(data, raw)
 
 
-def test_a_broken_movie_is_named(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ml_1m, "RATINGS", stars(raw))
+def test_a_broken_movie_is_named(raw: Path) -> None:
     with (raw / "movies.dat").open("a") as file:
         file.write("99::No year::Drama\n")
     with pytest.raises(InputError, match=rf"movies.dat: line {MOVIES + 1} is not MovieID::Title \(Year\)"):
-        ml_1m.frame(raw)
+        frame(raw)
 
 
-def test_ratings_of_nobody_are_named(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ml_1m, "RATINGS", stars(raw))
+def test_ratings_of_nobody_are_named(raw: Path) -> None:
     users = (raw / "users.dat").read_text().splitlines()
     (raw / "users.dat").write_text("\n".join(users[:-1]) + "\n")
     with pytest.raises(InputError, match="ratings have no Gender; a file is incomplete"):
-        ml_1m.frame(raw)
+        frame(raw)
 
 
 def test_missing_files_and_unknown_sets(tmp_path: Path) -> None:
@@ -122,5 +120,5 @@ def test_missing_files_and_unknown_sets(tmp_path: Path) -> None:
         InputError, match=r"lacks ratings.dat, users.dat, movies.dat of MovieLens-1M\n  fix: get"
     ):
         protocol("ml-1m").preparation(tmp_path)
-    with pytest.raises(InputError, match="no data set 'ml-2m'\n  fix: known are ml-1m"):
+    with pytest.raises(InputError, match="no data set 'ml-2m'\n  fix: known are criteo-x4, "):
         protocol("ml-2m")

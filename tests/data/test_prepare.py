@@ -22,16 +22,19 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from sklearn.model_selection import KFold
 
 from recap_ctr.data import prepare as prepare_module
+from recap_ctr.data import protocol
 from recap_ctr.data import source as source_module
 from recap_ctr.data.encode import PAD
-from recap_ctr.data.prepare import Preparation, Split, parse_ratio, prepare
+from recap_ctr.data.prepare import Preparation, Split, folds, parse_ratio, prepare
 from recap_ctr.data.shards import SPLITS, PreparedData, Shard
 from recap_ctr.data.source import Block, FileSource, FrameSource, Source
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
 from recap_ctr.storage import atomic_directory
+from tests.data import layouts
 
 PLAIN = Schema(label="y", fields=(Field(name="c", kind="categorical"),))
 
@@ -571,6 +574,56 @@ class TestSplits:
             list(range(20)), list(range(20, 28)), list(range(28, 34))
         ]  # fmt: skip
 
+    def test_folds_by_hand(self) -> None:
+        """Seed 2018 shuffles seven places to 3 5 0 4 1 6 2 and four to 1 0 3 2, anew for each class."""
+        labels = np.array([0, 1, 0, 0, 1, 0, 1, 0, 0, 1, 0], np.uint8)
+        # Class 0 is rows 0 2 3 5 7 8 10, so 5 8 0 | 7 2 | 10 3; class 1 is rows 1 4 6 9, so 4 1 | 9 | 6.
+        assert folds(labels, 3, 2018).tolist() == [0, 0, 1, 2, 0, 0, 2, 1, 0, 1, 2]
+
+    @pytest.mark.parametrize("rows", [23, 100, 1_237])
+    @pytest.mark.parametrize("seed", [0, 2018])
+    def test_folds_are_those_of_the_rule(self, rows: int, seed: int) -> None:
+        labels = (np.random.default_rng(rows).random(rows) < 0.3).astype(np.uint8)
+        found = folds(labels, 10, seed)
+        assert found.tolist() == layouts.deal(labels.tolist(), 10, seed)
+        # Of one class, scikit-learn still deals in this way.
+        for label in (0, 1):
+            members = np.flatnonzero(labels == label)
+            if len(members) >= 10:
+                dealt = KFold(10, shuffle=True, random_state=seed).split(members)
+                for fold, (_, places) in enumerate(dealt):
+                    assert (
+                        np.flatnonzero((found == fold) & (labels == label)).tolist()
+                        == members[places].tolist()
+                    )
+
+    @pytest.mark.parametrize("spool_rows", [13, 1 << 17])
+    def test_folds(self, spool_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(prepare_module, "SPOOL_ROWS", spool_rows)
+        labels = [int(i % 3 == 0) for i in range(205)]
+        table = pl.DataFrame({"y": labels, "c": [f"v{i % 7}" for i in range(205)]})
+        data = prepared(table, tmp_path / "out", split=Split(kind="folds", seed=2018))
+        assert [shard.rows.tolist() for shard in shards(data)] == layouts.splits(labels)
+        # 69 = 9 · 7 + 6 and 136 = 6 · 14 + 4 · 13 rows of the classes
+        assert [int(shard.labels.sum()) for shard in shards(data)] == [69 - 14, 7, 7]
+        assert [len(shard) for shard in shards(data)] == [205 - 42, 21, 21]
+        # 14 14 14 14 13 and 28 27 27 27 27 rows of five folds; the first two are test
+        two = prepared(table, tmp_path / "two", split=Split(kind="folds", ratio=(2, 1, 2)))
+        assert [len(shard) for shard in shards(two)] == [81, 41, 83]
+
+    def test_published_class_counts_follow_from_the_folds(self) -> None:
+        """Positives and negatives of all rows; then of train, valid and test."""
+        for name, counts in (
+            ("criteo-x4", (11_745_438, 34_095_179)),
+            ("avazu-x4", (6_865_066, 33_563_901)),
+            ("kkbox-x1", (3_714_656, 3_662_762)),
+        ):
+            figures = protocol(name).figures
+            pieces = [[n // 10 + (fold < n % 10) for fold in range(10)] for n in counts]
+            positives, negatives = ((sum(piece[2:]), piece[1], piece[0]) for piece in pieces)
+            assert figures.positives == positives
+            assert figures.rows == tuple(p + n for p, n in zip(positives, negatives, strict=True))
+
     def test_without_test_rows(self, tmp_path: Path) -> None:
         data = prepared(simple(40), tmp_path / "out", split=Split(ratio=(8, 2, 0)))
         assert len(data.test) == 0
@@ -579,7 +632,14 @@ class TestSplits:
 
     @pytest.mark.parametrize(
         "values",
-        [{"kind": "column"}, {"column": "s"}, {"ratio": (0, 1, 1)}, {"seed": -1}, {"ratio": (1, 1, -1)}],
+        [
+            {"kind": "column"},
+            {"column": "s"},
+            {"ratio": (0, 1, 1)},
+            {"seed": -1},
+            {"ratio": (1, 1, -1)},
+            {"kind": "folds", "ratio": (255, 1, 1)},
+        ],
     )
     def test_rules_that_make_no_sense(self, values: dict[str, Any]) -> None:
         with pytest.raises(ValidationError):
@@ -590,6 +650,31 @@ class TestSplits:
         for text in ("8:1", "8:1:1:1", "a:b:c", "0:1:1", "1:0:1", "-1:1:1", "8.5:1:1", ""):
             with pytest.raises(InputError, match="--ratio"):
                 parse_ratio(text)
+
+
+@pytest.mark.parametrize(
+    ("split", "known"),
+    [
+        (Split(), "aa9e729c1f1eda23143a8beee3dd7d86"),
+        (Split(seed=2024), "7facbe431db369785a290a33ed52824e"),  # as of ml-1m
+        (Split(kind="files"), "cfd73487d14de6ef7ab817994ae8f98f"),
+    ],
+)
+def test_what_was_prepared_before_is_still_known(split: Split, known: str, tmp_path: Path) -> None:
+    """A new setting must not change the fingerprint of preparations that do without it."""
+    schema = Schema(
+        label="y",
+        fields=(
+            Field(name="c", kind="categorical", min_count=2),
+            Field(name="m", kind="multi", separator="|", max_len=2),
+            Field(name="n", kind="numeric", transform="log-square", missing=("0",)),
+        ),
+    )
+    rows = "".join(f"{i % 2},v{i % 7},{i % 3}|{i % 5},{i}\n" for i in range(60))
+    (tmp_path / "rows.csv").write_text(f"y,c,m,n\n{rows}")
+    names = ("all",) if split.kind == "random" else ("train", "valid")
+    sources: dict[str, Source] = {name: FileSource([tmp_path / "rows.csv"]) for name in names}
+    assert Preparation(schema, sources, split, dataset="ml-1m").fingerprint == known
 
 
 # ---------------------------------------------------------------------------------------------------------------------

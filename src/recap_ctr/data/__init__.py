@@ -6,7 +6,15 @@ from recap_ctr.data.protocol import Protocol
 from recap_ctr.errors import InputError
 
 DATASETS = {
-    "ml-1m": "recap_ctr.data.ml_1m",
+    "criteo-x4": "recap_ctr.data.criteo:PROTOCOL",
+    "avazu-x4": "recap_ctr.data.avazu:PROTOCOL",
+    "kdd12": "recap_ctr.data.kdd12:PROTOCOL",
+    "kkbox-x1": "recap_ctr.data.kkbox:PROTOCOL",
+    "kkbox-x1-words": "recap_ctr.data.kkbox:WORDS",
+    "ml-1m": "recap_ctr.data.ml_1m:PROTOCOL",
+    "frappe-x1": "recap_ctr.data.frappe:PROTOCOL",
+    "frappe-x1-min2": "recap_ctr.data.frappe:MIN_COUNT_2",
+    "movielens-latest-x1": "recap_ctr.data.movielens_latest:PROTOCOL",
 }
 
 
@@ -14,6 +22,7 @@ def protocol(name: str) -> Protocol:
     """The public data set of that name."""
     if name not in DATASETS:
         raise InputError(f"no data set {name!r}", fix=f"known are {', '.join(DATASETS)}")
-    found = import_module(DATASETS[name]).PROTOCOL
+    module, _, attribute = DATASETS[name].partition(":")
+    found = getattr(import_module(module), attribute)
     assert isinstance(found, Protocol)
     return found

@@ -1,20 +1,20 @@
 """MovieLens-1M by FCN's protocol (ML_1M_7_x1): 7 fields, ratings of 3 dropped, random 8:1:1."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
 
-from recap_ctr.data.prepare import Preparation, Split
-from recap_ctr.data.protocol import Protocol, expect
-from recap_ctr.data.shards import PreparedData
-from recap_ctr.data.source import FrameSource, SourceFile
+from recap_ctr.data.download import Archive
+from recap_ctr.data.prepare import Split
+from recap_ctr.data.protocol import Figures, Protocol, expect
+from recap_ctr.data.source import FrameSource, Source, SourceFile, open_text
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
 
 RATINGS = {1: 56_174, 2: 107_557, 3: 261_197, 4: 348_971, 5: 226_310}
 VOCABULARIES = {"UserID": 6_042, "Gender": 4, "Age": 9, "Occupation": 23, "Release": 10, "Genres": 20}
-MOVIES = range(3_621, 3_662)  # kept movies depend on the split: 3,641 in the published one, give or take 20
 SCHEMA = Schema(
     label="Label",
     fields=(
@@ -36,12 +36,15 @@ def release(year: int) -> str:
     return str(min(max(year // 10 * 10, 1920), 1990))
 
 
-def frame(raw: Path) -> pl.DataFrame:
-    ratings = _dat(raw / "ratings.dat", ["UserID", "MovieID", "Rating", "Timestamp"])
-    users = _dat(raw / "users.dat", ["UserID", "Gender", "Age", "Occupation", "Zip"])
-    movies = _movies(raw / "movies.dat")
-    counts = dict(ratings["Rating"].cast(pl.Int64).value_counts().sort("Rating").iter_rows())
+def inspect(files: Sequence[Path]) -> None:
+    counts = dict(_ratings(files[0])["Rating"].cast(pl.Int64).value_counts().sort("Rating").iter_rows())
     expect("ml-1m: ratings by stars", counts, RATINGS)
+
+
+def frame(files: Sequence[Path]) -> pl.DataFrame:
+    ratings = _ratings(files[0])
+    users = _dat(files[1], ["UserID", "Gender", "Age", "Occupation", "Zip"])
+    movies = _movies(files[2])
     kept = ratings.filter(pl.col("Rating") != "3").with_columns(
         Label=(pl.col("Rating").cast(pl.Int8) > 3).cast(pl.Int8)
     )
@@ -53,6 +56,10 @@ def frame(raw: Path) -> pl.DataFrame:
                 f"ml-1m: {joined[column].null_count()} ratings have no {column}; a file is incomplete"
             )
     return joined.select("Label", *(field.name for field in SCHEMA.fields))
+
+
+def _ratings(path: Path) -> pl.DataFrame:
+    return _dat(path, ["UserID", "MovieID", "Rating", "Timestamp"])
 
 
 def _dat(path: Path, names: list[str]) -> pl.DataFrame:
@@ -67,37 +74,38 @@ def _dat(path: Path, names: list[str]) -> pl.DataFrame:
 
 def _movies(path: Path) -> pl.DataFrame:
     rows = []
-    for number, line in enumerate(path.read_text(encoding="iso-8859-1").splitlines(), start=1):
-        match = re.fullmatch(r"(\d+)::.*\((\d{4})\)\s*::(.*)", line)
-        if match is None:
-            raise InputError(f"{path}: line {number} is not MovieID::Title (Year)::Genres: {line!r}")
-        rows.append((match[1], release(int(match[2])), match[3]))
+    with open_text(path, encoding="iso-8859-1") as file:
+        for number, line in enumerate(file, start=1):
+            match = re.fullmatch(r"(\d+)::.*\((\d{4})\)\s*::(.*)", line.rstrip("\n"))
+            if match is None:
+                raise InputError(f"{path}: line {number} is not MovieID::Title (Year)::Genres: {line!r}")
+            rows.append((match[1], release(int(match[2])), match[3]))
     return pl.DataFrame(rows, schema=["MovieID", "Release", "Genres"], orient="row")
 
 
-def preparation(raw: Path) -> Preparation:
-    files = [SourceFile.of(path) for path in PROTOCOL.raw_files(raw)]
-    source = FrameSource(frame(raw), files, "ratings.dat")
-    return Preparation(SCHEMA, {"all": source}, Split(seed=2024), dataset="ml-1m")
-
-
-def check(data: PreparedData) -> None:
-    splits = data.manifest["splits"]
-    sizes = tuple(splits[name]["rows"] for name in ("train", "valid", "test"))
-    expect("ml-1m: rows of train, valid and test", sizes, (591_209, 73_901, 73_902))
-    expect("ml-1m: positives", sum(split["positives"] for split in splits.values()), 575_281)
-    found = {field["name"]: field["size"] for field in data.manifest["fields"]}
-    for name, size in VOCABULARIES.items():
-        expect(f"ml-1m: vocabulary size of {name}", found[name], size)
-    if found["MovieID"] - 2 not in MOVIES:
-        expect("ml-1m: movies in the training rows", found["MovieID"] - 2, "3,641 ± 20")
+def sources(files: Sequence[Path]) -> dict[str, Source]:
+    return {"all": FrameSource(frame(files), [SourceFile.of(path) for path in files], "ratings.dat")}
 
 
 PROTOCOL = Protocol(
+    name="ml-1m",
     title="MovieLens-1M",
     files=("ratings.dat", "users.dat", "movies.dat"),
     homepage="https://grouplens.org/datasets/movielens/1m/",
     licence="research use, no redistribution (GroupLens)",
-    preparation=preparation,
-    check=check,
+    schema=SCHEMA,
+    figures=Figures(
+        rows=(591_209, 73_901, 73_902),
+        positives=575_281,
+        sizes=VOCABULARIES,
+        near={"MovieID": (3_643, 20)},  # how many movies have a training row depends on the split
+    ),
+    sources=sources,
+    split=Split(seed=2024),
+    inspect=inspect,
+    archive=Archive(
+        url="https://files.grouplens.org/datasets/movielens/ml-1m.zip",
+        md5="c4d9eecfca2ab87c1945afe126590906",
+        folder="ml-1m",
+    ),
 )

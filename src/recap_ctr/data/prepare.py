@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -48,9 +49,10 @@ class Split(Frozen):
     """How rows are divided into train, valid and test.
 
     `random` and `time` take the ratio; `column` reads train, valid or test from a column; `files` follows the files.
+    `folds` cuts as many stratified folds as the ratio has parts: test takes the first, valid the next, train the rest.
     """
 
-    kind: Literal["random", "time", "column", "files"] = "random"
+    kind: Literal["random", "time", "column", "files", "folds"] = "random"
     ratio: tuple[PositiveInt, PositiveInt, NonNegativeInt] = (8, 1, 1)
     seed: NonNegativeInt = 1
     column: str | None = None
@@ -59,6 +61,8 @@ class Split(Frozen):
     def _column_is_named(self) -> Self:
         if (self.kind == "column") != (self.column is not None):
             raise ValueError("column names the split column of kind = 'column', and only of that kind")
+        if self.kind == "folds" and sum(self.ratio) > 256:
+            raise ValueError("at most 256 folds")
         return self
 
     def sizes(self, rows: int) -> tuple[int, int, int]:
@@ -66,6 +70,24 @@ class Split(Frozen):
         first = rows * self.ratio[0] // total
         second = rows * (self.ratio[0] + self.ratio[1]) // total
         return first, second - first, rows - second
+
+
+def folds(labels: npt.NDArray[np.uint8], count: int, seed: int) -> npt.NDArray[np.uint8]:
+    """Each row's fold by the shuffled StratifiedKFold of scikit-learn 0.19.1; later versions deal otherwise.
+
+    Each class is dealt out on its own, and with the generator started anew: its members are shuffled and cut into
+    `count` pieces, the first ones longer by one where it doesn't divide.
+    """
+    found = np.empty(len(labels), np.uint8)
+    for label in (0, 1):
+        members = labels == label
+        order = np.arange(np.count_nonzero(members), dtype=np.int32)  # the draws don't depend on the type
+        np.random.RandomState(seed).shuffle(order)
+        dealt = np.empty(len(order), np.uint8)
+        for fold, piece in enumerate(np.array_split(order, count)):
+            dealt[piece] = fold
+        found[members] = dealt
+    return found
 
 
 def parse_ratio(text: str) -> tuple[int, int, int]:
@@ -89,15 +111,19 @@ class Preparation:
     """One source under `all`, or one for each split."""
     split: Split = Split()  # noqa: RUF009, it is frozen
     dataset: str | None = None
+    counted: Mapping[str, Literal["cells", "pieces"]] = dataclass_field(default_factory=dict)
+    """Multi fields whose values are not counted over the pieces that a row takes, as published figures have it:
+    over all its pieces, or over whole cells, and then a piece is known only if it often stands alone."""
 
     def inputs(self) -> dict[str, Any]:
         files = {name: [vars(file) for file in source.files()] for name, source in self.sources.items()}
-        return {
+        inputs = {
             "dataset": self.dataset,
             "schema": self.schema.model_dump(mode="json"),
             "sources": files,
             "split": self.split.model_dump(mode="json"),
         }
+        return inputs | ({"counted": dict(self.counted)} if self.counted else {})
 
     @property
     def fingerprint(self) -> str:
@@ -194,6 +220,7 @@ class _Dictionary:
 class _Preparer:
     def __init__(self, preparation: Preparation, out: Path, quiet: bool) -> None:
         self.schema, self.sources, self.split = preparation.schema, preparation.sources, preparation.split
+        self.counted = preparation.counted
         self.out, self.quiet = out, quiet
         self.spool = out / "spool"
         self.rows = 0
@@ -245,6 +272,10 @@ class _Preparer:
                 add(f"field:{field.name}", np.int32, field.width)
                 if not field.hash_buckets:
                     self.dictionaries[f"field:{field.name}"] = _Dictionary()
+            if field.name in self.counted:
+                add(f"counted:{field.name}", np.int32)
+                add(f"counted rows:{field.name}", np.int64)
+                self.dictionaries[f"counted:{field.name}"] = _Dictionary()
         add("label", np.uint8)
         add("split", np.uint8)
         if self.schema.weight:
@@ -282,6 +313,11 @@ class _Preparer:
             else:
                 text.append(values)
                 targets.append((f"field:{field.name}", flat))
+            if field.name in self.counted:
+                counted, rows = self._counted(block, field)
+                text.append(counted)
+                targets.append((f"counted:{field.name}", None))
+                self.columns[f"counted rows:{field.name}"].append(rows + self.rows)
         if self.schema.group:
             text.append(as_text(column(block, self.schema.group, "group")))
             targets.append(("group", None))
@@ -304,6 +340,14 @@ class _Preparer:
             self.time_kind = kind
             self.columns["time"].append(times(block, self.schema.time))
         self.columns["split"].append(self._split_codes(block, split))
+
+    def _counted(self, block: Block, field: Field) -> tuple[pl.Series, npt.NDArray[np.int64]]:
+        """What the vocabulary of such a field counts, each value with its row in the block."""
+        if self.counted[field.name] == "pieces":
+            flat = pieces(block, field.model_copy(update={"max_len": 2**31}))
+            return flat.values, flat.rows
+        cells = as_text(column(block, field.name, "multi field"), field.missing)
+        return cells.drop_nulls(), cells.is_not_null().arg_true().cast(pl.Int64).to_numpy()
 
     def _codes(self, text: Sequence[pl.Series], names: Sequence[str]) -> Iterator[Ints]:
         """Codes of several columns; polars works on columns of equal length side by side."""
@@ -334,6 +378,7 @@ class _Preparer:
     # Between the passes: who is in which split, and what the training rows say.
 
     def _split(self) -> npt.NDArray[np.uint8]:
+        label = np.concatenate(list(self.columns["label"].blocks()))
         if self.split.kind == "random":
             codes = np.repeat(np.arange(3, dtype=np.uint8), self.split.sizes(self.rows))
             np.random.default_rng(self.split.seed).shuffle(codes)
@@ -353,9 +398,12 @@ class _Preparer:
                     for block in self.columns["time"].blocks()
                 ]
             )
+        elif self.split.kind == "folds":
+            train, valid, test = self.split.ratio
+            of_fold = np.repeat(np.array([2, 1, 0], np.uint8), [test, valid, train])
+            codes = of_fold[folds(label, len(of_fold), self.split.seed)]
         else:
             codes = np.concatenate(list(self.columns["split"].blocks()))
-        label = np.concatenate(list(self.columns["label"].blocks()))
         for split, name in enumerate(SPLITS):
             chosen = label[codes == split]
             if len(chosen) == 0 and name == "test":
@@ -370,15 +418,20 @@ class _Preparer:
         return codes
 
     def _fit(self, field: Field, splits: npt.NDArray[np.uint8]) -> FittedField:
-        spool = self.columns[f"field:{field.name}"]
+        name = f"{'counted' if field.name in self.counted else 'field'}:{field.name}"
+        spool = self.columns[name]
         none = pl.Series("value", [], dtype=pl.String)
         if spool.dtype == np.float64:
             return self._fit_numbers(field, spool, splits)
         if field.hash_buckets:
             return FittedField(field, none, np.zeros(0, np.int64))
-        dictionary = self.dictionaries[f"field:{field.name}"]
+        dictionary = self.dictionaries[name]
         counts = np.zeros(dictionary.num_values, np.int64)
-        for block, chosen in _training(spool, splits):
+        training = _training(spool, splits)
+        if field.name in self.counted:
+            rows = self.columns[f"counted rows:{field.name}"].blocks()
+            training = ((codes, splits[of] == 0) for codes, of in zip(spool.blocks(), rows, strict=True))
+        for block, chosen in training:
             codes = block[chosen]
             counts += np.bincount(codes[codes >= 0], minlength=len(counts))
         values = dictionary.values()
@@ -461,7 +514,11 @@ class _Preparer:
                 }
                 for i, split in enumerate(SPLITS)
             ]
-            streams = {name: spool.blocks() for name, spool in self.columns.items()}
+            streams = {
+                name: spool.blocks()
+                for name, spool in self.columns.items()
+                if not name.startswith("counted")  # these are not one entry a row
+            }
             with meter("writing shards", self.rows, "rows", quiet=self.quiet) as shown:
                 for start in range(0, self.rows, SPOOL_ROWS):
                     block = {name: next(stream) for name, stream in streams.items()}

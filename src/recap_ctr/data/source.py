@@ -12,10 +12,11 @@ import io
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TextIO
 
 import numpy as np
 import polars as pl
@@ -138,6 +139,31 @@ class FileSource:
                 raise InputError(f"{path} holds no rows", fix="check that the file was written completely")
 
 
+Rows = Callable[[Block], pl.DataFrame]
+
+
+class MappedSource(FileSource):
+    """Rows of files, each block passed through a function.
+
+    `start` makes that function when reading begins, from what lies `beside` the files if need be.
+    """
+
+    def __init__(self, source: FileSource, start: Callable[[], Rows], beside: Sequence[Path] = ()) -> None:
+        super().__init__(source.paths, source.columns)
+        self._source, self._start, self._beside = source, start, [FileSource([path]) for path in beside]
+
+    def files(self) -> list[SourceFile]:
+        return [file for source in (self._source, *self._beside) for file in source.files()]
+
+    def stamps(self) -> list[tuple[int, int]]:
+        return [stamp for source in (self._source, *self._beside) for stamp in source.stamps()]
+
+    def blocks(self) -> Iterator[tuple[Block, int]]:
+        rows = self._start()
+        for block, size in self._source.blocks():
+            yield replace(block, frame=rows(block)), size
+
+
 def _expand(patterns: Sequence[str | Path]) -> list[Path]:
     paths: list[Path] = []
     for pattern in map(str, patterns):
@@ -188,6 +214,19 @@ def _read(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[pl.DataFr
     except UNREADABLE as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{path} can't be read: {detail}", fix="check that the file is complete") from None
+
+
+@contextmanager
+def open_text(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
+    """A text file that is no table, plain or compressed, whatever its line ends."""
+    packed = path.suffix if path.suffix in (".gz", ".zst") else None
+    try:
+        with path.open("rb") as raw, io.TextIOWrapper(_unpack(raw, packed, path), encoding) as text:
+            yield text
+    except PermissionError:
+        raise
+    except (UnicodeDecodeError, *UNREADABLE) as error:
+        raise InputError(f"{path} can't be read: {error}", fix="check that the file is complete") from None
 
 
 def _read_stream(
@@ -254,7 +293,7 @@ class _Unzstd(io.RawIOBase):
 
 def _separator(path: Path, packed: str | None) -> bytes | None:
     suffix = Path(path.stem).suffix if packed else path.suffix
-    return {".csv": b",", ".tsv": b"\t", ".tab": b"\t"}.get(suffix.lower())
+    return {".csv": b",", ".tsv": b"\t", ".tab": b"\t", ".libsvm": b" "}.get(suffix.lower())
 
 
 def _text_blocks(

@@ -1,0 +1,129 @@
+"""Raw files of a public data set, from where it is published: fetched, checked and unpacked, or not there at all."""
+
+import hashlib
+import http.client
+import shutil
+import ssl
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from recap_ctr.errors import InputError
+from recap_ctr.progress import meter
+from recap_ctr.storage import atomic_file, locked
+
+TIMEOUT_SECONDS = 30
+CHUNK = 1 << 16
+MAX_BYTES = 1 << 28  # of an archive, and of a file in it; a server or a bomb could go on for ever
+NETWORK = (URLError, ConnectionError, TimeoutError, ssl.SSLError, http.client.HTTPException)
+AGAIN = "run the same command again: it goes on where it stopped"
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A zip file on the web."""
+
+    url: str
+    md5: str
+    folder: str
+    """Where in the archive the files lie."""
+
+
+def download(
+    archive: Archive, files: Sequence[str], directory: Path, *, force: bool = False, quiet: bool = False
+) -> bool:
+    """Put the files into `directory`; say whether they were there already."""
+    if not force and all((directory / name).is_file() for name in files):
+        return True
+    directory.mkdir(parents=True, exist_ok=True)
+    partial = directory / f".{archive.url.rpartition('/')[2]}.partial"
+    with locked(directory):
+        if not _is_whole(archive, partial):
+            resumed = partial.is_file()
+            _fetch(archive, partial, quiet)
+            if resumed and not _is_whole(archive, partial):  # the old part was of another file
+                partial.unlink()
+                _fetch(archive, partial, quiet)
+            _verify(archive, partial)
+        _unpack(archive, partial, files, directory)
+        partial.unlink()
+    return False
+
+
+def _fetch(archive: Archive, partial: Path, quiet: bool) -> None:
+    """Append to `partial` what it lacks; what a server sends from the beginning replaces it."""
+    have = partial.stat().st_size if partial.is_file() else 0
+    headers = {"User-Agent": "recap-ctr"} | ({"Range": f"bytes={have}-"} if have else {})
+    try:
+        with urlopen(Request(archive.url, headers=headers), timeout=TIMEOUT_SECONDS) as response:
+            goes_on = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+            have = have if response.status == 206 and goes_on else 0
+            length = response.headers.get("Content-Length")
+            total = have + int(length) if length and length.isdigit() else None
+            title = f"downloading {archive.url.rpartition('/')[2]}"
+            with (
+                meter(title, total, "KiB", quiet=quiet) as shown,
+                partial.open("ab" if have else "wb") as file,
+            ):
+                shown.advance(0, have)
+                while chunk := response.read(CHUNK):
+                    have += len(chunk)
+                    if have > MAX_BYTES:
+                        raise InputError(f"{archive.url} sends more than {MAX_BYTES >> 20} MiB; stopped")
+                    file.write(chunk)
+                    shown.advance(len(chunk) >> 10, len(chunk))
+            if total is not None and have < total:
+                raise InputError(f"{archive.url}: the connection broke off after {have:,} bytes", fix=AGAIN)
+    except HTTPError as error:
+        error.close()
+        if error.code == 416 and have:  # it has no such range: what we hold is not the beginning of it
+            partial.unlink()
+            _fetch(archive, partial, quiet)
+            return
+        raise InputError(f"{archive.url}: the server answers {error.code} {error.reason}") from None
+    except NETWORK as error:
+        reason = getattr(error, "reason", None) or error
+        raise InputError(f"{archive.url} can't be reached: {reason}", fix=AGAIN) from None
+
+
+def _is_whole(archive: Archive, partial: Path) -> bool:
+    return partial.is_file() and _md5(partial) == archive.md5
+
+
+def _verify(archive: Archive, partial: Path) -> None:
+    if (found := _md5(partial)) == archive.md5:
+        return
+    with partial.open("rb") as file:
+        is_zip = file.read(2) == b"PK"
+    partial.unlink()
+    if not is_zip:
+        raise InputError(
+            f"{archive.url}: what came is no zip archive but another page",
+            fix="look at the address in a browser; a network may want a login first",
+        )
+    raise InputError(
+        f"{archive.url}: the MD5 of what came is {found}, published is {archive.md5}",
+        fix="run the same command again; should it persist, the file was replaced",
+    )
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _unpack(archive: Archive, partial: Path, files: Sequence[str], directory: Path) -> None:
+    """Only the files asked for, each under its plain name: no path in the archive is followed."""
+    try:
+        with zipfile.ZipFile(partial) as packed:
+            for name in files:
+                member = packed.getinfo(f"{archive.folder}/{name}")
+                if member.file_size > MAX_BYTES:
+                    raise InputError(f"{archive.url}: {name} unpacks to {member.file_size:,} bytes; stopped")
+                with packed.open(member) as source, atomic_file(directory / name) as target:
+                    shutil.copyfileobj(source, target)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise InputError(f"{archive.url}: {error.args[0]}") from None
