@@ -90,7 +90,8 @@ class TestConventions:
         command = commands()[name]
         options = {option for parameter in command.params for option in parameter.opts}
         assert {"--json", "--quiet", "-q"} <= options
-        if "--out" in options and name not in ("fit", "bench"):  # their stages never replace each other
+        # Stages never replace each other; a page is made anew from its report each time.
+        if "--out" in options and name not in ("fit", "bench", "report"):
             assert "--force" in options
         if name in ("prepare", "train", "fit", "synthetic", "demo"):
             assert "--seed" in options

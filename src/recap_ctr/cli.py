@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -543,6 +544,7 @@ def fit(
     _training()
     from recap_ctr.recipe import Recipe as Cooking
     from recap_ctr.recipe import recipe_config
+    from recap_ctr.report.run import page
 
     given: dict[str, Any] = {
         "model": model, "teacher_model": teacher_model, "teachers": teachers, "routes": routes,
@@ -557,10 +559,12 @@ def fit(
         settings, prepared, out, threads=threads, device=_device(device), budget=budget, quiet=quiet
     )
     report = cooking.run()
+    written = page(report, shlex.join(["recap", *sys.argv[1:]])).write(out)
     if as_json:
         _print_json(report)
         return
     _print_recipe(report)
+    _tell(quiet, f"To look at: {written}")
     _tell(quiet, f"Next: recap predict {out}/artifact rows.csv --out scores.csv")
 
 
@@ -600,8 +604,9 @@ def _prepared(
             file.write(inferred.to_toml().encode())
         _tell(quiet, f"schema: {len(fields.fields)} fields, inferred; see {out / 'schema.toml'}")
     preparation = Preparation(fields, {"all": source}, Split(kind=kind))
-    # Like all stages, it is named after what it is made of.
-    prepared, done = prepare_data(preparation, out / f"data-{preparation.fingerprint[:10]}", quiet=quiet)
+    # Like all stages, it is named after what it is made of; the table's own name is what reports show.
+    name = re.sub(r"\W+", "-", Path(data[0]).name.partition(".")[0]).strip("-") or "data"
+    prepared, done = prepare_data(preparation, out / f"{name}-{preparation.fingerprint[:10]}", quiet=quiet)
     rows = {name: split["rows"] for name, split in prepared.manifest["splits"].items()}
     _tell(
         quiet,
@@ -727,6 +732,43 @@ def bench(
         _print_json({"table": table, "markdown": text})
     else:
         typer.echo(text)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="What `recap fit` or `recap train` wrote.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Directory for the page.  [default: DIR; needed for several runs]"),
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """One page to look at and to show: the answer, figures with intervals, charts, settings. Needs no network.
+
+    Several runs on the same data are compared on one page.
+
+    Example: recap report model
+
+    Example: recap report run-1 run-2 --out comparison
+    """
+    _training()
+    from recap_ctr.report import compare
+    from recap_ctr.report.run import page
+    from recap_ctr.runs import read_report
+
+    reports = {str(path): read_report(path) for path in runs}
+    if len(reports) > 1 and out is None:
+        raise InputError("a page of several runs needs a place of its own", fix="--out DIR")
+    shown = compare.page(reports) if len(reports) > 1 else page(reports[str(runs[0])])
+    written = shown.write(out or runs[0])
+    if as_json:
+        _print_json({"page": str(written), "lead": shown.lead})
+        return
+    typer.echo(shown.lead)
+    _tell(quiet, f"Open {written}; its figures are beside it, as images and as numbers.")
 
 
 @app.command()
@@ -1006,7 +1048,7 @@ def demo(
     typer.echo(result["finding"]["text"])
     _tell(
         quiet,
-        f"Everything is in {out}: the raw log, the prepared data, every run, report.json and the artifact.",
+        f"Everything is in {out}: the raw log, the prepared data, every run, report.html and the artifact.",
     )
     _tell(quiet, f"Next: recap predict {out}/artifact {out}/ten.csv")
 

@@ -27,6 +27,7 @@ from recap_ctr.evaluate import evaluate
 from recap_ctr.predict import predict
 from recap_ctr.progress import brief, say
 from recap_ctr.recipe import Recipe
+from recap_ctr.report.run import page
 from recap_ctr.runs import ARTIFACT
 from recap_ctr.score import Scorer, score
 from recap_ctr.storage import claim, read_json, write_json
@@ -65,6 +66,7 @@ def run_demo(out: Path, *, rows: int, seed: int, threads: int, force: bool, quie
         students = train_all(recipe, plan, "recap", TRAININGS, [seed], list(teachers))
         (regression,) = logistic_regression(recipe)
     report = recipe.finish(plan, teachers, students["ema-kd"])
+    page(report, f"recap demo --rows {rows} --seed {seed}").write(out)
     truth = drawn.frame()["bayes_logit"].to_numpy()[data.test.rows]
     own = {training: path for training, runs in students.items() for path in runs}
     table = _table(recipe, truth, list(teachers), own, regression)

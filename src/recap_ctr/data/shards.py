@@ -3,6 +3,7 @@
 Shape suffixes: B rows of a batch, W id columns, N value columns.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -95,7 +96,8 @@ class PreparedData:
 
     @property
     def name(self) -> str:
-        return str(self.manifest["inputs"].get("dataset") or self.path.name)
+        """The public data set's, or the directory's without the hash that a recipe gives it."""
+        return str(self.manifest["inputs"].get("dataset") or re.sub(r"-[0-9a-f]{10}$", "", self.path.name))
 
     @cached_property
     def encoder(self) -> Encoder:

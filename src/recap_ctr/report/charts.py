@@ -91,7 +91,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     step = min((m * power for m in (1, 2, 2.5, 5, 10)), key=lambda one: abs(one - rough))
     first = math.floor(low / step + 1e-9)
     found = [round((first + i) * step, 12) for i in range(count * 3)]
-    return [value for value in found if low - 0.51 * step <= value <= high + 1e-9 * abs(high)]
+    return [value for value in found if low - 0.51 * step <= value <= high + 1e-6 * step]
 
 
 @dataclass(frozen=True)

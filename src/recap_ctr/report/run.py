@@ -70,7 +70,7 @@ def _together(report: Report, split: str) -> float:
     return float(report["ensembles"][-1]["metrics"][split]["raw"]["auc"])
 
 
-def _line(name: str, parameters: int | None, found: dict[str, Any]) -> tuple[str, ...]:
+def figures_line(name: str, parameters: int | None, found: dict[str, Any]) -> tuple[str, ...]:
     raw, error = found["raw"], found["raw"].get("auc_error")
     return (
         name,
@@ -90,11 +90,13 @@ def _figures(report: Report, split: str) -> Section:
         rows.append((name, "", f"{100 * line['auc']:.3f}", f"{line['logloss']:.5f}", "", ""))
     teachers = report.get("teacher_runs") or {}
     for path, one in teachers.items():
-        rows.append(_line(path.rpartition("/")[2], one["parameters"], one["metrics"][split]))
+        rows.append(figures_line(path.rpartition("/")[2], one["parameters"], one["metrics"][split]))
     if len(teachers) > 1:
         size = sum(one["parameters"] for one in teachers.values())
-        rows.append(_line(f"ensemble of {len(teachers)}", size, report["ensembles"][-1]["metrics"][split]))
-    rows.append(_line(title(report), report["parameters"], own))
+        rows.append(
+            figures_line(f"ensemble of {len(teachers)}", size, report["ensembles"][-1]["metrics"][split])
+        )
+    rows.append(figures_line(title(report), report["parameters"], own))
     header = ("model", "parameters", "AUC", "logloss", "calibrated logloss", "calibration error")
     note = (
         f"On {own['rows']:,} {split} rows; AUC in points, ± half a 95 % interval over rows (DeLong). Calibrated: after"
@@ -131,19 +133,23 @@ def _frontier(report: Report, split: str) -> Section | None:
     return Section("Frontier", charts=(chart,))
 
 
+def reliability_series(name: str, table: list[dict[str, float]] | None) -> Series | None:
+    parts = [part for part in table or () if part["rows"]]
+    if not parts:
+        return None
+    return Series(
+        name,
+        tuple(part["mean_prediction"] for part in parts),
+        tuple(part["mean_label"] for part in parts),
+        labels=tuple(f"{name}, {part['rows']:,.0f} rows" for part in parts),
+    )
+
+
 def _reliability(report: Report, split: str) -> Section | None:
     own = report["metrics"][split]
     known = [("as trained", own.get("reliability_raw")), ("calibrated", own.get("reliability"))]
-    series = tuple(
-        Series(
-            name,
-            tuple(part["mean_prediction"] for part in table if part["rows"]),
-            tuple(part["mean_label"] for part in table if part["rows"]),
-            labels=tuple(f"{name}, {part['rows']:,} rows" for part in table if part["rows"]),
-        )
-        for name, table in known
-        if table
-    )
+    found = [reliability_series(name, table) for name, table in known]
+    series = tuple(one for one in found if one is not None)
     if not series:
         return None
     raw, after = own["raw"], own["calibrated"]

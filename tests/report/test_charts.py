@@ -1,0 +1,75 @@
+"""Charts: what is described is what is drawn, in every form."""
+
+import csv
+import io
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recap_ctr.report.charts import Chart, Series, ticks, to_csv, to_png, to_svg
+
+LINE = Series("a < b", (1.0, 2.0, 3.0), (0.5, 0.7, 0.6), (0.4, 0.6, 0.5), (0.6, 0.8, 0.7))
+POINTS = Series("points", (1.5, 2.5), (0.55, 0.65), kind="points", labels=("one", 'two "quoted"'))
+BARS = Series("bars", (0.0, 1.0), (0.3, -0.1), kind="bars", labels=("first", "second"))
+CHART = Chart("name", "Title & all", "x", "y", (LINE, POINTS), digits=3)
+
+
+def marks(svg: str) -> list[ElementTree.Element]:
+    root = ElementTree.fromstring(svg)
+    return [element for element in root.iter() if element.get("data-tip")]
+
+
+def test_svg_is_well_formed_and_every_point_says_what_it_is() -> None:
+    tips = [element.get("data-tip") for element in marks(to_svg(CHART))]
+    assert len(tips) == 5
+    assert tips[0] == "a < b: 1, 0.500 [0.400, 0.600]"
+    assert tips[4] == 'two "quoted": 2.5, 0.650'
+
+
+def test_higher_values_are_drawn_higher_and_within_the_frame() -> None:
+    circles = [element for element in marks(to_svg(CHART)) if element.tag.endswith("circle")]
+    places = [(float(element.get("cx", "")), float(element.get("cy", ""))) for element in circles]
+    assert places[0][0] < places[1][0] < places[2][0]
+    assert places[1][1] < places[2][1] < places[0][1]
+    assert all(0 < x < 640 and 0 < y < 380 for x, y in places)
+
+
+def test_bars_have_a_length_like_their_value() -> None:
+    bars = marks(to_svg(Chart("bars", "t", "x", "y", (BARS,))))
+    widths = [float(bar.get("width", "")) for bar in bars]
+    assert widths[0] == pytest.approx(3 * widths[1], rel=0.01)
+
+
+def test_csv_holds_all_numbers() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(CHART))))
+    assert [float(row["y"]) for row in rows] == [*LINE.y, *POINTS.y]
+    assert rows[0]["low"] == "0.4" and rows[3]["low"] == "" and rows[3]["label"] == "one"
+
+
+@pytest.mark.parametrize("chart", [CHART, Chart("bars", "t", "x", "y", (BARS,), log_x=False)])
+def test_png_is_the_same_each_time(chart: Chart) -> None:
+    first = to_png(chart)
+    assert first.startswith(b"\x89PNG")
+    assert first == to_png(chart)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
+def test_ticks_are_few_and_cover_the_range(low: float, width: float) -> None:
+    found = ticks(low, low + width)
+    assert found == sorted(found)
+    assert 1 <= len(found) <= 12
+
+
+def test_a_logarithmic_axis_spaces_by_ratio() -> None:
+    chart = Chart("n", "t", "x", "y", (Series("s", (10.0, 100.0, 1000.0), (1.0, 2.0, 3.0)),), log_x=True)
+    xs = [float(element.get("cx", "")) for element in marks(to_svg(chart))]
+    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.2)
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 points and 2 of y"):
+        Series("s", (1.0, 2.0, 3.0), (1.0, 2.0))
+    with pytest.raises(ValueError, match="no points"):
+        to_svg(Chart("n", "t", "x", "y", ()))
