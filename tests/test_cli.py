@@ -95,7 +95,7 @@ class TestConventions:
             assert "--force" in options
         if name in ("prepare", "train", "fit", "synthetic", "demo"):
             assert "--seed" in options
-        if name not in ("inspect", "synthetic", "datasets", "download"):
+        if name not in ("inspect", "synthetic", "datasets", "download", "report"):
             assert "--threads" in options
         shown = recap(*name.split(), "--help")
         assert (shown.code, shown.err) == (0, "")
