@@ -18,7 +18,7 @@ RANKS = {
     "artifact": 8,
     "diagnose": 8, "report": 8, "score": 9,
     "runs": 10,
-    "probe": 11, "recipe": 12, "bench": 13,
+    "probe": 11, "recipe": 12, "bench": 13, "survey": 13,
     "demo": 14, "sklearn": 14,
     "cli": 15, "__main__": 16, "__init__": 16,
 }  # fmt: skip

@@ -778,7 +778,10 @@ def logits(
     out: Annotated[Path, typer.Option("--out", help="Directory for the logit table.")],
     split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "train",
     per: Annotated[
-        str, typer.Option("--per", help="A column for the whole model, for each route, or each checkpoint.")
+        str,
+        typer.Option(
+            "--per", help="A column for the whole model, each route, each checkpoint, or all of a grid."
+        ),
     ] = "model",
     name: Annotated[
         str | None, typer.Option("--run", help="Name of the run in the table.  [default: its seed]")
@@ -799,8 +802,8 @@ def logits(
 
     if split not in SPLITS:
         raise InputError(f"--split {split}: known are {', '.join(SPLITS)}")
-    if per not in ("model", "route", "checkpoint"):
-        raise InputError(f"--per {per}: known are model, route and checkpoint")
+    if per not in ("model", "route", "checkpoint", "grid"):
+        raise InputError(f"--per {per}: known are model, route, checkpoint and grid")
     _scoring(threads)
     runs = _training()
     import torch

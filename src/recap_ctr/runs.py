@@ -39,7 +39,7 @@ from recap_ctr.train import Epoch, checkpoints, train
 
 WIDE = 256  # numbers a row, from which on a step's matrix products are worth dividing
 REPORT, HISTORY, ARTIFACT, LOGITS = "report.json", "history.csv", "artifact", "logits"
-Per = Literal["model", "route", "checkpoint"]
+Per = Literal["model", "route", "checkpoint", "grid"]
 RouteChoice = Literal["late", "random", "greedy"]
 GREEDY_CANDIDATES = 4  # for each route that is chosen from them
 # Logistic regression only needs to converge; a larger step than a network's gets it there in a few epochs.
@@ -317,29 +317,37 @@ def teach(data: str, config: dict[str, Any], out: str) -> dict[str, Any]:
 
 
 def estimators(path: Path, name: str | None, per: Per) -> dict[Estimator, nn.Module]:
-    """The columns of a logit table: what the artifact ships, each of its routes, or each checkpoint of its run."""
+    """The columns of a logit table: what the artifact ships, each of its routes, each checkpoint of its run, or each
+    route of each checkpoint."""
     loaded = load_artifact(path)
     run_name = name or f"{loaded.name}-seed-{loaded.manifest['training']['seed']}"
     if per == "model":
         return {Estimator(run_name): loaded.model}
+    if per in ("route", "grid") and not loaded.routes:
+        raise InputError(f"{path} has no routes", fix=f"leave out --per {per}, or train recap")
     if per == "route":
-        if not isinstance(loaded.model, Routed):
-            raise InputError(f"{path} has no routes", fix="leave out --per route, or train recap")
-        backbone = loaded.model.model
-        return {
-            Estimator(run_name, route=_route_text(route)): Routed(backbone, [route])
-            for route in loaded.model.routes
-        }
+        assert isinstance(loaded.model, Routed)
+        return _per_route(loaded.model.model, loaded.routes, run_name, None)
     found: dict[Estimator, nn.Module] = {}
     for step, file in checkpoints(path):
         model = build(loaded.name, loaded.config, loaded.encoder.layout)
         model.load_state_dict(load_tensors(file)[0])
-        found[Estimator(run_name, step=step)] = model
+        if per == "grid":
+            found |= _per_route(model, loaded.routes, run_name, step)
+        else:
+            found[Estimator(run_name, step=step)] = model
     if not found:
         raise InputError(
             f"{path} holds no checkpoints", fix="give a run that was trained with [train] checkpoints = N"
         )
     return found
+
+
+def _per_route(
+    model: nn.Module, routes: Sequence[Route], run_name: str, step: int | None
+) -> dict[Estimator, nn.Module]:
+    assert isinstance(model, Recap)
+    return {Estimator(run_name, step, _route_text(route)): Routed(model, [route]) for route in routes}
 
 
 def _route_text(route: Route) -> str:

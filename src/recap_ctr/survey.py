@@ -1,0 +1,62 @@
+"""Runs × checkpoints × routes, trained and scored: the cube of logits that a diagnosis reads."""
+
+from pathlib import Path
+
+import torch
+
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.engine import Job, run_jobs
+from recap_ctr.logits import LogitTable
+from recap_ctr.models.recap import RecapConfig
+from recap_ctr.predict import write_logits
+from recap_ctr.recipe import Plan, Recipe
+from recap_ctr.runs import LOGITS, estimators, run_many
+
+
+def survey(
+    recipe: Recipe,
+    plan: Plan,
+    *,
+    runs: int = 5,
+    checkpoints: int = 4,
+    routes: int = 8,
+    model: str = "recap",
+    split: str = "test",
+) -> list[LogitTable]:
+    """A table for each run, with a column for each route of each of its last checkpoints; what is there is kept.
+
+    Runs learn from labels alone, under the recipe's rate and regulariser, and differ in their seed.
+    """
+    model_config = recipe.config.settings_of(model)
+    settings = recipe.settings.model_copy(update={"checkpoints": checkpoints})
+    base = recipe.run_config(plan, model, model_config, settings)
+    routed = isinstance(model_config, RecapConfig)
+    own = base.with_(seed=1, routes=routes if routed else 1)
+    where = recipe.directory(f"survey-{model}", own.without_seed(recipe.data))
+    configs = {where / f"seed-{seed}": own.with_(seed=seed, routes=own.routes) for seed in range(1, runs + 1)}
+    run_many(configs, recipe.data, title="survey", workers=recipe.workers, quiet=recipe.quiet)
+    tables = {run: run / LOGITS / f"grid-{split}" for run in configs}
+    jobs = [
+        Job(
+            run.name,
+            "recap_ctr.survey:write_grid",
+            {
+                "data": str(recipe.data.path), "run": str(run), "out": str(table), "split": split,
+                "routed": routed, "threads": recipe.threads, "device": recipe.device,
+            },
+        )
+        for run, table in tables.items()
+        if not table.is_dir()
+    ]  # fmt: skip
+    if jobs:
+        run_jobs(jobs, workers=recipe.workers, title="logits of the survey", quiet=recipe.quiet)
+    return [LogitTable(table) for table in tables.values()]
+
+
+def write_grid(data: str, run: str, out: str, split: str, routed: bool, threads: int, device: str) -> None:
+    """The table of one run; the arguments are plain, for the engine."""
+    torch.set_num_threads(threads)
+    on = torch.device(device)
+    found = estimators(Path(run), Path(run).name, "grid" if routed else "checkpoint")
+    models = {estimator: model.to(on) for estimator, model in found.items()}
+    write_logits(Path(out), models, PreparedData(Path(data), verify=False), split, on)

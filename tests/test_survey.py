@@ -1,0 +1,37 @@
+"""The cube of a diagnosis: which columns it has, and that nothing is made twice."""
+
+from pathlib import Path
+
+import numpy as np
+
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.survey import survey
+from tests.bench.test_scaling import recipe
+
+
+def test_every_run_has_all_routes_of_its_checkpoints(prepared: PreparedData, tmp_path: Path) -> None:
+    cooking = recipe(prepared, tmp_path, train={"batch_size": 256, "max_epochs": 3})
+    plan = cooking.plan()
+    tables = survey(cooking, plan, runs=2, checkpoints=2, routes=4)
+
+    assert len(tables) == 2
+    for number, table in enumerate(tables, start=1):
+        steps = sorted({estimator.step or 0 for estimator in table.estimators})
+        routes = {estimator.route for estimator in table.estimators}
+        assert {estimator.run for estimator in table.estimators} == {f"seed-{number}"}
+        assert len(steps) == 2 and len(routes) == 4 and len(table.estimators) == 8
+        assert steps[1] - steps[0] == -(-len(prepared.train) // 256)
+        assert table.logits_NM.shape == (len(prepared.test), 8)
+        assert table.split == "test"
+        per_route = np.asarray(table.logits_NM).std(axis=1)
+        assert (per_route > 0).all()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    again = survey(cooking, plan, runs=2, checkpoints=2, routes=4)
+    assert [table.checksum for table in again] == [table.checksum for table in tables]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_model_without_routes_has_its_checkpoints(prepared: PreparedData, tmp_path: Path) -> None:
+    cooking = recipe(prepared, tmp_path, train={"batch_size": 256, "max_epochs": 2})
+    (table,) = survey(cooking, cooking.plan(), runs=1, checkpoints=2, model="lr", split="valid")
+    assert [estimator.route for estimator in table.estimators] == [None, None]
