@@ -99,7 +99,7 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     parameter              without teachers      with teachers
     =====================  ====================  ================================================================
     model                  fcn                   recap (`auto`: recap or fcn, whichever is better on held-out rows)
-    l2, learning_rate      1e-5, 1e-3            probed, l2 again for the student; if l2 alone is given, the rate is 1e-3
+    l2, learning_rate      1e-5, 1e-3            probed, l2 again for the student; with l2 alone given, rate 1e-3
     schedule               plateau               constant
     ema, ema_epochs        no average            average of the weights, horizon 4 epochs
     batch_size             4096                  4096, but less where an epoch would have fewer than 64 steps
