@@ -68,17 +68,20 @@ def paired(one: Path, other: Path) -> list[str]:
     return lines
 
 
+TABLES = (
+    "overview", "ablation", "fcn-scaling", "variance", "sensitivity", "capacity", "estimators", "frontier",
+)  # fmt: skip
+
+
 def scaling() -> list[str]:
-    """The tables that `recap bench` left, as they are."""
+    """The tables that `recap bench` left, as they are, with their figures."""
     lines = []
-    for name in ("overview", "ablation", "fcn-scaling", "variance"):
+    for name in TABLES:
         for path in sorted(HERE.glob(f"*/{name}/{name}.md")):
-            lines += [
-                f"`recap bench {name}`, {path.parents[1].name}:",
-                "",
-                *path.read_text().rstrip().splitlines(),
-                "",
-            ]
+            data, figure = path.parents[1].name, path.with_suffix(".png")
+            lines += [f"`recap bench {name}`, {data}:", "", *path.read_text().rstrip().splitlines(), ""]
+            if figure.is_file():
+                lines += [f"![{name}, {data}]({figure.relative_to(README.parent).as_posix()})", ""]
     return lines
 
 

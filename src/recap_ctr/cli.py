@@ -666,7 +666,8 @@ def bench(
     table: Annotated[
         str,
         typer.Argument(
-            help="table1, ablation (Table 2), fcn-scaling (Table 3), overview or variance.",
+            help="table1, ablation (Table 2), fcn-scaling (Table 3), sensitivity (Table 4), overview, variance,"
+            " or with figures: capacity (1a), estimators (1b, 1c), frontier (1d, 4).",
         ),
     ],
     data: Annotated[
@@ -688,7 +689,14 @@ def bench(
         str | None,
         typer.Option("--models", help="table1: which models, such as lr,fcn,recap.  [default: all]"),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each kind.")] = 3,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds",
+            min=1,
+            help="Runs of each kind.  [default: 3, or 1 for sensitivity, capacity, estimators, frontier]",
+        ),
+    ] = None,
     averaged: Annotated[
         bool, typer.Option("--averaged", help="table1: baselines with our averaging of weights.")
     ] = False,
@@ -711,9 +719,14 @@ def bench(
     estimators, and with all; `fcn-scaling` is FCN with averaged weights, with distillation, and with both; `overview`
     sets both beside the ensembles; `variance` shows how far runs and routes disagree, which explains the effects.
 
+    With figures, and all numbers as JSON and CSV: `sensitivity` varies one setting of RECAP at a time; `capacity` grows
+    FCN in depth and breadth; `estimators` is what averaging gains along each axis; `frontier` is AUC against size.
+
     Example: recap bench table1 --data synthetic --models lr,fm,fcn,recap --seeds 2
 
     Example: recap bench ablation --data data --out bench --seeds 3
+
+    Example: recap bench sensitivity --data data --out bench
     """
     _limit_threads(threads)
     _training()

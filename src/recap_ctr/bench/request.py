@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from recap_ctr.bench import table1
+from recap_ctr.bench.capacity import capacity
+from recap_ctr.bench.estimators import estimators
+from recap_ctr.bench.frontier import frontier
 from recap_ctr.bench.overview import overview
 from recap_ctr.bench.published import PAPER_ORDER
 from recap_ctr.bench.scaling import BENCHES, bench
+from recap_ctr.bench.sensitivity import sensitivity
 from recap_ctr.bench.synthetic import NAME, ROWS, draw, quick_recipe
 from recap_ctr.bench.variance import variance
 from recap_ctr.config import read_toml
@@ -22,8 +26,14 @@ ONE_RECIPE: dict[str, Callable[[Recipe, int, Path], str]] = {
     "overview": overview,
     "variance": variance,
     **{name: partial(bench, name) for name in BENCHES},
+    "sensitivity": sensitivity,
+    "capacity": capacity,
+    "estimators": estimators,
+    "frontier": frontier,
 }
 """Tables of one data set, made of what its recipe trains."""
+ONE_SEED = ("sensitivity", "capacity", "estimators", "frontier")
+"""Tables of many settings, where one run each is enough beside the noise of those that have several."""
 TABLES = ("table1", *ONE_RECIPE)
 
 
@@ -42,7 +52,8 @@ class Request:
     preset: str = "default"
     models: tuple[str, ...] = ()
     """Of table1; none: all."""
-    seeds: int = 3
+    seeds: int | None = None
+    """Runs of each kind; None: 1 or 3, as suits the table."""
     averaged: bool = False
     dry_run: bool = False
     threads: int | None = None
@@ -57,6 +68,7 @@ def fulfil(request: Request) -> str:
     if request.table != "table1" and (request.models or request.averaged or request.dry_run):
         raise InputError("--models, --averaged and --dry-run belong to table1")
     models = request.models or tuple(PAPER_ORDER)
+    seeds = request.seeds or (1 if request.table in ONE_SEED else 3)
     table1.check_models(models)
     sets = [_open(request, name) for name in request.data]
     names = [data.name for data in sets]
@@ -71,16 +83,16 @@ def fulfil(request: Request) -> str:
                 quiet=request.quiet,
             )  # fmt: skip
             if request.dry_run:
-                costs = own.costs(models, request.seeds, averaged=request.averaged)
+                costs = own.costs(models, seeds, averaged=request.averaged)
                 said.append(f"{data.name}:\n{table1.say_costs(costs)}")
             else:
-                own.run(models, request.seeds, averaged=request.averaged)
+                own.run(models, seeds, averaged=request.averaged)
         else:
             recipe = Recipe(
                 _recipe(request, data), data, request.out / data.name, threads=request.threads,
                 device=request.device, quiet=request.quiet,
             )  # fmt: skip
-            said.append(ONE_RECIPE[request.table](recipe, request.seeds, reports))
+            said.append(ONE_RECIPE[request.table](recipe, seeds, reports))
     if request.table == "table1" and not request.dry_run:
         by_dataset = {data.name: request.reports / data.name for data in sets}
         where = request.reports / names[0] if len(names) == 1 else request.reports

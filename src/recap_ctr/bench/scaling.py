@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from recap_ctr.bench import tables
 from recap_ctr.config import TrainConfig, parse
 from recap_ctr.errors import InputError
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe import Plan, Recipe
-from recap_ctr.runs import REPORT, RunConfig, run_many, teacher_tables
+from recap_ctr.runs import REPORT, RunConfig, read_report, run_many, teacher_tables
 from recap_ctr.storage import atomic_file, write_json
 
 PLAIN: dict[str, Any] = {
@@ -24,6 +24,7 @@ PLAIN: dict[str, Any] = {
 
 
 Runs = dict[Path, dict[str, Any]]
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -91,20 +92,49 @@ def train_all(
     """Runs of one model by training (plain, ema, kd, ema-kd) and seed, all side by side."""
     if not teachers:
         raise InputError("this table compares with distillation", fix="give at least one teacher")
-    taught = plan
-    if any("kd" in training for training in trainings):
-        l2 = recipe.student_l2(plan, student, recipe.config.settings_of(student), teachers)
-        taught = replace(plan, l2=l2)
+    needs = any("kd" in training for training in trainings)
+    own = taught(recipe, plan, student, teachers) if needs else plan
+    cells = {
+        training: cell(recipe, own if "kd" in training else plan, student, training, teachers)
+        for training in dict.fromkeys(trainings)
+    }
+    return train_cells(recipe, cells, seeds, title=student)
+
+
+def taught(recipe: Recipe, plan: Plan, student: str, teachers: Sequence[Path]) -> Plan:
+    """The plan with the regulariser of a taught student, which a probe of its own finds."""
+    l2 = recipe.student_l2(plan, student, recipe.config.settings_of(student), teachers)
+    return replace(plan, l2=l2)
+
+
+def train_cells(
+    recipe: Recipe, cells: Mapping[Key, RunConfig], seeds: Sequence[int], *, title: str
+) -> dict[Key, Runs]:
+    """Runs of each config from each seed, all side by side; what any table trained before is found again."""
     configs: dict[Path, RunConfig] = {}
-    where: dict[str, list[Path]] = {}
-    for training in dict.fromkeys(trainings):
+    where: dict[Key, list[Path]] = {key: [] for key in cells}
+    for key, config in cells.items():
         for seed in seeds:
-            config = _config(recipe, taught if "kd" in training else plan, student, training, seed, teachers)
-            stage = recipe.directory(f"{student}-{training}", config.without_seed(recipe.data))
-            configs[stage / f"seed-{seed}"] = config
-            where.setdefault(training, []).append(stage / f"seed-{seed}")
-    done = run_many(configs, recipe.data, title=student, workers=recipe.workers, quiet=recipe.quiet)
-    return {training: {path: done[path] for path in paths} for training, paths in where.items()}
+            path = stage(recipe, config) / f"seed-{seed}"
+            configs[path] = replace(config, train=config.train.model_copy(update={"seed": seed}))
+            where[key].append(path)
+    done = run_many(configs, recipe.data, title=title, workers=recipe.workers, quiet=recipe.quiet)
+    return {key: {path: done[path] for path in paths} for key, paths in where.items()}
+
+
+def stage(recipe: Recipe, config: RunConfig) -> Path:
+    """Where runs of these settings are, whatever their seeds: the same place for every table."""
+    averaged = config.train.ema is not None or config.train.ema_epochs
+    words = [word for word, on in (("ema", averaged), ("kd", config.teachers)) if on]
+    return recipe.directory(f"{config.model}-{'-'.join(words) or 'plain'}", config.without_seed(recipe.data))
+
+
+def finished(recipe: Recipe, config: RunConfig) -> Runs:
+    """All runs of these settings that any table has finished, by seed."""
+    found = [
+        (path.parent, read_report(path.parent)) for path in stage(recipe, config).glob(f"seed-*/{REPORT}")
+    ]
+    return dict(sorted(found, key=lambda one: int(one[1]["train"]["seed"])))
 
 
 def copy_reports(found: Mapping[str, Runs], directory: Path) -> None:
@@ -145,16 +175,14 @@ def on_routes(report: dict[str, Any], *, all_of_them: bool) -> dict[str, Any]:
     return {**report, "metrics": by_routes[count]}
 
 
-def _config(
-    recipe: Recipe, plan: Plan, student: str, training: str, seed: int, teachers: list[Path]
-) -> RunConfig:
+def cell(recipe: Recipe, plan: Plan, student: str, training: str, teachers: Sequence[Path]) -> RunConfig:
+    """What a model's runs of one training have in common."""
     model_config = recipe.config.settings_of(student)
     settings = recipe.settings
     if "ema" not in training:
         settings = parse(TrainConfig, {**settings.model_dump(), **PLAIN}, "bench")
-    base = recipe.run_config(plan, student, model_config, settings)
-    return base.with_(
-        seed=seed,
+    return replace(
+        recipe.run_config(plan, student, model_config, settings),
         teachers=teacher_tables(teachers, "train") if "kd" in training else (),
         routes=recipe.config.routes if isinstance(model_config, RecapConfig) else 1,
         route_choice=recipe.config.route_choice,

@@ -260,6 +260,15 @@ def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
     return f"{scale * statistics.mean(values):.{digits}f}{deviation}"
 
 
+def grid(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table, as they are.
+
+    >>> grid(["model", "AUC"], [["FCN", "90.8"]])
+    ['| model | AUC |', '| --- | --- |', '| FCN | 90.8 |']
+    """
+    return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *lines)]
+
+
 def _difference(baseline: Arm, arm: Arm) -> tuple[str, str]:
     """How far the arm's AUC lies from the baseline's, in points with its interval, and p."""
     found = paired(baseline, arm, "auc")

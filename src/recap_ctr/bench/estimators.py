@@ -1,0 +1,237 @@
+"""What the mean of M estimators gains along each axis, beside what theory predicts (the paper's Figures 1b and 1c).
+
+Shape suffixes: N rows, M estimators.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from recap_ctr import diagnose, metrics
+from recap_ctr.artifact import load_artifact
+from recap_ctr.axes.routes import Routed
+from recap_ctr.bench import figures
+from recap_ctr.bench.scaling import cell, finished, taught, train_all, train_cells
+from recap_ctr.bench.tables import grid
+from recap_ctr.logits import LogitTable, blocks
+from recap_ctr.predict import predict, predict_routes
+from recap_ctr.recipe import Plan, Recipe
+from recap_ctr.runs import ARTIFACT, RunConfig, teacher_tables
+from recap_ctr.runs import estimators as estimators_of
+
+CHECKPOINTS = 8
+AXES = {"run": "runs", "trajectory": "trajectory", "route": "routes"}
+MOST_SUBSETS = 100  # of each size
+HEADER = [
+    "estimators",
+    "axis",
+    "M",
+    "AUC",
+    "gain in AUC",
+    "logloss",
+    "V_ns",
+    "predicted gain",
+    "measured gain",
+]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The mean of M estimators of one family, itself a mean over subsets of them."""
+
+    family: str
+    axis: str
+    count: int
+    subsets: int
+    auc: float
+    auc_gain: float
+    """AUC minus the mean of the members'."""
+    logloss: float
+    removed: float
+    """V_ns (Eq. 5)."""
+    predicted: float
+    """Loss that the mean should save (Eq. 6)."""
+    measured: float
+    """Loss that it saves; labels cancel from it (Appendix B.3)."""
+
+
+def subsets(total: int, size: int, most: int = MOST_SUBSETS) -> list[tuple[int, ...]]:
+    """All subsets of a size, or so many random ones where there are more; the same each time.
+
+    >>> subsets(3, 2)
+    [(0, 1), (0, 2), (1, 2)]
+    """
+    if math.comb(total, size) <= most:
+        return list(combinations(range(total), size))
+    rng = np.random.default_rng([total, size])
+    found: dict[tuple[int, ...], None] = {}
+    while len(found) < most:
+        found[tuple(sorted(rng.choice(total, size, replace=False).tolist()))] = None
+    return list(found)
+
+
+def scale(
+    family: str, axis: str, logits_NM: diagnose.Floats, labels_N: npt.NDArray[np.generic]
+) -> list[Point]:
+    """The mean of 1, 2, .. of the estimators: no order among them counts."""
+    alone = [
+        (metrics.auc(labels_N, column_N), metrics.logloss(labels_N, column_N)) for column_N in logits_NM.T
+    ]
+    points = []
+    for count in range(1, logits_NM.shape[1] + 1):
+        found = []
+        chosen = subsets(logits_NM.shape[1], count)
+        for members in chosen:
+            own_NM = logits_NM[:, members]
+            together_N = own_NM.mean(axis=1)
+            auc, loss = metrics.auc(labels_N, together_N), metrics.logloss(labels_N, together_N)
+            found.append(
+                (
+                    auc,
+                    auc - mean(alone[member][0] for member in members),
+                    loss,
+                    float(diagnose.nonshared_variance(own_NM).mean()),
+                    diagnose.predicted_gain(own_NM),
+                    mean(alone[member][1] for member in members) - loss,
+                )
+            )
+        points.append(Point(family, axis, count, len(chosen), *map(mean, zip(*found, strict=True))))
+    return points
+
+
+def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
+    """Train what is missing; write numbers, table and figure; return the table as Markdown."""
+    plan = recipe.plan()
+    teachers = list(recipe.teachers(plan))
+    shard = recipe.data.test if len(recipe.data.test) else recipe.data.valid
+    split = "test" if len(recipe.data.test) else "valid"
+    labels_N, device = shard.labels, torch.device(recipe.device)
+    published = train_all(recipe, plan, "fcn", ["plain"], range(1, len(teachers) + 1), teachers)["plain"]
+    paths = train_cells(recipe, trajectories(recipe, plan), [1], title="trajectories")
+
+    def of_runs(runs: Sequence[Path]) -> diagnose.Floats:
+        return np.concatenate(list(blocks([LogitTable(path) for path in teacher_tables(runs, split)])))
+
+    def of_checkpoints(run: Path) -> diagnose.Floats:
+        models = estimators_of(run, None, "checkpoint").values()
+        return np.stack([predict(model.to(device), shard, device) for model in models], axis=1).astype(
+            np.float64
+        )
+
+    points = [
+        *scale("FCN, published protocol", "run", of_runs(list(published)), labels_N),
+        *scale("FCN, averaged weights", "run", of_runs(teachers), labels_N),
+    ]
+    for name, runs in paths.items():
+        points += scale(name, "trajectory", of_checkpoints(next(iter(runs))), labels_N)
+    each = []
+    for run in _students(recipe, plan, teachers, seeds):
+        model = load_artifact(run / ARTIFACT).model.to(device)
+        assert isinstance(model, Routed)
+        logits_NM = predict_routes(model.model, shard, model.routes, device)
+        each.append(scale("RECAP", "route", logits_NM, labels_N))
+    points += [_mean(list(same)) for same in zip(*each, strict=True)]
+    text = "\n".join([*_markdown(points), "", *_findings(points, split, len(shard)), ""])
+    about = {"data": recipe.data.name, "split": split, "rows": len(shard), "students": len(each)}
+
+    def draw(figure: Figure) -> None:
+        _draw(figure, points, f"What averaging estimators gains, {recipe.data.name}", split)
+
+    figures.publish(reports / "estimators", text, about, [asdict(one) for one in points], draw, height=4.0)
+    return text
+
+
+def trajectories(recipe: Recipe, plan: Plan) -> dict[str, RunConfig]:
+    """The recipe's own training, whose last epochs' raw weights are kept.
+
+    The average that runs beside them changes no step. It says when to stop, after the rate's noise has become steady:
+    without it the run would end while its checkpoints still get better, and these would not be exchangeable.
+    """
+    return {
+        name: replace(own, train=own.train.model_copy(update={"checkpoints": CHECKPOINTS}))
+        for name, student in (("FCN", "fcn"), ("recursive backbone", "recap"))
+        for own in [cell(recipe, plan, student, "ema", [])]
+    }
+
+
+def _students(recipe: Recipe, plan: Plan, teachers: list[Path], seeds: int) -> list[Path]:
+    """As many as are wanted, and what other tables trained beside them."""
+    config = cell(recipe, taught(recipe, plan, "recap", teachers), "recap", "ema-kd", teachers)
+    train_cells(recipe, {"recap": config}, range(1, seeds + 1), title="students")
+    return list(finished(recipe, config))
+
+
+def _mean(same: Sequence[Point]) -> Point:
+    """Of several students' points."""
+    names = ("auc", "auc_gain", "logloss", "removed", "predicted", "measured")
+    return replace(same[0], **{name: mean(getattr(one, name) for one in same) for name in names})
+
+
+def _markdown(points: Sequence[Point]) -> list[str]:
+    return grid(
+        HEADER,
+        [
+            [
+                one.family, one.axis, str(one.count), f"{100 * one.auc:.3f}", f"{100 * one.auc_gain:+.3f}",
+                f"{one.logloss:.5f}", f"{one.removed:.5f}", f"{one.predicted:.6f}", f"{one.measured:.6f}",
+            ]
+            for one in points
+        ],
+    )  # fmt: skip
+
+
+def _families(points: Sequence[Point]) -> dict[str, list[Point]]:
+    """By axis and family."""
+    found: dict[str, list[Point]] = {}
+    for one in points:
+        found.setdefault(f"{AXES[one.axis]}: {one.family}", []).append(one)
+    return found
+
+
+def _findings(points: Sequence[Point], split: str, rows: int) -> list[str]:
+    last = {name: line[-1] for name, line in _families(points).items() if line[-1].count > 1}
+    said = [
+        f"On {rows:,} {split} rows; AUC in points, losses as they are; means over all subsets of M estimators, or over"
+        f" {MOST_SUBSETS} random ones. Checkpoints are raw weights, of the last epochs of one run."
+    ]
+    gains = [f"{name}, {one.count} of them: {100 * one.auc_gain:+.3f}" for name, one in last.items()]
+    said.append(f"Gains in AUC over one estimator, in points: {'; '.join(gains)}.")
+    ratios = [one.measured / one.predicted for one in last.values() if one.predicted > 0]
+    if ratios:
+        said.append(
+            f"The loss that is saved is {min(ratios):.2f} to {max(ratios):.2f} of what Eq. 6 predicts from V_ns."
+        )
+    return said
+
+
+def _draw(figure: Figure, points: Sequence[Point], title: str, split: str) -> None:
+    """Gain in AUC against the number of estimators; loss saved against loss predicted."""
+    figure.suptitle(title)
+    left, right = figure.subplots(1, 2)
+    for at, (name, line) in enumerate(_families(points).items()):
+        figures.series(left, at, [one.count for one in line], [100 * one.auc_gain for one in line], name)
+        seen = [one for one in line if one.predicted > 0 and one.measured > 0]
+        figures.series(
+            right, at, [one.predicted for one in seen], [one.measured for one in seen], name, linestyle=""
+        )
+    shown = [one.predicted for one in points if one.predicted > 0]
+    if shown:
+        ends = [min(shown), max(shown)]
+        right.plot(ends, ends, color=figures.INK, linestyle="--", linewidth=1, label="measured = predicted")
+        right.set_xscale("log")
+        right.set_yscale("log")
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    left.set_xlabel("estimators averaged, M")
+    left.set_ylabel(f"gain in {split} AUC (points)")
+    right.set_xlabel("predicted gain in logloss (Eq. 6)")
+    right.set_ylabel(f"measured gain in {split} logloss")
+    figures.legend(figure, right, columns=3)

@@ -1,0 +1,106 @@
+"""Figures 1b and 1c: means over subsets against brute force, and families of the estimators they name."""
+
+import json
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pytest
+import torch
+
+from recap_ctr import diagnose, metrics
+from recap_ctr.artifact import load_artifact
+from recap_ctr.axes.routes import Routed
+from recap_ctr.bench.estimators import MOST_SUBSETS, estimators, scale, subsets, trajectories
+from recap_ctr.bench.scaling import cell, finished, stage
+from recap_ctr.predict import predict, predict_routes
+from recap_ctr.runs import ARTIFACT, read_report
+from recap_ctr.train import checkpoints
+from tests.bench.conftest import Kitchen
+from tests.bench.test_figures import check
+
+
+def test_subsets_are_all_or_distinct_and_the_same_each_time() -> None:
+    for total in range(1, 9):
+        for size in range(1, total + 1):
+            assert subsets(total, size) == list(combinations(range(total), size))
+    many = subsets(32, 16)
+    assert len(set(many)) == MOST_SUBSETS < comb(32, 16)
+    assert all(len(set(chosen)) == 16 and max(chosen) < 32 for chosen in many)
+    assert many == subsets(32, 16)
+
+
+def test_each_point_is_the_mean_over_subsets() -> None:
+    rng = np.random.default_rng(0)
+    shared_N = rng.normal(size=500)
+    logits_NM = shared_N[:, None] + 0.5 * rng.normal(size=(500, 4))
+    labels_N = (rng.random(500) < metrics.sigmoid(shared_N)).astype(np.int8)
+
+    points = scale("four", "run", logits_NM, labels_N)
+
+    assert [point.count for point in points] == [1, 2, 3, 4]
+    for point in points:
+        chosen = [logits_NM[:, list(members)] for members in combinations(range(4), point.count)]
+        assert point.subsets == len(chosen)
+        assert point.auc == pytest.approx(
+            np.mean([metrics.auc(labels_N, own.mean(axis=1)) for own in chosen])
+        )
+        assert point.logloss == pytest.approx(
+            np.mean([metrics.logloss(labels_N, own.mean(axis=1)) for own in chosen])
+        )
+        assert point.auc_gain == pytest.approx(point.auc - points[0].auc)
+        assert point.removed == pytest.approx(np.mean([own.var(axis=1).mean() for own in chosen]))
+        assert point.predicted == pytest.approx(np.mean([diagnose.predicted_gain(own) for own in chosen]))
+        assert point.measured == pytest.approx(
+            np.mean([diagnose.exact_gain(own) for own in chosen]), abs=1e-12
+        )
+    # Eq. 5: what is removed grows as 1 - 1/M.
+    assert points[1].removed / points[3].removed == pytest.approx((1 / 2) / (3 / 4))
+
+
+def test_table_averages_runs_checkpoints_and_routes(kitchen: Kitchen) -> None:
+    own, before = kitchen.recipe, kitchen.trained()
+    text = estimators(own, 1, kitchen.reports)
+    after = kitchen.trained()
+
+    assert {path: after[path] for path in before} == before
+    stored = json.loads((kitchen.reports / "estimators" / "estimators.json").read_text())
+    last = {(one["family"], one["axis"]): one for one in stored["points"]}
+    assert {key: one["count"] for key, one in last.items()} == {
+        ("FCN, published protocol", "run"): 3,
+        ("FCN, averaged weights", "run"): 3,
+        ("FCN", "trajectory"): 3,
+        ("recursive backbone", "trajectory"): 3,
+        ("RECAP", "route"): 4,
+    }
+    teachers = list(own.teachers(own.plan()))
+    together = own.ensembles(teachers)[-1]["metrics"]["test"]["raw"]
+    assert last["FCN, averaged weights", "run"]["auc"] == pytest.approx(together["auc"])
+    assert last["FCN, averaged weights", "run"]["logloss"] == pytest.approx(together["logloss"], abs=1e-6)
+
+    for name, config in trajectories(own, own.plan()).items():
+        run = stage(own, config) / "seed-1"
+        assert run in after and config.train.checkpoints == 8
+        steps = [step for step, _ in checkpoints(run)]
+        assert steps == [line["step"] for line in read_report(run)["history"]]
+        assert last[name, "trajectory"]["subsets"] == 1
+
+    device, shard = torch.device("cpu"), own.data.test
+    student = cell(own, own.plan(), "recap", "ema-kd", teachers)  # l2 is given, so that no probe changes it
+    aucs, variances = [], []
+    for run in finished(own, student):
+        model = load_artifact(run / ARTIFACT).model
+        assert isinstance(model, Routed)
+        aucs.append(metrics.auc(shard.labels, predict(model, shard, device)))
+        variances.append(predict_routes(model.model, shard, model.routes, device).var(axis=1).mean())
+    assert stored["students"] == len(aucs) == 2, "one was asked for, and the ablation had two"
+    assert last["RECAP", "route"]["auc"] == pytest.approx(np.mean(aucs))
+    assert last["RECAP", "route"]["removed"] == pytest.approx(np.mean(variances))
+    gain = 100 * last["FCN", "trajectory"]["auc_gain"]
+    assert f"trajectory: FCN, 3 of them: {gain:+.3f}" in text
+
+    check(kitchen.reports / "estimators")
+    files = {path: path.read_bytes() for path in (kitchen.reports / "estimators").iterdir()}
+    assert estimators(own, 1, kitchen.reports) == text
+    assert {path: path.read_bytes() for path in files} == files
+    assert kitchen.trained() == after

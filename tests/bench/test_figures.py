@@ -1,0 +1,97 @@
+"""Figures: valid files, the same bytes each time, no trace of the machine; and the files beside them."""
+
+import csv
+import io
+import json
+import struct
+from pathlib import Path
+from xml.etree import ElementTree
+
+import matplotlib
+import pytest
+from matplotlib.figure import Figure
+
+from benchmarks import summary
+from recap_ctr.bench import figures
+from recap_ctr.bench.figures import Name, names, publish, render
+
+
+def draw(figure: Figure) -> None:
+    axes = figure.subplots()
+    figures.band(axes, 2.0, 0.5)
+    figures.series(axes, 0, [1e5, 2e5, 1e6], [1.0, 2.0, 3.0], "a line")
+    figures.sizes(axes, log=True)
+    figures.legend(figure, axes, columns=2)
+    names(figure, axes, [Name("a point", 2e5, 2.0, 0)])
+
+
+def check(directory: Path) -> None:
+    """The files of a table, as all of them must be."""
+    name = directory.name
+    png = (directory / f"{name}.png").read_bytes()
+    assert png.startswith(b"\x89PNG\r\n\x1a\n") and png.endswith(b"IEND\xaeB`\x82")
+    assert struct.unpack(">I", png[16:20])[0] == figures.WIDTH * figures.DPI
+    svg = (directory / f"{name}.svg").read_text()
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+    assert "dc:date" not in svg and "Software" not in svg
+    numbers = json.loads((directory / f"{name}.json").read_text())
+    assert numbers["kind"] == name
+    lines = list(csv.DictReader(io.StringIO((directory / f"{name}.csv").read_text())))
+    assert len(lines) == len(numbers["points"])
+    assert all(len(line) == len(set(line)) and None not in line for line in lines)
+
+
+def test_same_numbers_same_bytes_whatever_the_machines_own_settings() -> None:
+    first = render(draw, 3.0)
+    with matplotlib.rc_context({"font.size": 30, "axes.grid": False}):
+        assert render(draw, 3.0) == first
+    assert matplotlib.rcParams["svg.hashsalt"] != "recap", "nothing is left behind"
+
+
+def test_text_of_an_svg_is_text() -> None:
+    svg = render(draw, 3.0)["svg"].decode()
+    for text in ("a line", "a point", "stored parameters", "200k", "± seed standard deviation"):
+        assert text in svg
+
+
+def test_names_hide_neither_points_nor_each_other() -> None:
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.subplots()
+    spots = [(0.5 + 0.01 * at, 0.5) for at in range(40)]
+    axes.plot(*zip(*spots, strict=True), marker="o", linestyle="")
+    axes.set_xlim(0, 1)
+    names(figure, axes, [Name(f"point {at}", x, y, 0) for at, (x, y) in enumerate(spots)])
+    figure.draw_without_rendering()
+
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert 2 <= len(boxes) < len(spots), "some are written, and where there is no room none"
+    assert axes.texts[0].get_text() == "point 0", "the first chooses first"
+    for at, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:at])
+        assert not any(box.contains(*axes.transData.transform(spot)) for spot in spots)
+
+
+def test_publish_writes_all_numbers(tmp_path: Path) -> None:
+    points = [{"name": "a", "auc": (0.5, 0.7)}, {"name": "b", "auc": (0.4,)}]
+    for _ in range(2):
+        publish(tmp_path / "toy", "text\n", {"split": "test"}, points, draw, height=3.0)
+        check(tmp_path / "toy")
+    assert (tmp_path / "toy" / "toy.md").read_text() == "text\n"
+    stored = json.loads((tmp_path / "toy" / "toy.json").read_text())
+    assert stored["points"] == [{"name": "a", "auc": [0.5, 0.7]}, {"name": "b", "auc": [0.4]}]
+
+
+def test_summary_shows_the_figure_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "HERE", tmp_path / "benchmarks")
+    monkeypatch.setattr(summary, "README", tmp_path / "README.md")
+    assert summary.scaling() == []
+    for name in ("capacity", "variance"):
+        directory = tmp_path / "benchmarks" / "ml-1m" / name
+        directory.mkdir(parents=True)
+        (directory / f"{name}.md").write_text("| a |\n")
+    (tmp_path / "benchmarks" / "ml-1m" / "capacity" / "capacity.png").touch()
+    assert summary.scaling() == [
+        "`recap bench variance`, ml-1m:", "", "| a |", "",
+        "`recap bench capacity`, ml-1m:", "", "| a |", "",
+        "![capacity, ml-1m](benchmarks/ml-1m/capacity/capacity.png)", "",
+    ]  # fmt: skip
