@@ -39,7 +39,7 @@ def test_overview_sets_students_beside_both_ensembles(prepared: PreparedData, tm
     ):
         stored = [
             json.loads(path.read_text())["metrics"]["test"]["raw"]["auc"]
-            for path in sorted((reports / "overview" / folder).glob("seed-*/report.json"))
+            for path in sorted((reports / "recipe" / folder).glob("seed-*/report.json"))
         ]
         assert lines[name]["auc"] == stored and len(stored) == 2
         assert f"RECAP minus the ensemble of 2 of {name}" in text

@@ -72,9 +72,9 @@ def test_bench_trains_what_is_missing_and_writes_reports_and_table(
     assert (reports / "ablation" / "ablation.tex").is_file()
     found = {
         path.parent.parent.name: json.loads(path.read_text())
-        for path in sorted(reports.glob("ablation/*/seed-1/report.json"))
+        for path in sorted(reports.glob("recipe/*/seed-1/report.json"))
     }
-    assert set(found) == {"plain", "ema", "kd", "ema-kd"}
+    assert set(found) == {"recap-plain", "recap-ema", "recap-kd", "recap-ema-kd"}
     for training, one in found.items():
         assert bool(one["teachers"]) == ("kd" in training)
         assert bool(one["train"]["ema_epochs"]) == ("ema" in training)
@@ -87,4 +87,4 @@ def test_bench_trains_what_is_missing_and_writes_reports_and_table(
 
 def test_it_needs_teachers(prepared: PreparedData, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least one teacher"):
-        bench("fcn-scaling", recipe(prepared, tmp_path, teachers=0), 1)
+        bench("fcn-scaling", recipe(prepared, tmp_path, teachers=0), 1, tmp_path / "reports")

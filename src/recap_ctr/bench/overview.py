@@ -120,7 +120,7 @@ def rows(lines: list[Line]) -> list[list[str]]:
     ]
 
 
-def overview(recipe: Recipe, seeds: int, reports: Path | None = None) -> str:
+def overview(recipe: Recipe, seeds: int, reports: Path) -> str:
     """Train all that the table needs; write its figures as JSON and the table as Markdown; return the latter."""
     plan = recipe.plan()
     teachers = recipe.teachers(plan)
@@ -131,13 +131,17 @@ def overview(recipe: Recipe, seeds: int, reports: Path | None = None) -> str:
     published = train_all(recipe, plan, "fcn", ["plain"], range(1, len(members) + 1), members)["plain"]
     reference = logistic_regression(recipe)
     lines = collect(recipe, teachers, students, published, reference)
-    text = "\n".join([*markdown(lines), "", *_findings(lines), ""])
-    directory = recipe.out if reports is None else reports / "overview"
-    if reports is not None:
-        copy_reports(
-            {"teachers": teachers, "fcn-plain": published, **{f"recap-{k}": v for k, v in students.items()}},
-            directory,
-        )
+    own = (
+        f"Regulariser and rate are the probe's: l2 {plan.l2:g}, {plan.learning_rate:g};"
+        " taught students have an l2 of their own."
+    )
+    text = "\n".join([*markdown(lines), "", *_findings(lines), own, ""])
+    copy_reports(
+        {"teachers": teachers, "fcn-plain": published, **{f"recap-{k}": v for k, v in students.items()}},
+        reports,
+    )
+    directory = reports / "overview"
+    directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "overview.json", {"kind": "overview", "lines": [line.to_json() for line in lines]})
     with atomic_file(directory / "overview.md") as file:
         file.write(text.encode())

@@ -58,7 +58,7 @@ BENCHES = {
 }
 
 
-def bench(name: str, recipe: Recipe, seeds: int, reports: Path | None = None) -> str:
+def bench(name: str, recipe: Recipe, seeds: int, reports: Path) -> str:
     """Train what the table needs, for each seed; write its reports and the table; return it as Markdown."""
     if name not in BENCHES:
         raise InputError(f"no table {name!r}", fix=f"known are {', '.join(BENCHES)}, overview and variance")
@@ -71,10 +71,9 @@ def bench(name: str, recipe: Recipe, seeds: int, reports: Path | None = None) ->
     found = train_all(recipe, plan, student, trainings, range(1, seeds + 1), teachers)
     by_training = {training: list(runs.values()) for training, runs in found.items()}
     table = render(name, by_training)
-    directory = recipe.out
-    if reports is not None:
-        directory = reports / name
-        copy_reports(found, directory)
+    copy_reports({f"{student}-{training}": runs for training, runs in found.items()}, reports)
+    directory = reports / name
+    directory.mkdir(parents=True, exist_ok=True)
     for suffix, text in (("md", table[0]), ("tex", table[1])):
         with atomic_file(directory / f"{name}.{suffix}") as file:
             file.write(text.encode())
@@ -137,11 +136,11 @@ def finished(recipe: Recipe, config: RunConfig) -> Runs:
     return dict(sorted(found, key=lambda one: int(one[1]["train"]["seed"])))
 
 
-def copy_reports(found: Mapping[str, Runs], directory: Path) -> None:
-    """Reports alone, as DIRECTORY/TRAINING/seed-N/report.json: small enough to keep."""
+def copy_reports(found: Mapping[str, Runs], reports: Path) -> None:
+    """Reports alone, as REPORTS/recipe/TRAINING/seed-N/report.json: small enough to keep, and once for all tables."""
     for training, runs in found.items():
         for report in runs.values():
-            target = directory / training / f"seed-{report['train']['seed']}"
+            target = reports / "recipe" / training / f"seed-{report['train']['seed']}"
             target.mkdir(parents=True, exist_ok=True)
             write_json(target / REPORT, report)
 

@@ -70,7 +70,7 @@ def family(name: str, axis: str, logits_NM: diagnose.Floats, labels_N: npt.NDArr
     )  # fmt: skip
 
 
-def variance(recipe: Recipe, seeds: int, reports: Path | None = None) -> str:
+def variance(recipe: Recipe, seeds: int, reports: Path) -> str:
     """Train what is missing; write the figures as JSON and the table as Markdown; return the latter."""
     plan = recipe.plan()
     teachers = list(recipe.teachers(plan))
@@ -86,7 +86,7 @@ def variance(recipe: Recipe, seeds: int, reports: Path | None = None) -> str:
     ]
     families = [one for one in found if one is not None]
     text = "\n".join([*_markdown(families), "", _note(families, len(shard)), ""])
-    directory = recipe.out if reports is None else reports / "variance"
+    directory = reports / "variance"
     directory.mkdir(parents=True, exist_ok=True)
     write_json(
         directory / "variance.json", {"kind": "variance", "families": [asdict(one) for one in families]}
