@@ -8,6 +8,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "recap_ctr"
 RANKS = {
     "errors": 0, "storage": 0, "config": 0, "schema": 0, "metrics": 0, "progress": 0, "environment": 0,
+    "plugins": 0,
     "engine": 1, "data": 1, "logits": 2,
     "nn": 2, "losses": 2,
     "models": 3,

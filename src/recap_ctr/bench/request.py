@@ -57,7 +57,7 @@ def fulfil(request: Request) -> str:
     if request.table != "table1" and (request.models or request.averaged or request.dry_run):
         raise InputError("--models, --averaged and --dry-run belong to table1")
     models = request.models or tuple(PAPER_ORDER)
-    table1.check_models(models)
+    table1.check_models(models, request.reports)
     sets = [_open(request, name) for name in request.data]
     names = [data.name for data in sets]
     if len(set(names)) < len(names):
