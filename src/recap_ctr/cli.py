@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from recap_ctr.data.source import FileSource
 
 RECIPE = "recipe.json"  # the mark of a directory that holds a recipe's stages
+INDENT = " " * 4
 INTERRUPTED = 130  # typer's exit code for Ctrl-C
 PATH_ERRORS = (
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP
@@ -152,7 +154,8 @@ def prepare(
         str | None, typer.Option("--split-column", help="A column that says train, valid or test.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option("--dataset", help="A public data set by its protocol, such as ml-1m.")
+        str | None,
+        typer.Option("--dataset", help="A data set by its protocol: ml-1m, or package.module:PROTOCOL."),
     ] = None,
     raw: Annotated[
         Path | None, typer.Option("--raw", help="Directory with that data set's raw files.")
@@ -338,10 +341,8 @@ def train(
     from recap_ctr.config import TrainConfig, parse
     from recap_ctr.models import parse_model
 
-    settings = runs.read_settings(config) if config is not None else runs.RunSettings("fcn", {}, {})
+    settings = runs.settings_for(model, config)
     name, model_settings = settings.model, settings.model_settings
-    if model is not None and model != name:
-        name, model_settings = model, {}
     train_settings = {
         **settings.train,
         **{key: value for key, value in given.items() if value is not None},
@@ -387,6 +388,25 @@ def train(
         f" (epoch {report['best_epoch']} was best).",
     )
     _tell(quiet, f"Next: recap predict {out}/artifact rows.csv --out scores.csv")
+
+
+@app.command("models")
+def list_models(as_json: Json = False, quiet: Quiet = False) -> None:
+    """All models: size on MovieLens-1M, what each is good for, and where it comes from.
+
+    Example: recap models --json
+    """
+    _training()
+    from recap_ctr.models import catalogue
+
+    found = catalogue()
+    if as_json:
+        _print_json({"models": found})
+        return
+    for entry in found:
+        typer.echo(f"{entry['name']}: {entry['parameters']:,} parameters on ML-1M")
+        for text in (entry["purpose"], entry["paper"]):
+            typer.echo(textwrap.fill(text, 100, initial_indent=INDENT, subsequent_indent=INDENT))
 
 
 Recipe = Annotated[
@@ -617,7 +637,10 @@ def bench(
     ] = None,
     models: Annotated[
         str | None,
-        typer.Option("--models", help="table1: which models, such as lr,fcn,recap.  [default: all]"),
+        typer.Option(
+            "--models",
+            help="table1: which, such as lr,fcn,recap; any NAME that has a NAME.toml.  [default: all]",
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each kind.")] = 3,
     averaged: Annotated[
