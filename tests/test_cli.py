@@ -91,7 +91,7 @@ class TestConventions:
         assert {"--json", "--quiet", "-q"} <= options
         if "--out" in options and name not in ("fit", "bench"):  # their stages never replace each other
             assert "--force" in options
-        if name in ("prepare", "train", "fit", "synthetic", "demo"):
+        if name in ("prepare", "train", "tune", "fit", "synthetic", "demo"):
             assert "--seed" in options
         if name not in ("inspect", "models", "synthetic"):
             assert "--threads" in options

@@ -390,6 +390,112 @@ def train(
     _tell(quiet, f"Next: recap predict {out}/artifact rows.csv --out scores.csv")
 
 
+@app.command()
+def tune(
+    data: Annotated[Path, typer.Argument(help="A directory that `recap prepare` wrote.")],
+    out: Annotated[Path, typer.Option("--out", help="Directory for the study; a second call goes on there.")],
+    model: Annotated[str | None, typer.Option("--model", help="Model by name.  [default: fcn]")] = None,
+    space: Annotated[
+        str | None,
+        typer.Option(
+            "--space",
+            help="TOML of what to search, or package.module:SPACE.  [default: what is published of the model]",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", help="TOML of [model] and [train]: the first trial, and what is not searched."
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="How many there shall be in all.")] = 30,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0.01, help="Minutes after which to stop; the same command goes on."),
+    ] = None,
+    prune_after: Annotated[
+        int, typer.Option("--prune-after", min=1, help="Epochs before a trial that lags may be given up.")
+    ] = 8,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of everything random.  [default: 1]"),
+    ] = None,
+    threads: TrainThreads = None,
+    device: Device = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search for a model's settings by validation AUC; test rows are not looked at. Interrupted, it goes on.
+
+    The first trial has the settings of --config, or the default ones; all others are compared with it.
+
+    Example: recap tune data --model dcnv2 --trials 40 --out tuned
+    """
+    _limit_threads(threads)
+    from recap_ctr.data.shards import PreparedData
+
+    prepared = PreparedData(data)
+    runs = _training()
+    from recap_ctr.config import TrainConfig, parse
+    from recap_ctr.models import parse_model
+    from recap_ctr.spaces import named_space
+    from recap_ctr.tune import Search
+    from recap_ctr.tune import tune as search
+
+    settings = runs.settings_for(model, config)
+    model_config = parse_model(settings.model, settings.model_settings)
+    training = {**settings.train, **({} if seed is None else {"seed": seed})}
+    base = runs.RunConfig(
+        model=settings.model,
+        model_config=model_config,
+        train=parse(TrainConfig, training, str(config or "train")),
+        threads=threads or runs.default_threads(model_config, prepared.layout),
+        device=_device(device),
+    )
+    wanted = Search(base, named_space(settings.model, space), prune_after)
+    record = search(wanted, prepared, out, trials=trials, minutes=timeout, force=force, quiet=quiet)
+    if as_json:
+        _print_json(record)
+        return
+    _print_trials(record)
+    _tell(quiet, f"Next: recap train {data} --config {out / 'best.toml'} --out run")
+
+
+def _print_trials(record: dict[str, Any], count: int = 5) -> None:
+    from recap_ctr.tune import in_words
+
+    trials, best, began = record["trials"], record["best"], record["started_from"]
+    complete = [trial for trial in trials if trial["state"] == "complete"]
+    rows = [
+        [
+            str(trial["number"]),
+            f"{100 * trial['valid_auc']:.3f}",
+            str(len(trial["valid_aucs"])),
+            f"{trial['seconds']:.0f} s",
+            f"{trial['parameters']:,}",
+            in_words({key: value for key, value in trial["settings"].items() if value != began[key]}),
+        ]
+        for trial in sorted(complete, key=lambda trial: -trial["valid_auc"])[:count]
+    ]
+    _table(["trial", "valid AUC", "epochs", "time", "parameters", "changed"], rows)
+    ended = f"{len(trials)} trials, {len(trials) - len(complete)} of them pruned"
+    if record["exhausted"]:
+        ended += ", and there is hardly anything else to try"
+    if record["base"] and best["number"] == record["base"]["number"]:
+        typer.echo(f"{ended}: none is better than the settings it began with.")
+        return
+    typer.echo(
+        f"{ended}: trial {best['number']} is best, with a validation AUC of {100 * best['valid_auc']:.3f}."
+    )
+    if (gain := record["gain"]) is not None:
+        error = "" if gain["standard_error"] is None else f" ± {100 * gain['standard_error']:.3f}"
+        typer.echo(
+            f"That is {100 * gain['auc']:.3f}{error} points ahead of the settings it began with; validation chose it,"
+            " so expect somewhat less on other rows."
+        )
+
+
 @app.command("models")
 def list_models(as_json: Json = False, quiet: Quiet = False) -> None:
     """All models: size on MovieLens-1M, what each is good for, and where it comes from.
