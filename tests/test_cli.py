@@ -93,9 +93,9 @@ class TestConventions:
         # Stages never replace each other; a page is made anew from its report each time.
         if "--out" in options and name not in ("fit", "bench", "report"):
             assert "--force" in options
-        if name in ("prepare", "train", "fit", "synthetic", "demo"):
+        if name in ("prepare", "train", "tune", "fit", "synthetic", "demo"):
             assert "--seed" in options
-        if name not in ("inspect", "synthetic", "datasets", "download", "report"):
+        if name not in ("inspect", "models", "synthetic", "datasets", "download", "report"):
             assert "--threads" in options
         shown = recap(*name.split(), "--help")
         assert (shown.code, shown.err) == (0, "")
@@ -195,6 +195,18 @@ class TestConventions:
             "",
             "interrupted; nothing is half-written, and the same command goes on from what is finished\n",
         )
+
+
+def test_models_are_listed(recap: Recap) -> None:
+    done = recap("models")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "fcn: 201,728 parameters on ML-1M" in lines
+    found = only_json(recap("models", "--json").out)["models"]
+    assert [line.partition(":")[0] for line in lines if not line.startswith(" ")] == [
+        entry["name"] for entry in found
+    ]
 
 
 class TestOutputs:

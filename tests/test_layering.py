@@ -8,17 +8,18 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "recap_ctr"
 RANKS = {
     "errors": 0, "storage": 0, "config": 0, "schema": 0, "metrics": 0, "progress": 0, "environment": 0,
+    "plugins": 0,
     "engine": 1, "data": 1, "logits": 2,
     "nn": 2, "losses": 2,
     "models": 3,
-    "axes": 4, "update": 4, "distil": 4,
+    "axes": 4, "update": 4, "distil": 4, "spaces": 4,
     "predict": 5, "train": 5,
     "calibrate": 6,
     "evaluate": 7,
     "artifact": 8,
     "diagnose": 8, "report": 8, "score": 9,
     "runs": 10,
-    "probe": 11, "recipe": 12, "bench": 13, "survey": 13,
+    "probe": 11, "recipe": 12, "bench": 13, "survey": 13, "tune": 13,
     "demo": 14, "sklearn": 14,
     "cli": 15, "__main__": 16, "__init__": 16,
 }  # fmt: skip

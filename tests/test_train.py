@@ -1,4 +1,5 @@
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from recap_ctr.data.source import FrameSource
 from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
 from recap_ctr.errors import InputError
 from recap_ctr.models import parse_model
+from recap_ctr.nn.weights import load_tensors
 from recap_ctr.predict import predict
-from recap_ctr.train import Trainer, train
+from recap_ctr.train import Epoch, Trainer, train
 
 CPU = torch.device("cpu")
 GOLDEN = Path(__file__).parent / "golden" / "fcn-losses.json"
@@ -136,6 +138,32 @@ def test_the_average_is_what_is_validated(data: PreparedData, tmp_path: Path) ->
     assert not torch.equal(
         done.model.state_dict()["linear.head.weight"], raw.model.state_dict()["linear.head.weight"]
     )
+
+
+def test_epochs_are_told_and_may_stop_the_run_where_it_stands(data: PreparedData, tmp_path: Path) -> None:
+    config = TrainConfig(batch_size=256, max_epochs=3, patience=3)
+
+    def go(out: Path, stop_after: int | None = None) -> list[int]:
+        out.mkdir(exist_ok=True)
+        told: list[int] = []
+
+        def on_epoch(line: Epoch) -> None:
+            told.append(line.epoch)
+            if line.epoch == stop_after:
+                raise InterruptedError
+
+        model = parse_model("fcn", SMALL)
+        with nullcontext() if stop_after is None else pytest.raises(InterruptedError):
+            train("fcn", model, config, data, out, device=CPU, quiet=True, on_epoch=on_epoch)
+        return told
+
+    assert go(tmp_path / "whole") == [1, 2, 3]
+    assert go(tmp_path / "stopped", 2) == [1, 2]
+    assert go(tmp_path / "stopped") == [1, 2, 3], "those of before are told again"
+    for name in (train_module.STATE, train_module.BEST):
+        assert [tensor.tolist() for tensor in load_tensors(tmp_path / "whole" / name)[0].values()] == [
+            tensor.tolist() for tensor in load_tensors(tmp_path / "stopped" / name)[0].values()
+        ]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_state(

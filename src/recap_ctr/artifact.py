@@ -1,6 +1,8 @@
 """The deployable directory: weights, vocabularies, schema and a manifest that vouches for every byte of them."""
 
 import json
+import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,15 +18,17 @@ from recap_ctr.calibrate import Calibration, calibration_from_dict
 from recap_ctr.config import Frozen, parse
 from recap_ctr.data.encode import Encoder, vocabulary_file
 from recap_ctr.errors import InputError
-from recap_ctr.models import build, count_parameters, parse_model
+from recap_ctr.models import build, count_parameters, parse_model, short_name
 from recap_ctr.models.recap import Recap, Route
 from recap_ctr.nn.weights import load_tensors, save_tensors
+from recap_ctr.plugins import is_dotted
 from recap_ctr.schema import Field, read_schema
 from recap_ctr.storage import INPUTS, atomic_directory, atomic_file, fingerprint, sha256
 
 FORMAT = 1
 MANIFEST, WEIGHTS, SCHEMA, CARD = "manifest.json", "model.safetensors", "schema.toml", "MODEL_CARD.md"
 MAX_MANIFEST_BYTES = 64 << 20
+TRUSTED = "RECAP_MODELS"  # environment variable: models from outside that artifacts may name, comma-separated
 POLARS_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)  # the latter is no Exception
 
 
@@ -185,6 +189,7 @@ def load_artifact(path: Path) -> Artifact:
     if not set(_vocabularies(schema.fields)) <= manifest["files"].keys():
         raise InputError(f"{misfit}: a vocabulary is not in the manifest")
     name = manifest["model"]["name"]
+    _check_trusted(path, name)
     try:
         config = parse_model(name, manifest["model"]["config"])
         calibration = calibration_from_dict(manifest["calibration"])
@@ -216,6 +221,17 @@ def load_artifact(path: Path) -> Artifact:
         if not tensor.isfinite().all():
             raise InputError(f"{path / WEIGHTS}: {key} holds NaN or infinity", fix="train the model anew")
     return Artifact(name, config, routed.eval(), encoder, calibration, float(manifest["shift"]), manifest)
+
+
+def _check_trusted(path: Path, name: str) -> None:
+    """A manifest is data, and may come from anywhere: what it names is not imported for that (docs/decisions/0010)."""
+    if not is_dotted(name) or name.partition(":")[0] in sys.modules:
+        return
+    if name not in [entry.strip() for entry in os.environ.get(TRUSTED, "").split(",")]:
+        raise InputError(
+            f"{path}: its model, {name}, is code from outside this package, which an artifact alone can't have run",
+            fix=f"if you trust that code, set {TRUSTED}={name}, or import its module first",
+        )
 
 
 def resolve(path: Path) -> Path:
@@ -293,7 +309,7 @@ def _is_statistic(key: str) -> bool:
 def model_card(manifest: dict[str, Any], encoder: Encoder) -> str:
     """What the model is, what it was trained on, and how good it was, for whoever finds the directory."""
     lines = [
-        f"# {manifest['model']['name'].upper()} click model",
+        f"# {short_name(manifest['model']['name']).upper()} click model",
         "",
         f"{manifest['parameters']:,} parameters over {encoder.layout.num_fields} fields"
         f" and {encoder.layout.num_rows:,} vocabulary entries.",

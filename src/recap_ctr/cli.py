@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from recap_ctr.data.source import FileSource
 
 RECIPE = "recipe.json"  # the mark of a directory that holds a recipe's stages
+INDENT = " " * 4
 INTERRUPTED = 130  # typer's exit code for Ctrl-C
 PATH_ERRORS = (
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP
@@ -153,7 +155,8 @@ def prepare(
         str | None, typer.Option("--split-column", help="A column that says train, valid or test.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option("--dataset", help="A public data set by its protocol, such as ml-1m.")
+        str | None,
+        typer.Option("--dataset", help="A data set by its protocol: ml-1m, or package.module:PROTOCOL."),
     ] = None,
     raw: Annotated[
         Path | None, typer.Option("--raw", help="Directory with that data set's raw files.")
@@ -403,10 +406,8 @@ def train(
     from recap_ctr.config import TrainConfig, parse
     from recap_ctr.models import parse_model
 
-    settings = runs.read_settings(config) if config is not None else runs.RunSettings("fcn", {}, {})
+    settings = runs.settings_for(model, config)
     name, model_settings = settings.model, settings.model_settings
-    if model is not None and model != name:
-        name, model_settings = model, {}
     train_settings = {
         **settings.train,
         **{key: value for key, value in given.items() if value is not None},
@@ -452,6 +453,131 @@ def train(
         f" (epoch {report['best_epoch']} was best).",
     )
     _tell(quiet, f"Next: recap predict {out}/artifact rows.csv --out scores.csv")
+
+
+@app.command()
+def tune(
+    data: Annotated[Path, typer.Argument(help="A directory that `recap prepare` wrote.")],
+    out: Annotated[Path, typer.Option("--out", help="Directory for the study; a second call goes on there.")],
+    model: Annotated[str | None, typer.Option("--model", help="Model by name.  [default: fcn]")] = None,
+    space: Annotated[
+        str | None,
+        typer.Option(
+            "--space",
+            help="TOML of what to search, or package.module:SPACE.  [default: what is published of the model]",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", help="TOML of [model] and [train]: the first trial, and what is not searched."
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="How many there shall be in all.")] = 30,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0.01, help="Minutes after which to stop; the same command goes on."),
+    ] = None,
+    prune_after: Annotated[
+        int, typer.Option("--prune-after", min=1, help="Epochs before a trial that lags may be given up.")
+    ] = 8,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of everything random.  [default: 1]"),
+    ] = None,
+    threads: TrainThreads = None,
+    device: Device = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search for a model's settings by validation AUC; test rows are not looked at. Interrupted, it goes on.
+
+    The first trial has the settings of --config, or the default ones; all others are compared with it.
+
+    Example: recap tune data --model dcnv2 --trials 40 --out tuned
+    """
+    _limit_threads(threads)
+    from recap_ctr.data.shards import PreparedData
+
+    prepared = PreparedData(data)
+    runs = _training()
+    from recap_ctr.config import TrainConfig, parse
+    from recap_ctr.models import parse_model
+    from recap_ctr.spaces import named_space
+    from recap_ctr.tune import Search
+    from recap_ctr.tune import tune as search
+
+    settings = runs.settings_for(model, config)
+    model_config = parse_model(settings.model, settings.model_settings)
+    training = {**settings.train, **({} if seed is None else {"seed": seed})}
+    base = runs.RunConfig(
+        model=settings.model,
+        model_config=model_config,
+        train=parse(TrainConfig, training, str(config or "train")),
+        threads=threads or runs.default_threads(model_config, prepared.layout),
+        device=_device(device),
+    )
+    wanted = Search(base, named_space(settings.model, space), prune_after)
+    record = search(wanted, prepared, out, trials=trials, minutes=timeout, force=force, quiet=quiet)
+    if as_json:
+        _print_json(record)
+        return
+    _print_trials(record)
+    _tell(quiet, f"Next: recap train {data} --config {out / 'best.toml'} --out run")
+
+
+def _print_trials(record: dict[str, Any], count: int = 5) -> None:
+    from recap_ctr.tune import in_words
+
+    trials, best, began = record["trials"], record["best"], record["started_from"]
+    complete = [trial for trial in trials if trial["state"] == "complete"]
+    rows = [
+        [
+            str(trial["number"]),
+            f"{100 * trial['valid_auc']:.3f}",
+            str(len(trial["valid_aucs"])),
+            f"{trial['seconds']:.0f} s",
+            f"{trial['parameters']:,}",
+            in_words({key: value for key, value in trial["settings"].items() if value != began[key]}),
+        ]
+        for trial in sorted(complete, key=lambda trial: -trial["valid_auc"])[:count]
+    ]
+    _table(["trial", "valid AUC", "epochs", "time", "parameters", "changed"], rows)
+    ended = f"{len(trials)} trials, {len(trials) - len(complete)} of them pruned"
+    if record["exhausted"]:
+        ended += ", and there is hardly anything else to try"
+    if record["base"] and best["number"] == record["base"]["number"]:
+        typer.echo(f"{ended}: none is better than the settings it began with.")
+        return
+    typer.echo(
+        f"{ended}: trial {best['number']} is best, with a validation AUC of {100 * best['valid_auc']:.3f}."
+    )
+    if (gain := record["gain"]) is not None:
+        error = "" if gain["standard_error"] is None else f" ± {100 * gain['standard_error']:.3f}"
+        typer.echo(
+            f"That is {100 * gain['auc']:.3f}{error} points ahead of the settings it began with; validation chose it,"
+            " so expect somewhat less on other rows."
+        )
+
+
+@app.command("models")
+def list_models(as_json: Json = False, quiet: Quiet = False) -> None:
+    """All models: size on MovieLens-1M, what each is good for, and where it comes from.
+
+    Example: recap models --json
+    """
+    _training()
+    from recap_ctr.models import catalogue
+
+    found = catalogue()
+    if as_json:
+        _print_json({"models": found})
+        return
+    for entry in found:
+        typer.echo(f"{entry['name']}: {entry['parameters']:,} parameters on ML-1M")
+        for text in (entry["purpose"], entry["paper"]):
+            typer.echo(textwrap.fill(text, 100, initial_indent=INDENT, subsequent_indent=INDENT))
 
 
 Recipe = Annotated[
@@ -687,7 +813,10 @@ def bench(
     ] = None,
     models: Annotated[
         str | None,
-        typer.Option("--models", help="table1: which models, such as lr,fcn,recap.  [default: all]"),
+        typer.Option(
+            "--models",
+            help="table1: which, such as lr,fcn,recap; any NAME that has a NAME.toml.  [default: all]",
+        ),
     ] = None,
     seeds: Annotated[
         int | None,

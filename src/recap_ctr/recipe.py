@@ -24,7 +24,7 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluate import evaluate, sampling_weights
 from recap_ctr.logits import LogitTable, mean_logit
-from recap_ctr.models import count_parameters, parse_model
+from recap_ctr.models import count_parameters, parse_model, short_name
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.probe import Found, ProbeConfig, probe
 from recap_ctr.progress import say
@@ -336,7 +336,9 @@ class Recipe:
             "teachers": [LogitTable(path).checksum for path in tables],
         }
         settings = self.settings.model_copy(update={"learning_rate": plan.learning_rate})
-        found = self._race(f"probe-{student}", race, student, model_config, settings, asked, teachers=tables)
+        found = self._race(
+            f"probe-{short_name(student)}", race, student, model_config, settings, asked, teachers=tables
+        )
         self.say(f"probe of the student: l2 {found.l2:g}; {found.verdict}")
         return found.l2
 
@@ -365,7 +367,7 @@ class Recipe:
                 routes=self.config.routes if isinstance(model_config, RecapConfig) else 1,
                 route_choice=self.config.route_choice,
             )
-            configs[self.directory(f"student-{student}", config.inputs(self.data))] = config
+            configs[self.directory(f"student-{short_name(student)}", config.inputs(self.data))] = config
         self.say(f"student: {' and '.join(self.config.students)}, taught by {len(teachers)} teachers")
         return run_many(configs, self.data, title="student", workers=self.workers, quiet=self.quiet)
 

@@ -65,6 +65,12 @@ def read_settings(path: Path) -> RunSettings:
     return RunSettings(str(settings.pop("name", "fcn")), settings, tables.get("train", {}))
 
 
+def settings_for(model: str | None, path: Path | None) -> RunSettings:
+    """Those of a file, if one is given; of its [model], only if no other model is."""
+    settings = RunSettings("fcn", {}, {}) if path is None else read_settings(path)
+    return settings if model in (None, settings.model) else replace(settings, model=model, model_settings={})
+
+
 def default_threads(config: Frozen, layout: Layout) -> int:
     """All cores for wide models, one for narrow ones, which more threads only slow down (docs/decisions/0004)."""
     return environment.num_cores() if layout.num_fields * getattr(config, "dim", 1) >= WIDE else 1

@@ -72,12 +72,12 @@ def fingerprint(value: object) -> str:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold `directory` against a second process that would write the same output."""
+def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold `directory` against a second process that would write the same output, or take turns with it."""
     fd = os.open(directory, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise InputError(
                 f"another process is writing {directory}", fix="wait for it, or choose another --out"

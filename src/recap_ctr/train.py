@@ -303,14 +303,22 @@ def train(
     targets: npt.NDArray[np.float32] | None = None,
     quiet: bool = False,
     on_step: Callable[[int], None] | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
 ) -> Trained:
-    """Train in the directory `out`, from its saved state if there is one, until the schedule says stop."""
+    """Train in the directory `out`, from its saved state if there is one, until the schedule says stop.
+
+    `on_epoch` is told every epoch once its state is saved, and on resuming those of before: what it raises stops the
+    run where it stands.
+    """
     trainer = Trainer(name, model_config, config, data, device, targets)
     if (out / STATE).is_file():
         trainer.resume(out)
         if not quiet and not trainer.progress.finished:
             say(f"resuming after step {trainer.progress.step:,}")
     progress, steps = trainer.progress, trainer.steps_per_epoch
+    if on_epoch is not None:
+        for line in progress.history:
+            on_epoch(line)
     while not progress.finished:
         began = saved = time.monotonic()
         epoch = progress.step // steps + 1
@@ -330,14 +338,16 @@ def train(
         trainer.keep_checkpoint(out)
         progress.seconds += time.monotonic() - saved
         trainer.save(out)
+        line = progress.history[-1]
         if not quiet:
-            line = progress.history[-1]
             say(
                 f"epoch {line.epoch}: train loss {line.train_loss:.4f}, valid AUC {line.valid_auc:.5f},"
                 f" valid logloss {line.valid_logloss:.5f}, learning rate {line.learning_rate:.1e},"
                 f" {shown.rate:,.0f} rows/s, {line.seconds:.1f} s"
                 + (" *" if progress.best_epoch == line.epoch else "")
             )
+        if on_epoch is not None:
+            on_epoch(line)
     model = trainer.selected
     model.load_state_dict(load_tensors(out / BEST)[0])
     return Trained(model.eval(), progress.history, progress.best_epoch, progress.seconds)

@@ -5,7 +5,7 @@ import pytest
 
 from recap_ctr.data.encode import Layout
 from recap_ctr.errors import InputError
-from recap_ctr.models import MODELS, count_parameters, model_class, parse_model
+from recap_ctr.models import MODELS, catalogue, count_parameters, model_class, parse_model
 from tests import checks
 
 
@@ -58,6 +58,15 @@ PUBLISHED = [
 @pytest.mark.parametrize(("name", "settings", "layout", "total"), PUBLISHED)
 def test_published_totals(name: str, settings: dict[str, object], layout: Layout, total: int) -> None:
     assert count_parameters(name, parse_model(name, settings), layout) == total
+
+
+def test_the_catalogue_says_what_each_is_for_and_where_it_is_from() -> None:
+    found = {entry["name"]: entry for entry in catalogue()}
+    assert list(found) == list(MODELS)
+    for entry in found.values():
+        assert 40 < len(entry["purpose"]) < 120 and entry["purpose"].endswith("."), entry
+        assert len(entry["paper"]) > 20, entry
+    assert [found[name]["parameters"] for name in ("fcn", "ecn", "qnn")] == [201_728, 169_125, 207_649]
 
 
 def test_unknown_model_and_setting_are_named() -> None:

@@ -69,7 +69,7 @@ def fulfil(request: Request) -> str:
         raise InputError("--models, --averaged and --dry-run belong to table1")
     models = request.models or tuple(PAPER_ORDER)
     seeds = request.seeds or (1 if request.table in ONE_SEED else 3)
-    table1.check_models(models)
+    table1.check_models(models, request.reports)
     sets = [_open(request, name) for name in request.data]
     names = [data.name for data in sets]
     if len(set(names)) < len(names):

@@ -24,7 +24,8 @@ from recap_ctr.bench.tables import METRICS, NONE, Arm, arm_of, spread
 from recap_ctr.config import TrainConfig, parse
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.models import MODELS, parse_model
+from recap_ctr.models import MODELS, model_class, parse_model, short_name
+from recap_ctr.plugins import is_dotted
 from recap_ctr.recipe import Recipe, RecipeConfig
 from recap_ctr.runs import REPORT, RunConfig, RunSettings, default_threads, read_settings, run_many
 from recap_ctr.storage import atomic_file, fingerprint, read_json, write_json
@@ -57,10 +58,13 @@ def cells(
     averaged: bool = False,
     device: str = "cpu",
 ) -> list[Cell]:
-    """Cells of all models but RECAP, by the settings in SETTINGS/MODEL.toml, or by default ones."""
+    """Cells of all models but RECAP, by the settings in SETTINGS/MODEL.toml, or by default ones.
+
+    A model's name there is any: the file's own [model] name says which one it is.
+    """
     found = []
     for model in models:
-        path = None if settings is None else settings / f"{model}.toml"
+        path = None if settings is None else settings / f"{short_name(model)}.toml"
         given = read_settings(path) if path and path.is_file() else RunSettings(model, {}, {})
         train = {**given.train, **(AVERAGED if averaged else {})}
         model_config = parse_model(given.model, given.model_settings)
@@ -73,7 +77,7 @@ def cells(
                 threads=default_threads(model_config, data.layout),
                 device=device,
             )
-            found.append(Cell(model + SUFFIX * averaged, seed, config))
+            found.append(Cell(short_name(model) + SUFFIX * averaged, seed, config))
     return found
 
 
@@ -225,14 +229,26 @@ def say_costs(costs: Sequence[Cost]) -> str:
 
 
 def read_arms(reports: Path, *, averaged: bool = False) -> dict[str, Arm]:
-    """By model, in the paper's order: all of which there is a report."""
+    """By model, in the paper's order: all of which there is a report. Others stand before RECAP."""
     found: dict[str, Arm] = {}
-    others = sorted(set(MODELS) - set(PAPER_ORDER))
+    others = sorted({*MODELS, *_guests(reports, averaged)} - set(PAPER_ORDER))
     for model in (*PAPER_ORDER[:-1], *others, PAPER_ORDER[-1]):
         label = model if model == OURS else model + SUFFIX * averaged
         known = [read_json(path) for path in sorted((reports / label).glob(f"seed-*/{REPORT}"))]
         if known:
             found[model] = arm_of(TITLES.get(model, model), known)
+    return found
+
+
+def _guests(reports: Path, averaged: bool) -> set[str]:
+    """Labels of finished cells that no model of ours has: of models from outside, and of settings of their own."""
+    found = set()
+    for path in reports.glob(f"*/seed-*/{REPORT}"):
+        name = path.parents[1].name
+        guest = name.removesuffix(SUFFIX) if averaged else name
+        known = (reports / f"{guest}.toml").is_file() or is_dotted(read_json(path)["model"]["name"])
+        if known and name.endswith(SUFFIX) == averaged:
+            found.add(guest)
     return found
 
 
@@ -356,7 +372,9 @@ def _note(arms: Mapping[str, Arm], compared: Mapping[str, Comparison]) -> str:
 
 def latex(by_dataset: Mapping[str, Mapping[str, Arm]], caption: str) -> str:
     """All data sets side by side, as the paper's Table 1; a star where RECAP beats the best baseline at 1 %."""
-    models = [name for name in PAPER_ORDER if any(name in arms for arms in by_dataset.values())]
+    titles = {name: arm.name for arms in by_dataset.values() for name, arm in arms.items()}
+    guests = [name for name in titles if name not in MODELS]
+    models = [name for name in (*PAPER_ORDER[:-1], *guests, PAPER_ORDER[-1]) if name in titles]
     marks = {
         dataset: {metric: best_two(arms, metric) for metric in ("logloss", "auc")}
         for dataset, arms in by_dataset.items()
@@ -379,7 +397,7 @@ def latex(by_dataset: Mapping[str, Mapping[str, Arm]], caption: str) -> str:
     rows = [
         " & ".join(
             [
-                TITLES[name].translate(tables.TO_LATEX),
+                titles[name].translate(tables.TO_LATEX),
                 *(cell(dataset, name, metric) for dataset in by_dataset for metric in ("logloss", "auc")),
             ]
         )
@@ -446,7 +464,12 @@ def write_tables(by_dataset: Mapping[str, Path], directory: Path, *, averaged: b
     return whole["md"]
 
 
-def check_models(names: Sequence[str]) -> None:
-    unknown = [name for name in names if name not in MODELS]
-    if unknown:
-        raise InputError(f"no model {', '.join(unknown)}", fix=f"known are {', '.join(MODELS)}")
+def check_models(names: Sequence[str], settings: Path) -> None:
+    """Each is a model of ours, one from outside, or has a file of its own: SETTINGS/DATA/NAME.toml."""
+    for name in names:
+        if is_dotted(name):
+            model_class(name)
+        elif name not in MODELS and not any(settings.glob(f"*/{name}.toml")):
+            raise InputError(
+                f"no model {name}", fix=f"known are {', '.join(MODELS)}; or write {settings}/DATA/{name}.toml"
+            )

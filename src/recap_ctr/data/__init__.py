@@ -4,6 +4,7 @@ from importlib import import_module
 
 from recap_ctr.data.protocol import Protocol
 from recap_ctr.errors import InputError
+from recap_ctr.plugins import is_dotted, load
 
 DATASETS = {
     "criteo-x4": "recap_ctr.data.criteo:PROTOCOL",
@@ -19,7 +20,12 @@ DATASETS = {
 
 
 def protocol(name: str) -> Protocol:
-    """The public data set of that name."""
+    """The public data set of that name, or one of somebody else's by its dotted name."""
+    if is_dotted(name):
+        outside = load(name, "data set")
+        if not isinstance(outside, Protocol):
+            raise InputError(f"data set {name!r} is no recap_ctr.data.protocol.Protocol")
+        return outside
     if name not in DATASETS:
         raise InputError(f"no data set {name!r}", fix=f"known are {', '.join(DATASETS)}")
     module, _, attribute = DATASETS[name].partition(":")
