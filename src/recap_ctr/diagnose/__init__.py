@@ -3,6 +3,7 @@
 `theory` holds the paper's equations; `diagnose` applies them to the logits of a grid of estimators, block by block.
 """
 
+from recap_ctr.diagnose.cube import Cube
 from recap_ctr.diagnose.theory import (
     AXES,
     Floats,
@@ -20,6 +21,7 @@ from recap_ctr.diagnose.theory import (
 
 __all__ = [
     "AXES",
+    "Cube",
     "Floats",
     "covariance_nonshared_variance",
     "curvature",
