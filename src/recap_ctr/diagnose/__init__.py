@@ -4,6 +4,19 @@
 """
 
 from recap_ctr.diagnose.cube import Cube
+from recap_ctr.diagnose.diagnosis import curve, diagnose, family
+from recap_ctr.diagnose.findings import findings
+from recap_ctr.diagnose.measure import Estimate
+from recap_ctr.diagnose.results import (
+    Churn,
+    Combination,
+    Curve,
+    CurvePoint,
+    Decomposition,
+    Diagnosis,
+    Family,
+    ForecastPoint,
+)
 from recap_ctr.diagnose.theory import (
     AXES,
     Floats,
@@ -21,13 +34,26 @@ from recap_ctr.diagnose.theory import (
 
 __all__ = [
     "AXES",
+    "Churn",
+    "Combination",
     "Cube",
+    "Curve",
+    "CurvePoint",
+    "Decomposition",
+    "Diagnosis",
+    "Estimate",
+    "Family",
     "Floats",
+    "ForecastPoint",
     "covariance_nonshared_variance",
     "curvature",
+    "curve",
     "decompose",
+    "diagnose",
     "exact_gain",
     "expected_loss",
+    "family",
+    "findings",
     "mean_variance",
     "nonshared_variance",
     "predicted_gain",
