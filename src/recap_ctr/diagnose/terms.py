@@ -1,0 +1,237 @@
+"""Means over rows of what estimators say, all in one pass over blocks of rows.
+
+Rows fall into 256 random groups, and each mean is also known by group: what the bootstrap resamples.
+
+Shape suffixes: N rows, B rows of a block, C cells of the grid, K estimators, M members of a family, P pairs, G groups.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from recap_ctr.diagnose.cube import Cube, Ints
+from recap_ctr.diagnose.theory import Floats, curvature
+from recap_ctr.metrics import check_rows, refuse_one_class, sigmoid
+
+GROUPS = 256
+BLOCK_ROWS = 1 << 13
+CHUNK = 32  # estimators whose losses are taken together, so that their block stays in the processor's cache
+RANKED_ROWS, RANKED_LOGITS = 500_000, 100_000_000  # that are held to be sorted
+
+Bools = npt.NDArray[np.bool_]
+Cells = tuple[int, ...]
+Kind = Literal[
+    "loss", "variance", "curved", "logit", "logit²", "probability", "probability²", "auc", "decile"
+]
+SPREADS: tuple[Kind, ...] = ("variance", "curved")
+CHANGES: tuple[Kind, ...] = ("logit", "logit²", "probability", "probability²")
+RANKED: tuple[Kind, ...] = ("auc", "decile")
+
+
+class Term(NamedTuple):
+    """A mean over rows of what some estimators say; an estimator is the mean logit of some cells.
+
+    loss: cross-entropy of one against the label; variance: population variance between several; curved: half of it
+    times the curvature at their mean; logit, probability: absolute difference of two; with ²: its square; auc: that of
+    one; decile: whether two put a row in different tenths of all rows.
+    """
+
+    kind: Kind
+    estimators: tuple[Cells, ...]
+
+
+class Influence(NamedTuple):
+    """A term's value, and how much each group of rows adds to it, to first order, when counted once more."""
+
+    value: float
+    by_group_G: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What is known of the rows beside their logits."""
+
+    positive_N: Bools
+    weights_N: Floats | None
+    seed: int
+
+    @classmethod
+    def check(cls, cube: Cube, labels: npt.ArrayLike, weights: npt.ArrayLike | None, seed: int) -> "Rows":
+        refuse_one_class(check_rows(labels, np.zeros(len(cube), np.float32), weights), "a diagnosis")
+        weights_N = None if weights is None else np.asarray(weights, np.float64)
+        return cls(np.asarray(labels) == 1, weights_N, seed)
+
+    def masses(self, at: slice | Ints) -> Floats:
+        return np.ones(len(self.positive_N[at])) if self.weights_N is None else self.weights_N[at]
+
+    def groups(self, at_B: npt.NDArray[np.integer[Any]]) -> Ints:
+        """The group of each row: a hash (splitmix64) of its number, so that blocks of any size agree."""
+        mixed_B = at_B.astype(np.uint64) + np.uint64((self.seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed_B = (mixed_B ^ (mixed_B >> np.uint64(shift))) * np.uint64(factor)
+        return (mixed_B >> np.uint64(56)).astype(np.intp)
+
+
+def num_ranked(cube: Cube) -> int:
+    """How many rows are sorted for the terms that need it."""
+    return min(len(cube), RANKED_ROWS, RANKED_LOGITS // cube.num_cells)
+
+
+def tabulate(cube: Cube, rows: Rows, wanted: Collection[Term], block_rows: int) -> dict[Term, Influence]:
+    """All terms wanted; those that need an order of rows are taken from evenly spaced ones."""
+    ranked = {term for term in wanted if term.kind in RANKED}
+    count = num_ranked(cube) if ranked else 0
+    at_N = np.arange(count) * len(cube) // max(count, 1)
+    sample_CN = np.empty((cube.num_cells, count), np.result_type(*cube.sources))
+    sums = _Sums(cube.num_cells, {term for term in wanted if term not in ranked})
+    for start in range(0, len(cube), block_rows):
+        logits_CB = cube.block(start, start + block_rows)
+        first, last = np.searchsorted(at_N, [start, start + block_rows])
+        sample_CN[:, first:last] = logits_CB[:, at_N[first:last] - start]
+        sums.add(logits_CB, rows, start)
+    return sums.finish() | _ranked(sample_CN, rows, at_N, ranked)
+
+
+def averaging(estimators: Sequence[Cells], num_cells: int) -> Floats:
+    """The matrix that takes the logits of the cells to those of the estimators."""
+    shares_KC = np.zeros((len(estimators), num_cells))
+    for share_C, cells in zip(shares_KC, estimators, strict=True):
+        share_C[list(cells)] = 1 / len(cells)
+    return shares_KC
+
+
+class _Sums:
+    """Sums over the rows of each group, of the terms that need no order of rows."""
+
+    def __init__(self, num_cells: int, wanted: Collection[Term]) -> None:
+        def asked(kinds: tuple[Kind, ...]) -> list[tuple[Cells, ...]]:
+            return sorted({term.estimators for term in wanted if term.kind in kinds})
+
+        losses, families, pairs = asked(("loss",)), asked(SPREADS), asked(CHANGES)
+        compared = sorted({*chain(*families, *pairs)})
+        at = {cells: k for k, cells in enumerate(compared)}
+        self._loss_KC = averaging([cells for (cells,) in losses], num_cells)
+        self._compared_KC = averaging(compared, num_cells)
+        self._families = [[at[cells] for cells in family] for family in families]
+        self._pairs = [(at[one], at[other]) for one, other in pairs]
+        self._terms = [
+            *(Term("loss", one) for one in losses),
+            *(Term(kind, family) for family in families for kind in SPREADS),
+            *(Term(kind, pair) for pair in pairs for kind in CHANGES),
+        ]
+        self._sums_KG = np.zeros((len(self._terms) + 1, GROUPS))  # the last is the mass of the rows
+
+    def add(self, logits_CB: Floats, rows: Rows, start: int) -> None:
+        """Add a block. Its rows are put in the order of their groups: a group's sum is then that of a slice."""
+        at_B = np.arange(start, start + logits_CB.shape[1])
+        groups_B = rows.groups(at_B)
+        order_B = np.argsort(groups_B, kind="stable")
+        present_G, first_G = np.unique(groups_B[order_B], return_index=True)
+        at_B, row = at_B[order_B], 0
+        for values_KB in self._values(logits_CB[:, order_B], rows.positive_N[at_B]):
+            if rows.weights_N is not None:
+                values_KB = values_KB * rows.weights_N[at_B]
+            here = slice(row, row := row + len(values_KB))
+            self._sums_KG[here, present_G] += np.add.reduceat(values_KB, first_G, axis=1)
+
+    def _values(self, logits_CB: Floats, positive_B: Bools) -> Iterator[Floats]:
+        """Each term of each row, in order; at last ones."""
+        sign_B = np.where(positive_B, -1.0, 1.0)
+        for first in range(0, len(self._loss_KC), CHUNK):
+            yield _softplus(sign_B * (self._loss_KC[first : first + CHUNK] @ logits_CB))
+        compared_KB = self._compared_KC @ logits_CB
+        for members in self._families:
+            logits_MB = compared_KB[members]
+            mean_B, variance_B = logits_MB.mean(axis=0), logits_MB.var(axis=0)
+            yield np.stack([variance_B, 0.5 * curvature(mean_B) * variance_B])
+        moved = {k: sigmoid(compared_KB[k]) for k in {*chain(*self._pairs)}}
+        for one, other in self._pairs:
+            change_B, moved_B = compared_KB[one] - compared_KB[other], moved[one] - moved[other]
+            yield np.stack([np.abs(change_B), change_B**2, np.abs(moved_B), moved_B**2])
+        yield np.ones((1, len(sign_B)))
+
+    def finish(self) -> dict[Term, Influence]:
+        masses_G = self._sums_KG[-1]
+        values_K = self._sums_KG[:-1].sum(axis=1) / masses_G.sum()
+        by_group_KG = (self._sums_KG[:-1] - values_K[:, None] * masses_G) / masses_G.sum()
+        return dict(zip(self._terms, map(Influence, values_K.tolist(), by_group_KG), strict=True))
+
+
+def _softplus(logits: Floats) -> Floats:
+    """As in `metrics`, to 1e-16 instead of to the last digit of a loss near 0, in half the time."""
+    rest = np.exp(-np.abs(logits))
+    rest += 1.0
+    return np.asarray(np.log(rest, out=rest) + np.maximum(logits, 0.0))
+
+
+def _ranked(sample_CN: npt.NDArray[Any], rows: Rows, at_N: Ints, wanted: set[Term]) -> dict[Term, Influence]:
+    """The terms that need an order of rows, on the sampled ones."""
+    if not wanted:
+        return {}
+    positive_N, masses_N, groups_N = rows.positive_N[at_N], rows.masses(at_N), rows.groups(at_N)
+    refuse_one_class(check_rows(positive_N, sample_CN[0], masses_N), "AUC")
+    clicks_N, others_N = masses_N * positive_N, masses_N * ~positive_N
+
+    def score(cells: Cells) -> Floats:
+        return np.asarray(sample_CN[list(cells)].mean(axis=0, dtype=np.float64))
+
+    def by_group(values_N: Floats) -> Floats:
+        return np.bincount(groups_N, values_N, GROUPS).astype(np.float64)
+
+    found, tenths = {}, {}
+    for term in sorted(wanted):
+        if term.kind == "auc":
+            won_N = pairs_won(positive_N, score(term.estimators[0]), masses_N)
+            value = float(clicks_N @ won_N / clicks_N.sum())
+            share_N = clicks_N / clicks_N.sum() + others_N / others_N.sum()
+            found[term] = Influence(value, by_group(share_N * (won_N - value)))
+        else:
+            for cells in term.estimators:
+                if cells not in tenths:
+                    tenths[cells] = decile(score(cells), masses_N)
+            one_N, other_N = (tenths[cells] for cells in term.estimators)
+            share_N = masses_N / masses_N.sum()
+            value = float(share_N @ (one_N != other_N))
+            found[term] = Influence(value, by_group(share_N * ((one_N != other_N) - value)))
+    return found
+
+
+def pairs_won(positive_N: Bools, scores_N: Floats, masses_N: Floats) -> Floats:
+    """Of each row, the share of rows of the other label that it is ranked rightly against; a tie is half.
+
+    Its mean over clicks is the AUC, and so is its mean over the others; its spread in both gives DeLong's error.
+    """
+    order_N, starts = _ties(scores_N)
+    positive_sorted = positive_N[order_N]
+    masses = masses_N[order_N]
+    clicks, others = masses * positive_sorted, masses * ~positive_sorted
+    if tied := len(starts) < len(order_N):
+        clicks, others = np.add.reduceat(clicks, starts), np.add.reduceat(others, starts)
+    below = (np.cumsum(others) - others / 2) / others.sum()
+    above = 1 - (np.cumsum(clicks) - clicks / 2) / clicks.sum()
+    if tied:
+        below, above = (np.repeat(share, np.diff(starts, append=len(order_N))) for share in (below, above))
+    won_N = np.empty(len(order_N))
+    won_N[order_N] = np.where(positive_sorted, below, above)
+    return won_N
+
+
+def decile(scores_N: Floats, masses_N: Floats) -> npt.NDArray[np.int8]:
+    """The tenth of all rows, by their mass, that a row's score lies in: 0 to 9. Tied rows share the middle's."""
+    order_N, starts = _ties(scores_N)
+    masses = np.add.reduceat(masses_N[order_N], starts)
+    tenths = np.minimum(10 * (np.cumsum(masses) - masses / 2) / masses.sum(), 9).astype(np.int8)
+    tenths_N = np.empty(len(order_N), np.int8)
+    tenths_N[order_N] = np.repeat(tenths, np.diff(starts, append=len(order_N)))
+    return tenths_N
+
+
+def _ties(scores_N: Floats) -> tuple[Ints, Ints]:
+    """Rows in ascending order, and where in it each run of equal scores begins."""
+    order_N = np.argsort(scores_N)
+    sorted_N = scores_N[order_N]
+    return order_N, np.flatnonzero(np.append(True, sorted_N[1:] != sorted_N[:-1]))
