@@ -17,7 +17,7 @@ RANKS = {
     "calibrate": 6,
     "evaluate": 7,
     "artifact": 8,
-    "diagnose": 8, "report": 8, "score": 9,
+    "diagnose": 8, "report": 9, "score": 9,
     "runs": 10,
     "probe": 11, "recipe": 12, "bench": 13, "survey": 13, "tune": 13,
     "demo": 14, "sklearn": 14,

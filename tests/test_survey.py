@@ -1,5 +1,6 @@
 """The cube of a diagnosis: which columns it has, and that nothing is made twice."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.survey import survey
 from tests.bench.test_scaling import recipe
+from tests.conftest import Recap
 
 
 def test_every_run_has_all_routes_of_its_checkpoints(prepared: PreparedData, tmp_path: Path) -> None:
@@ -35,3 +37,25 @@ def test_a_model_without_routes_has_its_checkpoints(prepared: PreparedData, tmp_
     cooking = recipe(prepared, tmp_path, train={"batch_size": 256, "max_epochs": 2})
     (table,) = survey(cooking, cooking.plan(), runs=1, checkpoints=2, model="lr", split="valid")
     assert [estimator.route for estimator in table.estimators] == [None, None]
+
+
+def test_diagnosis_is_written_and_said(prepared: PreparedData, tmp_path: Path, recap: Recap) -> None:
+    settings = tmp_path / "recipe.toml"
+    settings.write_text(
+        "l2 = 0.01\n[model_settings]\ndim = 4\n[train]\nbatch_size = 256\nmax_epochs = 2\n", encoding="utf-8"
+    )
+    out = tmp_path / "out"
+    sizes = ("--runs", "2", "--checkpoints", "2", "--routes", "2")
+    done = recap("diagnose", prepared.path, "--config", settings, "--out", out, *sizes)
+
+    assert done.code == 0, done.err
+    assert "2 runs × 2 checkpoints × 2 routes" in done.out
+    record = json.loads((out / "diagnosis.json").read_text())
+    assert record["kind"] == "diagnosis" and record["num_rows"] == len(prepared.test)
+    assert record["data"]["fingerprint"] == prepared.fingerprint
+    assert record["findings"] == done.out.splitlines()[: len(record["findings"])]
+    html = (out / "report.html").read_text()
+    for name in ("gain-auc", "gain-loss", "theory", "residual", "decomposition"):
+        assert f'<figure id="{name}">' in html
+        assert (out / "figures" / f"{name}.png").is_file()
+    assert "Churn" in html

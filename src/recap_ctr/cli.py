@@ -877,6 +877,57 @@ def bench(
 
 
 @app.command()
+def diagnose(
+    data: Annotated[Path, typer.Argument(help="A directory that `recap prepare` wrote.")],
+    out: Annotated[Path, typer.Option("--out", help="Directory for all runs, the figures and the page.")],
+    num_runs: Annotated[int, typer.Option("--runs", min=1, help="Runs, which differ in their seed.")] = 5,
+    checkpoints: Annotated[
+        int,
+        typer.Option("--checkpoints", min=1, help="Last epochs of each run, as points of its trajectory."),
+    ] = 4,
+    routes: Annotated[
+        int, typer.Option("--routes", min=1, help="Routes of each, if the model has them.")
+    ] = 8,
+    model: Annotated[str, typer.Option("--model", help="Model by name.")] = "recap",
+    config: Recipe = None,
+    preset: Preset = "default",
+    l2: L2 = None,
+    threads: TrainThreads = None,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Where estimators disagree, and what averaging more of them would bring: runs, checkpoints and routes.
+
+    Trains what is missing (in the same --out as `recap fit` or `recap bench` it finds their probe again), measures on
+    held-out rows, and says what to do next, in words, figures with intervals, and one page.
+
+    Example: recap diagnose data --out diagnosis --runs 5
+    """
+    _limit_threads(threads)
+    _training()
+    from recap_ctr.data.shards import PreparedData
+    from recap_ctr.recipe import Recipe as Cooking
+    from recap_ctr.recipe import recipe_config
+    from recap_ctr.storage import take
+    from recap_ctr.survey import DIAGNOSIS, examine
+
+    settings = recipe_config(preset, _merged(config, {"l2": l2}), str(config or "diagnose"))
+    take(out, RECIPE)
+    cooking = Cooking(settings, PreparedData(data), out, threads=threads, device=_device(device), quiet=quiet)
+    found, said = examine(
+        cooking, runs=num_runs, checkpoints=checkpoints, routes=routes, model=model,
+        command=shlex.join(["recap", *sys.argv[1:]]),
+    )  # fmt: skip
+    if as_json:
+        _print_json({**found.to_json(), "findings": said})
+        return
+    for sentence in said:
+        typer.echo(sentence)
+    _tell(quiet, f"To look at: {out / 'report.html'}; all figures: {out / DIAGNOSIS}")
+
+
+@app.command()
 def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="What `recap fit` or `recap train` wrote.")

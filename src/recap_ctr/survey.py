@@ -1,16 +1,23 @@
-"""Runs × checkpoints × routes, trained and scored: the cube of logits that a diagnosis reads."""
+"""Runs × checkpoints × routes, trained and scored: the cube of logits that a diagnosis reads, and the diagnosis."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
+from recap_ctr import environment
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.diagnose import Cube, Diagnosis, diagnose, findings
 from recap_ctr.engine import Job, run_jobs
 from recap_ctr.logits import LogitTable
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.predict import write_logits
 from recap_ctr.recipe import Plan, Recipe
+from recap_ctr.report.diagnosis import page
 from recap_ctr.runs import LOGITS, estimators, run_many
+from recap_ctr.storage import write_json
+
+DIAGNOSIS = "diagnosis.json"
 
 
 def survey(
@@ -28,7 +35,10 @@ def survey(
     Runs learn from labels alone, under the recipe's rate and regulariser, and differ in their seed.
     """
     model_config = recipe.config.settings_of(model)
-    settings = recipe.settings.model_copy(update={"checkpoints": checkpoints})
+    # All runs are equally long: a point of the trajectory must mean the same in each.
+    settings = recipe.settings.model_copy(
+        update={"checkpoints": checkpoints, "patience": recipe.settings.max_epochs}
+    )
     base = recipe.run_config(plan, model, model_config, settings)
     routed = isinstance(model_config, RecapConfig)
     own = base.with_(seed=1, routes=routes if routed else 1)
@@ -51,6 +61,30 @@ def survey(
     if jobs:
         run_jobs(jobs, workers=recipe.workers, title="logits of the survey", quiet=recipe.quiet)
     return [LogitTable(table) for table in tables.values()]
+
+
+def examine(
+    recipe: Recipe, *, runs: int, checkpoints: int, routes: int, model: str, command: str = ""
+) -> tuple[Diagnosis, list[str]]:
+    """Train what is missing, diagnose it on held-out rows, and write the figures as JSON and as a page."""
+    data = recipe.data
+    split = "test" if len(data.test) else "valid"
+    tables = survey(
+        recipe, recipe.plan(), runs=runs, checkpoints=checkpoints, routes=routes, model=model, split=split
+    )
+    recipe.say(f"diagnosis of {sum(len(table.estimators) for table in tables)} estimators on {split} rows")
+    shard = getattr(data, split)
+    found = diagnose(Cube.from_tables(tables), shard.labels, shard.weights)
+    said = findings(found)
+    about = {"name": data.name, "fingerprint": data.fingerprint, "split": split}
+    record = {
+        **found.to_json(), "data": about, "model": model, "findings": said,
+        "versions": environment.versions(), "machine": environment.machine(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }  # fmt: skip
+    write_json(recipe.out / DIAGNOSIS, record)
+    page(found, said, about, command).write(recipe.out)
+    return found, said
 
 
 def write_grid(data: str, run: str, out: str, split: str, routed: bool, threads: int, device: str) -> None:

@@ -273,6 +273,11 @@ def _curve(
     return Curve(axis, averaged, held, points, expected, tuple(notes))
 
 
+def _root(square: Any) -> Any:
+    """Of a mean of squares; a draw of it may lie below zero where few rows hold most of the sum."""
+    return np.sqrt(np.maximum(square, 0.0))
+
+
 def _churn(ask: Ask, grid: Grid, averaged: tuple[str, ...], last: dict[str, int], seed: int) -> Churn:
     held = {axis: point for axis, point in last.items() if axis not in averaged}
     pairs = grid.families(("run",), averaged, held).subsets(2, np.random.default_rng(seed))
@@ -284,9 +289,9 @@ def _churn(ask: Ask, grid: Grid, averaged: tuple[str, ...], last: dict[str, int]
         averaged=averaged,
         held=held,
         logit_mean=moved("logit"),
-        logit_rms=moved("logit²", np.sqrt),
+        logit_rms=moved("logit²", _root),
         probability_mean=moved("probability"),
-        probability_rms=moved("probability²", np.sqrt),
+        probability_rms=moved("probability²", _root),
         decile_changes=moved("decile"),
     )
 
