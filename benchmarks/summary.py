@@ -1,6 +1,6 @@
-"""The README's numbers, from the committed reports: `python -m benchmarks.summary` prints them.
+"""The numbers of README.md and docs/results.md, from the committed reports: `python -m benchmarks.summary` prints them.
 
-`--write` puts them into README.md between their markers; a test compares.
+`--write` puts them there, between their markers; a test compares.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from recap_ctr.bench import tables
 from recap_ctr.bench.tables import spread
 
 HERE = Path(__file__).parent
-README = HERE.parent / "README.md"
+README, RESULTS = HERE.parent / "README.md", HERE.parent / "docs" / "results.md"
 START, END = "<!-- {}: python -m benchmarks.summary --write -->", "<!-- end of {} -->"
 
 
@@ -73,16 +73,30 @@ TABLES = (
 )  # fmt: skip
 
 
-def scaling() -> list[str]:
-    """The tables that `recap bench` left, as they are, with their figures."""
-    lines = []
-    for name in TABLES:
-        for path in sorted(HERE.glob(f"*/{name}/{name}.md")):
-            data, figure = path.parents[1].name, path.with_suffix(".png")
-            lines += [f"`recap bench {name}`, {data}:", "", *path.read_text().rstrip().splitlines(), ""]
-            if figure.is_file():
-                lines += [f"![{name}, {data}]({figure.relative_to(README.parent).as_posix()})", ""]
-    return lines
+def table(name: str, data: str) -> list[str]:
+    """What a table of `recap bench` said on a data set, as it is."""
+    return (HERE / data / name / f"{name}.md").read_text().rstrip().splitlines()
+
+
+def results() -> list[str]:
+    """All tables that `recap bench` left, with their figures, by data set."""
+    lines: list[str] = []
+    for data in ("ml-1m", "synthetic"):
+        lines += [f"## {data}", ""]
+        for name in TABLES:
+            where = HERE / data / name
+            if not (where / f"{name}.md").is_file():
+                continue
+            lines += [f"### `recap bench {name}`", "", *table(name, data), ""]
+            if (where / f"{name}.png").is_file():
+                figure = (where / f"{name}.png").relative_to(HERE.parent).as_posix()
+                lines += [f"![{name}, {data}](../{figure})", ""]
+        for path in sorted((HERE / data).glob("table1*.md")):
+            how = " --averaged" if path.stem.endswith("-ema") else ""
+            lines += [f"### `recap bench table1{how}`", "", *path.read_text().rstrip().splitlines(), ""]
+    ml_1m = HERE / "ml-1m"
+    lines += ["## `recap train`, one model at a time", "", *accuracy(), ""]
+    return [*lines, *paired(ml_1m / "fcn", ml_1m / "fcn-fast")]
 
 
 def speed() -> list[str]:
@@ -127,30 +141,31 @@ def headline() -> list[str]:
 
 
 def measured() -> list[str]:
-    ml_1m = HERE / "ml-1m"
-    fcn = paired(ml_1m / "fcn", ml_1m / "fcn-fast")
-    return [*scaling(), *accuracy(), "", *fcn, "", *speed()]
+    return [*table("overview", "ml-1m"), "", *speed()]
 
 
-BLOCKS = {"headline": headline, "measured": measured}
+BLOCKS = {
+    "headline": (README, headline),
+    "measured": (README, measured),
+    "results": (RESULTS, results),
+}
+"""Generated parts: the file, and what makes the lines."""
 
 
 def block(name: str) -> str:
-    """One generated part of the README, markers included."""
-    return "\n".join([START.format(name), "", *BLOCKS[name](), "", END.format(name)])
+    """One of them, markers included."""
+    return "\n".join([START.format(name), "", *BLOCKS[name][1](), "", END.format(name)])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the tables into README.md")
+    parser.add_argument("--write", action="store_true", help="put them into their files")
     if not parser.parse_args().write:
         print("\n\n".join(block(name) for name in BLOCKS))
         return
-    text = README.read_text()
-    for name in BLOCKS:
-        before, _, rest = text.partition(START.format(name))
-        text = before + block(name) + rest.partition(END.format(name))[2]
-    README.write_text(text)
+    for name, (file, _) in BLOCKS.items():
+        before, _, rest = file.read_text().partition(START.format(name))
+        file.write_text(before + block(name) + rest.partition(END.format(name))[2])
 
 
 if __name__ == "__main__":
