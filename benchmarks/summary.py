@@ -78,23 +78,27 @@ def table(name: str, data: str) -> list[str]:
     return (HERE / data / name / f"{name}.md").read_text().rstrip().splitlines()
 
 
-def results() -> list[str]:
-    """All tables that `recap bench` left, with their figures, by data set."""
+def tables_of(data: str) -> list[str]:
+    """All tables that `recap bench` left of a data set, with their figures."""
     lines: list[str] = []
-    for data in ("ml-1m", "synthetic"):
-        lines += [f"## {data}", ""]
-        for name in TABLES:
-            where = HERE / data / name
-            if not (where / f"{name}.md").is_file():
-                continue
-            lines += [f"### `recap bench {name}`", "", *table(name, data), ""]
-            if (where / f"{name}.png").is_file():
-                figure = (where / f"{name}.png").relative_to(HERE.parent).as_posix()
-                lines += [f"![{name}, {data}](../{figure})", ""]
-        for path in sorted((HERE / data).glob("table1*.md")):
-            how = " --averaged" if path.stem.endswith("-ema") else ""
-            lines += [f"### `recap bench table1{how}`", "", *path.read_text().rstrip().splitlines(), ""]
+    for name in TABLES:
+        where = HERE / data / name
+        if not (where / f"{name}.md").is_file():
+            continue
+        lines += [f"### `recap bench {name}`", "", *table(name, data), ""]
+        if (where / f"{name}.png").is_file():
+            figure = (where / f"{name}.png").relative_to(HERE.parent).as_posix()
+            lines += [f"![{name}, {data}](../{figure})", ""]
+    for path in sorted((HERE / data).glob("table1*.md")):
+        how = " --averaged" if path.stem.endswith("-ema") else ""
+        lines += [f"### `recap bench table1{how}`", "", *path.read_text().rstrip().splitlines(), ""]
+    return lines
+
+
+def results() -> list[str]:
+    """By data set, and at the end what `recap train` alone does."""
     ml_1m = HERE / "ml-1m"
+    lines = [line for data in ("ml-1m", "synthetic") for line in (f"## {data}", "", *tables_of(data))]
     lines += ["## `recap train`, one model at a time", "", *accuracy(), ""]
     return [*lines, *paired(ml_1m / "fcn", ml_1m / "fcn-fast")]
 

@@ -83,15 +83,14 @@ def test_publish_writes_all_numbers(tmp_path: Path) -> None:
 
 def test_summary_shows_the_figure_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summary, "HERE", tmp_path / "benchmarks")
-    monkeypatch.setattr(summary, "README", tmp_path / "README.md")
-    assert summary.scaling() == []
+    assert summary.tables_of("ml-1m") == []
     for name in ("capacity", "variance"):
         directory = tmp_path / "benchmarks" / "ml-1m" / name
         directory.mkdir(parents=True)
         (directory / f"{name}.md").write_text("| a |\n")
     (tmp_path / "benchmarks" / "ml-1m" / "capacity" / "capacity.png").touch()
-    assert summary.scaling() == [
-        "`recap bench variance`, ml-1m:", "", "| a |", "",
-        "`recap bench capacity`, ml-1m:", "", "| a |", "",
-        "![capacity, ml-1m](benchmarks/ml-1m/capacity/capacity.png)", "",
+    assert summary.tables_of("ml-1m") == [
+        "### `recap bench variance`", "", "| a |", "",
+        "### `recap bench capacity`", "", "| a |", "",
+        "![capacity, ml-1m](../benchmarks/ml-1m/capacity/capacity.png)", "",
     ]  # fmt: skip
