@@ -248,8 +248,9 @@ def test_whichever_average_is_best_is_shipped(
     config = settings(ema_epochs=(0.2, 2.0), max_epochs=1)
     done = train("fcn", tiny("fcn"), config, prepared, tmp_path, device=CPU, quiet=True)
 
-    assert len(asked) == 2
+    assert len(asked) == 3  # the averages, and for the record the weights themselves
     assert done.model is asked[best]
+    assert done.history[0].raw_auc == 0.8
     assert done.history[0].beta == pytest.approx(1 - 1 / (10 * config.ema_epochs[best]))
     assert done.history[0].valid_auc == 0.9
 

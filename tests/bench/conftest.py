@@ -31,17 +31,30 @@ class Kitchen:
 
 
 @pytest.fixture(scope="session")
-def kitchen(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kitchen]:
-    """After the ablation with two seeds. Jobs run in this process: each of their own would cost seconds of imports."""
+def made(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Kitchen:
+    """After the ablation with two seeds."""
     root, threads = tmp_path_factory.mktemp("bench"), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "run_jobs", _in_process)
-        patch.setitem(scaling.PLAIN, "max_epochs", 2)
+        _quickly(patch)
         train = {"batch_size": 1024, "max_epochs": 3}
         own = recipe(prepared, root / "out", teachers=3, l2=1e-4, learning_rate=0.01, train=train)
         scaling.bench("ablation", own, 2, root / "reports")
-        yield Kitchen(own, root / "reports")
     torch.set_num_threads(threads)
+    return Kitchen(own, root / "reports")
+
+
+@pytest.fixture
+def kitchen(made: Kitchen, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kitchen]:
+    threads = torch.get_num_threads()
+    _quickly(monkeypatch)
+    yield made
+    torch.set_num_threads(threads)
+
+
+def _quickly(patch: pytest.MonkeyPatch) -> None:
+    """Few epochs, and jobs in this process: each of their own would cost seconds of imports."""
+    patch.setattr(runs, "run_jobs", _in_process)
+    patch.setitem(scaling.PLAIN, "max_epochs", 2)
 
 
 def _in_process(
@@ -52,5 +65,9 @@ def _in_process(
     quiet: bool,
     done: Callable[[int, Any], None] | None,
 ) -> list[Any]:
-    assert {job.function for job in jobs} == {"recap_ctr.runs:teach"} and done is None
-    return [runs.teach(**job.arguments) for job in jobs]
+    assert {job.function for job in jobs} == {"recap_ctr.runs:teach"}
+    found = [runs.teach(**job.arguments) for job in jobs]
+    for at, report in enumerate(found):
+        if done is not None:
+            done(at, report)
+    return found

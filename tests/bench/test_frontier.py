@@ -30,7 +30,7 @@ def test_table_sets_students_beside_all_else(kitchen: Kitchen, monkeypatch: pyte
     own = kitchen.recipe
     other = kitchen.reports / "qnn" / "seed-1"
     other.mkdir(parents=True, exist_ok=True)
-    report = json.loads((kitchen.reports / "ablation" / "plain" / "seed-1" / "report.json").read_text())
+    report = json.loads((kitchen.reports / "recipe" / "recap-plain" / "seed-1" / "report.json").read_text())
     report["metrics"]["test"]["raw"]["auc"], report["parameters"] = 0.1, 7
     (other / "report.json").write_text(json.dumps(report))
     before = kitchen.trained()

@@ -97,7 +97,11 @@ def test_table_comes_from_its_runs_and_reuses_the_ablations(kitchen: Kitchen) ->
 
     ablation = {
         training: [
-            json.loads((kitchen.reports / "ablation" / training / f"seed-{seed}" / "report.json").read_text())
+            json.loads(
+                (
+                    kitchen.reports / "recipe" / f"recap-{training}" / f"seed-{seed}" / "report.json"
+                ).read_text()
+            )
             for seed in (1, 2)
         ]
         for training in ("ema-kd", "ema")

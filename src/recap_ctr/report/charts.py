@@ -81,8 +81,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
     >>> ticks(0.0, 1.0)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    >>> ticks(90.41, 91.07)
-    [90.4, 90.6, 90.8, 91.0]
+    >>> ticks(90.41, 91.27)
+    [90.4, 90.6, 90.8, 91.0, 91.2]
     """
     if high <= low:
         return [low]
