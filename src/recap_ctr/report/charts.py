@@ -101,6 +101,8 @@ class _Axis:
     start: float
     end: float
     log: bool = False
+    whole: bool = False
+    """Only whole numbers are marked: there is nothing between one epoch and the next."""
 
     def at(self, value: float) -> float:
         low, high, value = (
@@ -112,7 +114,8 @@ class _Axis:
 
     def ticks(self) -> list[float]:
         if not self.log:
-            return [tick for tick in ticks(self.low, self.high) if self.low <= tick <= self.high]
+            found = [tick for tick in ticks(self.low, self.high) if self.low <= tick <= self.high]
+            return [tick for tick in found if tick == round(tick)] if self.whole else found
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         found = [m * 10.0**p for p in powers for m in (1, 2, 5) if self.low <= m * 10.0**p <= self.high]
         return found if len(found) <= 8 else [value for value in found if f"{value:e}"[0] == "1"]
@@ -136,7 +139,8 @@ def _axes(chart: Chart) -> tuple[_Axis, _Axis]:
         both = [*xs, *ys]
         xs, ys = both, both
     x, y = _span(xs, log=chart.log_x), _span(ys)
-    return _Axis(*x, LEFT, WIDTH - RIGHT, chart.log_x), _Axis(*y, HEIGHT - BOTTOM, TOP)
+    whole = all(value == round(value) for value in xs) and max(xs) - min(xs) >= 1
+    return _Axis(*x, LEFT, WIDTH - RIGHT, chart.log_x, whole), _Axis(*y, HEIGHT - BOTTOM, TOP)
 
 
 def _number(value: float) -> str:
@@ -237,7 +241,7 @@ def _grid(chart: Chart, x_axis: _Axis, y_axis: _Axis) -> str:
 def _bars(chart: Chart, series: Sequence[Series]) -> str:
     """Horizontal bars, each series a colour, names at their left."""
     names = series[0].labels
-    left = 170
+    left = min(max(70, 16 + 7 * max(map(len, names))), WIDTH // 2)
     low = min(0.0, *(v for one in series for v in (*one.y, *one.low)))
     high = max(0.0, *(v for one in series for v in (*one.y, *one.high)))
     axis = _Axis(low, high * 1.05 or 1.0, left, WIDTH - RIGHT)

@@ -18,7 +18,7 @@ def page(diagnosis: Diagnosis, findings: Sequence[str], data: dict[str, Any], co
         tuple(
             section
             for section in (
-                Section("Findings", " ".join(findings[1:])),
+                Section("Findings", points=tuple(findings[1:])),
                 _gains(diagnosis),
                 _theory(diagnosis),
                 _residual(diagnosis),
@@ -152,8 +152,8 @@ def _residual(diagnosis: Diagnosis) -> Section:
     return Section(
         "Residual variance",
         "What an axis still brings depends on what was averaged before it.",
-        (Table(header, rows, note="With 95 % intervals over rows; AUC in points."),),
-        (chart,),
+        tables=(Table(header, rows, note="With 95 % intervals over rows; AUC in points."),),
+        charts=(chart,),
     )
 
 
@@ -203,7 +203,7 @@ def _churn(diagnosis: Diagnosis) -> Section | None:
         for one in diagnosis.churn
     )
     text = "How far scores move when nothing changes but the seed of a retraining."
-    return Section("Churn", text, (Table(header, rows),))
+    return Section("Churn", text, tables=(Table(header, rows),))
 
 
 def _about(diagnosis: Diagnosis, data: dict[str, Any], command: str) -> Section:

@@ -64,6 +64,8 @@ class Table:
 class Section:
     title: str
     text: str = ""
+    points: tuple[str, ...] = ()
+    """Sentences that each stand alone."""
     tables: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
     code: str = ""
@@ -76,6 +78,8 @@ class Section:
         parts = [f'<section id="{self.anchor}"><h2>{escape(self.title)}</h2>']
         if self.text:
             parts.append(f"<p>{escape(self.text)}</p>")
+        if self.points:
+            parts.append("<ul>" + "".join(f"<li>{escape(point)}</li>" for point in self.points) + "</ul>")
         parts += [table.to_html() for table in self.tables]
         parts += [_figure(chart) for chart in self.charts]
         if self.code:

@@ -219,7 +219,7 @@ def _fields(report: Report) -> Section | None:
         f"Most unknown values are in {worst['name']}: {worst['oov'][splits[-1]]:.2%} of the {splits[-1]} rows' values"
         " were too rare or absent in training rows, and share one vector."
     )
-    return Section("Fields", text, (Table(header, rows),), (drift,))
+    return Section("Fields", text, tables=(Table(header, rows),), charts=(drift,))
 
 
 def _groups(report: Report, split: str) -> Section | None:
@@ -227,7 +227,7 @@ def _groups(report: Report, split: str) -> Section | None:
     if not found:
         return None
     rows = tuple((name.replace("_", " "), f"{value:,.4f}") for name, value in found.items())
-    return Section("Groups", "AUC inside each group, averaged.", (Table(("figure", "value"), rows),))
+    return Section("Groups", "AUC inside each group, averaged.", tables=(Table(("figure", "value"), rows),))
 
 
 def _settings(report: Report, command: str) -> Section:
@@ -245,4 +245,4 @@ def _settings(report: Report, command: str) -> Section:
         "Everything that decided the result; the same command on the same data gives the same bits on the same machine"
         " with the same number of threads."
     )
-    return Section("Settings", text, (Table(("setting", "value"), tuple(rows)),), code=command)
+    return Section("Settings", text, tables=(Table(("setting", "value"), tuple(rows)),), code=command)
