@@ -21,6 +21,7 @@ from recap_ctr.calibrate import fit_affine, negative_rate_shift
 from recap_ctr.config import Frozen, TrainConfig, parse
 from recap_ctr.data.quality import field_quality
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.diagnose import Cube, curve
 from recap_ctr.errors import InputError
 from recap_ctr.evaluate import evaluate, sampling_weights
 from recap_ctr.logits import LogitTable, mean_logit
@@ -450,7 +451,16 @@ class Recipe:
             report["recovered"] = (own - alone) / (together - alone) if together > alone else None
             one = count_parameters(self.config.teacher_model, self.teacher_config, self.data.layout)
             report["size_against_teacher"] = student["parameters"] / one
+            report["averaging"] = self._averaging(list(teachers), split)
         return report
+
+    def _averaging(self, teachers: Sequence[Path], split: str) -> dict[str, Any]:
+        """What the mean of more and more teachers gains, beside what Eq. 6 predicts from their disagreement."""
+        cube = Cube.from_tables([LogitTable(path) for path in teacher_tables(teachers, split)])
+        shard = getattr(self.data, split)
+        return asdict(
+            curve(cube, shard.labels, "run", weights=sampling_weights(shard, self.config.negative_rate))
+        )
 
 
 def recipe_config(preset: str, given: dict[str, Any], origin: str) -> RecipeConfig:

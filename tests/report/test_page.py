@@ -19,7 +19,7 @@ from tests.bench.test_scaling import recipe
 from tests.conftest import Recap
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ORDER = ["Figures", "Frontier", "Reliability", "Training", "Fields", "Settings"]
+ORDER = ["Figures", "Frontier", "Reliability", "Theory", "Training", "Fields", "Settings"]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,9 @@ def test_figures_lie_beside_the_page(report: dict[str, Any], tmp_path: Path) -> 
 
 def test_a_plain_run_has_a_page_too(report: dict[str, Any]) -> None:
     plain = {
-        key: value for key, value in report.items() if key not in ("teacher_runs", "ensembles", "recovered")
+        key: value
+        for key, value in report.items()
+        if key not in ("teacher_runs", "ensembles", "recovered", "averaging")
     }
     shown = page({**plain, "reference": None, "fields": None})
     assert [section.title for section in shown.sections] == ["Figures", "Reliability", "Training", "Settings"]

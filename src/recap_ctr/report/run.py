@@ -18,6 +18,7 @@ def page(report: Report, command: str = "") -> Page:
         _figures(report, split),
         _frontier(report, split),
         _reliability(report, split),
+        _theory(report),
         _curves(report),
         _fields(report),
         _groups(report, split),
@@ -162,6 +163,35 @@ def _reliability(report: Report, split: str) -> Section | None:
         diagonal=True,
     )  # fmt: skip
     return Section("Reliability", text, charts=(chart,))
+
+
+def _theory(report: Report) -> Section | None:
+    """Gain of averaging teachers against the one that follows from their disagreement."""
+    known = report.get("averaging")
+    if not known:
+        return None
+    points = [point for point in known["points"] if point["count"] > 1]
+    last = points[-1]
+    text = (
+        f"The mean of {last['count']} teachers saves {last['gain']['value']:.5f} of logloss over one of them; from"
+        f" their disagreement alone, Eq. 6 predicts {last['predicted']['value']:.5f}."
+    )
+    chart = Chart(
+        "theory", "Measured gain against the theory's", "predicted gain in logloss (Eq. 6)", "measured gain in logloss",
+        (
+            Series(
+                "means of teachers",
+                tuple(point["predicted"]["value"] for point in points),
+                tuple(point["gain"]["value"] for point in points),
+                tuple(point["gain"]["low"] for point in points),
+                tuple(point["gain"]["high"] for point in points),
+                kind="points",
+                labels=tuple(f"{point['count']} teachers" for point in points),
+            ),
+        ),
+        diagonal=True, digits=6,
+    )  # fmt: skip
+    return Section("Theory", text, charts=(chart,))
 
 
 def _curves(report: Report) -> Section:
