@@ -4,6 +4,7 @@ Stages: probe, teachers, student, report and artifact. Each has a directory name
 changed setting redoes the stages that depend on it and no other, and going back finds the old ones. All of them resume.
 """
 
+import json
 import math
 import shutil
 import time
@@ -458,9 +459,10 @@ class Recipe:
         """What the mean of more and more teachers gains, beside what Eq. 6 predicts from their disagreement."""
         cube = Cube.from_tables([LogitTable(path) for path in teacher_tables(teachers, split)])
         shard = getattr(self.data, split)
-        return asdict(
-            curve(cube, shard.labels, "run", weights=sampling_weights(shard, self.config.negative_rate))
-        )
+        weights = sampling_weights(shard, self.config.negative_rate)
+        found = asdict(curve(cube, shard.labels, "run", weights=weights))
+        plain: dict[str, Any] = json.loads(json.dumps(found))  # with lists, as the file has it
+        return plain
 
 
 def recipe_config(preset: str, given: dict[str, Any], origin: str) -> RecipeConfig:
