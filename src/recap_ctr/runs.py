@@ -226,6 +226,10 @@ def run(
 
 
 def read_report(out: Path) -> dict[str, Any]:
+    if not (out / REPORT).is_file():
+        raise InputError(
+            f"{out} holds no {REPORT}", fix="give a directory that `recap fit` or `recap train` has finished"
+        )
     report = read_json(out / REPORT)
     assert isinstance(report, dict)
     return report

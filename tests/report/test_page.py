@@ -116,6 +116,8 @@ def test_command_writes_the_page(report: dict[str, Any], tmp_path: Path, recap: 
     assert done.code == 0 and "RECAP ranks" in done.out
     assert (tmp_path / "a" / "report.html").is_file()
     assert recap("report", tmp_path / "a", tmp_path / "b").code == 2
+    missing = recap("report", tmp_path / "c")
+    assert missing.code == 2 and "holds no report.json" in missing.err and "recap fit" in missing.err
     both = recap("report", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "both", "--json")
     assert json.loads(both.out)["page"].endswith("report.html")
 

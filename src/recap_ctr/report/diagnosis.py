@@ -1,9 +1,9 @@
 """The page of a diagnosis: where the variance sits, and what averaging more estimators would bring."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from recap_ctr.diagnose import Curve, Diagnosis, Estimate, Family
+from recap_ctr.diagnose import Diagnosis, Estimate, Family
 from recap_ctr.report.charts import Chart, Kind, Series
 from recap_ctr.report.page import Page, Section, Table
 
@@ -82,26 +82,31 @@ def _gains(diagnosis: Diagnosis) -> Section:
     )
 
 
+def _by_axis(
+    diagnosis: Diagnosis,
+    x: Callable[[Family], Estimate],
+    y: Callable[[Family], Estimate],
+    scale: float = 1.0,
+) -> tuple[Series, ...]:
+    """A point for each family: one figure against another, the axes apart."""
+    families = [one for combination in diagnosis.combinations for one in combination.families]
+    own = {axis: [one for one in families if one.axis == axis] for axis in AXIS_NAMES}
+    return tuple(
+        _series(
+            AXIS_NAMES[axis], [x(one).value for one in found], [y(one) for one in found], scale=scale, kind="points",
+            labels=[_name(one) for one in found],
+        )
+        for axis, found in own.items()
+        if found
+    )  # fmt: skip
+
+
 def _theory(diagnosis: Diagnosis) -> Section:
     """Figure 1c: the gain that Eq. 6 predicts against the one that was measured, over all families."""
-    series = []
-    for axis, name in AXIS_NAMES.items():
-        families = [
-            one for combination in diagnosis.combinations for one in combination.families if one.axis == axis
-        ]
-        if families:
-            series.append(
-                _series(
-                    name,
-                    [one.predicted.value for one in families],
-                    [one.gain for one in families],
-                    kind="points",
-                    labels=[_name(one) for one in families],
-                )
-            )
+    series = _by_axis(diagnosis, lambda one: one.predicted, lambda one: one.gain)
     chart = Chart(
         "theory", "Measured gain against the theory's", "predicted gain in logloss (Eq. 6)", "measured gain in logloss",
-        tuple(series), diagonal=True, digits=6,
+        series, diagonal=True, digits=6,
         note="On the dotted line the second-order prediction from the estimators' disagreement is exact.",
     )  # fmt: skip
     return Section("Theory", charts=(chart,))
@@ -109,25 +114,10 @@ def _theory(diagnosis: Diagnosis) -> Section:
 
 def _residual(diagnosis: Diagnosis) -> Section:
     """Figure 3: the gain of adding an axis against the variance that those before it left for it."""
-    series = []
-    for axis, name in AXIS_NAMES.items():
-        families = [
-            one for combination in diagnosis.combinations for one in combination.families if one.axis == axis
-        ]
-        if families:
-            series.append(
-                _series(
-                    name,
-                    [one.removed.value for one in families],
-                    [one.auc_gain for one in families],
-                    scale=100,
-                    kind="points",
-                    labels=[_name(one) for one in families],
-                )
-            )
+    series = _by_axis(diagnosis, lambda one: one.removed, lambda one: one.auc_gain, scale=100)
     chart = Chart(
         "residual", "Marginal gain against the variance that is left", "non-shared variance left on the axis",
-        "gain in AUC (points)", tuple(series), digits=4,
+        "gain in AUC (points)", series, digits=4,
     )  # fmt: skip
     header = (
         "averaged already",
@@ -216,20 +206,3 @@ def _about(diagnosis: Diagnosis, data: dict[str, Any], command: str) -> Section:
         *(("to be careful with", warning) for warning in diagnosis.warnings),
     )
     return Section("Settings", tables=(Table(("what", "value"), rows),), code=command)
-
-
-def forecast_chart(curve: Curve, name: str, title: str) -> Chart:
-    """Loss that is measured for the estimators at hand, and forecast for more of them."""
-    measured = _series(
-        "measured",
-        [float(one.count) for one in curve.points],
-        [one.loss for one in curve.points],
-        kind="points",
-    )
-    forecast = _series(
-        "forecast",
-        [float(one.count) for one in curve.forecast],
-        [one.loss for one in curve.forecast],
-        dashed=True,
-    )
-    return Chart(name, title, AXIS_NAMES[curve.axis], "logloss", (forecast, measured), log_x=True, digits=5)
