@@ -32,7 +32,7 @@ def tiny_recipe(rows: int, seed: int, *, max_epochs: int) -> RecipeConfig:
             "model_settings": {"dim": 4},
             "train": {"batch_size": 256, "max_epochs": 2, "ema_epochs": [1.0]},
             "learning_rate": 0.02,
-            "probe": ProbeConfig(strengths=(1e2,), rungs=(1,), refinements=(), confirm=0),
+            "probe": ProbeConfig(strengths=(1e2,), rungs=(1,), refinements=(), dropouts=(), confirm=0),
         }
     )
 

@@ -28,8 +28,11 @@ TINY: dict[str, Any] = {
     "routes": 4,
     "train": {"batch_size": 256, "max_epochs": 2},
     "student_factors": [],
-    "probe": {"strengths": [1.0, 100.0], "rungs": [1], "refinements": [], "rate_factors": []},
-}
+    "probe": {
+        "strengths": [1.0, 100.0], "rungs": [1], "refinements": [], "rate_factors": [], "horizon_factors": [],
+        "dropouts": [],
+    },
+}  # fmt: skip
 
 
 def cook(data: PreparedData, out: Path, **changes: Any) -> Recipe:

@@ -5,6 +5,9 @@ winner's neighbours try to beat it. A weak regulariser is fast and soon over-fit
 so the first rung is long enough for the former to peak, and candidates are ranked by what they still promise. One that
 stops gaining is done early, as in any run. What was decided is recorded, and read back instead of decided again.
 
+Where time allows, the rate, the horizon of the average, dropout and the size of vectors are challenged in turn the same
+way, each from the best settings so far.
+
 Strengths are given per data set, l2 · rows: the weight of the prior against all rows. So a grid suits data of any size,
 and what a sample of the rows found holds for all of them.
 """
@@ -12,13 +15,22 @@ and what a sample of the rows found holds for all of them.
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from recap_ctr import environment, metrics
 from recap_ctr.config import Frozen, TrainConfig, parse
@@ -35,6 +47,8 @@ from recap_ctr.train import train as fit_weights
 
 RESULT, VALID = "probe.json", "valid"
 CONFIRM_STEP = 4
+FURTHER = ("horizon_factors", "dropouts", "dim_factors")
+CLEAR = 2.0  # standard errors by which larger vectors must win: they are paid for with every row of the table
 
 
 class ProbeConfig(Frozen):
@@ -48,10 +62,21 @@ class ProbeConfig(Frozen):
     """Decades to each side of the best strength so far, tried one after the other."""
     rate_factors: tuple[PositiveFloat, ...] = (0.5, 2.0)
     """Then those of the learning rate, where it isn't given."""
+    horizon_factors: tuple[PositiveFloat, ...] = (0.5, 2.0)
+    """Then those of the average's horizon."""
+    dropouts: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = (0.0, 0.2)
+    """Then rates of dropout, for a model that has it."""
+    dim_factors: tuple[PositiveFloat, ...] = (0.5, 2.0)
+    """Then those of the vectors' size; a larger one must win clearly."""
     confirm: NonNegativeInt = 16
     """Epochs that an arm which promises most may go on, until it has indeed passed all others."""
     max_rows: PositiveInt = 300_000
     """Training rows, drawn at random, where there are more."""
+
+    @model_serializer(mode="wrap")
+    def _plain(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A challenge that isn't asked for leaves no trace, so that it names no stage."""
+        return {key: value for key, value in dump(self).items() if value or key not in FURTHER}
 
 
 @dataclass(frozen=True)
@@ -60,10 +85,40 @@ class Arm:
 
     l2: float
     learning_rate: float
+    horizon: float | None = None
+    """Of the average, in epochs; None here and below: as configured."""
+    dropout: float | None = None
+    dim: int | None = None
 
     @property
     def name(self) -> str:
-        return f"l2={self.l2:.3g},learning_rate={self.learning_rate:.3g}"
+        given = {key: value for key, value in asdict(self).items() if value is not None}
+        return ",".join(f"{key}={value:.3g}" for key, value in given.items())
+
+    def train_config(self, settings: TrainConfig) -> TrainConfig:
+        """The settings with what this candidate changes."""
+        own: dict[str, Any] = {"l2": self.l2, "learning_rate": self.learning_rate}
+        if self.horizon is not None and settings.ema_epochs:
+            own["ema_epochs"] = (self.horizon,)
+        return settings.model_copy(update=own)
+
+    def model_config(self, model: str, config: Frozen) -> Frozen:
+        """The model's config with what this candidate changes; refused where the two don't go together."""
+        own: dict[str, Any] = {}
+        if self.dropout is not None:
+            own |= dict.fromkeys(dropouts_of(config), self.dropout)
+        if self.dim is not None:
+            own["dim"] = self.dim
+        return parse_model(model, {**config.model_dump(mode="json"), **own}) if own else config
+
+
+def dropouts_of(config: Frozen) -> list[str]:
+    """The names of a model's rates of dropout."""
+    return [
+        name
+        for name in type(config).model_fields
+        if name.endswith("dropout") and isinstance(getattr(config, name), float)
+    ]
 
 
 @dataclass
@@ -106,6 +161,12 @@ class Found:
     margin: float
     """The best's validation AUC minus the runner-up's, and the standard error of that difference."""
     margin_error: float
+    horizon: float | None = None
+    """None here and below: as configured."""
+    dropout: float | None = None
+    dim: int | None = None
+    skipped: tuple[str, ...] = ()
+    """What there was no time to challenge."""
 
     @property
     def verdict(self) -> str:
@@ -127,6 +188,29 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
+def challengers(
+    what: str, config: ProbeConfig, best: Arm, settings: TrainConfig, model: str, model_config: Frozen
+) -> list[Arm]:
+    """The best so far with one setting changed; none where there is nothing of the kind to change."""
+    if what == "learning_rate":
+        values: list[Any] = [_rounded(best.learning_rate * factor) for factor in config.rate_factors]
+    elif what == "horizon":
+        values = [settings.ema_epochs[0] * factor for factor in config.horizon_factors if settings.ema_epochs]
+    elif what == "dropout":
+        own = {getattr(model_config, name) for name in dropouts_of(model_config)}
+        values = [rate for rate in config.dropouts if own and own != {rate}]
+    else:
+        dim = getattr(model_config, "dim", None)
+        values = [int(dim * factor) for factor in config.dim_factors] if dim else []
+    found = []
+    for value in values:
+        arm = replace(best, **{what: value})
+        with suppress(InputError):  # such as a size that heads don't divide
+            arm.model_config(model, model_config)
+            found.append(arm)
+    return found
+
+
 def survivors(standings: Sequence[Standing]) -> list[Standing]:
     """The better half, by outlook; ties go to the stronger regulariser, which is the safer one."""
     ranked = sorted(standings, key=lambda one: (-one.outlook, -one.arm.l2))
@@ -146,11 +230,13 @@ def probe(
     probe_rate: bool = True,
     teachers: Sequence[Path] = (),
     workers: int | None = None,
+    seconds: float | None = None,
     quiet: bool = False,
 ) -> Found:
-    """Find l2 and, if wanted, the learning rate for `model`; the rest of `settings` is taken as it is.
+    """Find l2 and, if wanted, the learning rate for `model`, then what else is asked for; the rest is taken as it is.
 
-    With the logit tables of `teachers` it is a student that is probed.
+    With the logit tables of `teachers` it is a student that is probed. l2 is found however long it takes; with
+    `seconds`, what comes after it only as long as it is forecast to fit.
     """
     inputs: dict[str, Any] = {
         "data": data.fingerprint,
@@ -162,8 +248,11 @@ def probe(
     }
     if teachers:
         inputs["teachers"] = [LogitTable(path).checksum for path in teachers]
+    if seconds is not None:
+        inputs["seconds"] = seconds
     if claim(out, inputs, finished=RESULT, force=False):
-        return Found(**read_json(out / RESULT)["found"])
+        known = read_json(out / RESULT)["found"]
+        return Found(**{**known, "skipped": tuple(known.get("skipped", ()))})
     if min(config.rungs) < 1 or sorted(set(config.rungs)) != list(config.rungs):
         raise InputError("the probe's rungs must rise")
     workers = workers or max(environment.num_cores() // threads, 1)
@@ -176,7 +265,8 @@ def probe(
                 arm.name,
                 "recap_ctr.probe:advance",
                 {
-                    "data": str(data.path), "model": model, "model_config": inputs["model"]["config"],
+                    "data": str(data.path), "model": model,
+                    "model_config": arm.model_config(model, model_config).model_dump(mode="json"),
                     "train": _settings(settings, arm, epochs).model_dump(mode="json"), "rows": rows,
                     "threads": threads, "device": device, "out": str(out / "arms" / arm.name),
                     "teachers": [str(path) for path in teachers],
@@ -205,13 +295,26 @@ def probe(
     def challenge(best: Standing, arms: Sequence[Arm]) -> Standing:
         return survivors([best, race(arms)])[0] if arms else best
 
+    def fits(arms: Sequence[Arm]) -> bool:
+        """Whether there is time for as many more, by what those so far have taken."""
+        if seconds is None:
+            return True
+        spent = sum(one.seconds for one in standings.values())
+        epochs = sum(len(one.aucs) for one in standings.values())
+        return (spent + len(arms) * config.rungs[-1] * spent / epochs) / workers <= seconds
+
     began = time.monotonic()
     best = race(grid(config, rows, settings.learning_rate))
     for decades in config.refinements if best.arm.l2 else ():
         around = [_rounded(best.arm.l2 * 10**power) for power in (-decades, decades)]
         best = challenge(best, [replace(best.arm, l2=l2) for l2 in around])
-    rates = [_rounded(best.arm.learning_rate * factor) for factor in config.rate_factors if probe_rate]
-    best = challenge(best, [replace(best.arm, learning_rate=rate) for rate in rates])
+    skipped = []
+    for what in ("learning_rate", "horizon", "dropout") if probe_rate else ("horizon", "dropout"):
+        arms = challengers(what, config, best.arm, settings, model, model_config)
+        if fits(arms):
+            best = challenge(best, arms)
+        else:
+            skipped.append(what)
     reached = config.rungs[-1]
     while best.auc < max(one.auc for one in standings.values()) and len(best.aucs) == reached:
         if reached >= config.rungs[-1] + config.confirm:
@@ -219,6 +322,17 @@ def probe(
         reached += CONFIRM_STEP
         best = advance_all([best.arm], reached)[0]
     best = max(standings.values(), key=lambda one: one.auc)
+    sizes = challengers("dim", config, best.arm, settings, model, model_config)
+    if fits(sizes):
+        base = best
+        for one in advance_all(sizes, config.rungs[-1]) if sizes else ():
+            larger = (one.arm.dim or 0) > getattr(model_config, "dim", 0)
+            if -base.lead(one) > (CLEAR * _error(data, out, one.arm, base.arm) if larger else 0.0):
+                best = max(best, one, key=lambda one: one.auc)
+            elif larger:
+                del standings[one.arm]  # perhaps better, but not what it is measured by
+    else:
+        skipped.append("dim")
     others = sorted((one for one in standings.values() if one is not best), key=lambda one: -one.auc)
     margin, error = (
         (best.lead(others[0]), _error(data, out, best.arm, others[0].arm)) if others else (0.0, 0.0)
@@ -235,6 +349,10 @@ def probe(
         runner_up=others[0].arm.name if others else None,
         margin=margin,
         margin_error=error,
+        horizon=best.arm.horizon,
+        dropout=best.arm.dropout,
+        dim=best.arm.dim,
+        skipped=tuple(skipped),
     )
     record = {
         "kind": "probe",
@@ -251,9 +369,7 @@ def probe(
 
 
 def _settings(settings: TrainConfig, arm: Arm, epochs: int) -> TrainConfig:
-    return settings.model_copy(
-        update={"l2": arm.l2, "learning_rate": arm.learning_rate, "max_epochs": epochs, "checkpoints": 0}
-    )
+    return arm.train_config(settings).model_copy(update={"max_epochs": epochs, "checkpoints": 0})
 
 
 def _error(data: PreparedData, out: Path, best: Arm, other: Arm) -> float:

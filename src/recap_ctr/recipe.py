@@ -26,9 +26,9 @@ from recap_ctr.diagnose import Cube, curve
 from recap_ctr.errors import InputError
 from recap_ctr.evaluate import evaluate, sampling_weights
 from recap_ctr.logits import LogitTable, mean_logit
-from recap_ctr.models import count_parameters, parse_model, short_name
+from recap_ctr.models import parse_model, short_name
 from recap_ctr.models.recap import RecapConfig
-from recap_ctr.probe import Found, ProbeConfig, probe
+from recap_ctr.probe import FURTHER, Arm, Found, ProbeConfig, probe
 from recap_ctr.progress import say
 from recap_ctr.runs import ARTIFACT, REPORT, RouteChoice, RunConfig, default_threads, run_many, teacher_tables
 from recap_ctr.storage import atomic_directory, fingerprint, locked, read_json, write_json
@@ -37,6 +37,7 @@ PLAN = "plan.json"
 TEACHER_SEEDS = 1000  # teacher m has seed 1000 + m, so that no student starts where a teacher did
 STEPS_PER_EPOCH = 64  # at least, where batches of 128 rows allow it
 MIN_EPOCHS = 6
+PROBE_SHARE = 0.25  # of a budget: what the probe may take beyond its search for l2
 
 
 class RecipeConfig(Frozen):
@@ -103,6 +104,7 @@ PAPER = {
     "routes": 8,
     "route_choice": "random",
     "student_factors": [],
+    "probe": {"horizon_factors": [], "dropouts": [], "dim_factors": []},
     "train": {"schedule": "cosine", "ema": 0.9995, "ema_epochs": [], "max_epochs": 20, "kd_weight": 1.0},
     "teacher_train": {"schedule": "plateau", "ema": None, "max_epochs": 100, "patience": 2},
 }
@@ -147,6 +149,14 @@ class Plan:
     max_epochs: int | None
     """None: as configured."""
     given_up: tuple[str, ...]
+    horizon: float | None = None
+    """What else the probe found; None: as configured."""
+    dropout: float | None = None
+    dim: int | None = None
+
+    @property
+    def arm(self) -> Arm:
+        return Arm(self.l2, self.learning_rate, self.horizon, self.dropout, self.dim)
 
 
 class Recipe:
@@ -200,8 +210,17 @@ class Recipe:
             self.say(f"probe: skipped, l2 is given ({config.l2:g})")
         else:
             found = self._probe()
+            also = "".join(
+                f", {what} {value:g}"
+                for what, value in (
+                    ("horizon", found.horizon),
+                    ("dropout", found.dropout),
+                    ("dim", found.dim),
+                )
+                if value is not None
+            )
             self.say(
-                f"probe: l2 {found.l2:g}, learning rate {found.learning_rate:g};"
+                f"probe: l2 {found.l2:g}, learning rate {found.learning_rate:g}{also};"
                 f" validation AUC {100 * found.auc:.3f}; {found.verdict}"
             )
         plan = Plan(
@@ -209,7 +228,12 @@ class Recipe:
             learning_rate=config.learning_rate or (found.learning_rate if found else 1e-3),
             teachers=config.teachers,
             max_epochs=None,
-            given_up=(),
+            given_up=tuple(f"the probe of {what.replace('_', ' ')}" for what in found.skipped)
+            if found
+            else (),
+            horizon=found.horizon if found else None,
+            dropout=found.dropout if found else None,
+            dim=found.dim if found else None,
         )
         if self.budget is not None:
             plan = self._within_budget(plan, found)
@@ -223,11 +247,28 @@ class Recipe:
             f" up to {self.config.probe.rungs[-1]} epochs each, {self.workers} at a time"
         )
         wants_rate = self.config.learning_rate is None
-        asked = {"settings": self.config.teacher_settings, "rate": wants_rate}
+        asked: dict[str, Any] = {"settings": self.config.teacher_settings, "rate": wants_rate}
+        seconds = None if self.budget is None else 60 * self.budget * PROBE_SHARE
+        if seconds is not None:
+            asked["seconds"] = seconds
         return self._race(
-            "probe", self.config.probe, self.config.teacher_model, self.teacher_config, self.teacher_settings, asked,
-            probe_rate=wants_rate,
+            "probe", self._open_questions(), self.config.teacher_model, self.teacher_config, self.teacher_settings,
+            asked, probe_rate=wants_rate, seconds=seconds,
         )  # fmt: skip
+
+    def _open_questions(self) -> ProbeConfig:
+        """The probe without what the user has decided, for teachers or for the student."""
+        config = self.config
+        trained = {**config.train, **config.teacher_train}
+        built = {**config.model_settings, **config.teacher_settings}
+        decided: dict[str, tuple[float, ...]] = {}
+        if {"ema", "ema_epochs"} & trained.keys():
+            decided["horizon_factors"] = ()
+        if any(name.endswith("dropout") for name in built):
+            decided["dropouts"] = ()
+        if "dim" in built:
+            decided["dim_factors"] = ()
+        return config.probe.model_copy(update=decided)
 
     def _race(
         self,
@@ -240,6 +281,7 @@ class Recipe:
         *,
         probe_rate: bool = False,
         teachers: tuple[Path, ...] = (),
+        seconds: float | None = None,
     ) -> Found:
         """A probe in a stage of its own; `asked` is what else names the stage."""
         # Its own rungs say how long arms train.
@@ -251,7 +293,8 @@ class Recipe:
         }  # fmt: skip
         return probe(
             race, model, model_config, settings, self.data, self.directory(stage, inputs), threads=self.threads,
-            device=self.device, probe_rate=probe_rate, teachers=teachers, workers=self.workers, quiet=self.quiet,
+            device=self.device, probe_rate=probe_rate, teachers=teachers, workers=self.workers, seconds=seconds,
+            quiet=self.quiet,
         )  # fmt: skip
 
     def _within_budget(self, plan: Plan, found: Found | None) -> Plan:
@@ -268,7 +311,7 @@ class Recipe:
             return waves(teachers) * epochs * per_epoch
 
         wanted = max(self.settings.max_epochs, self.teacher_settings.max_epochs)
-        given_up: list[str] = []
+        given_up = list(plan.given_up)
         teachers, epochs = plan.teachers, wanted
         while teachers > 2 and seconds(teachers, epochs) > left and seconds(teachers, wanted // 2) > left:
             teachers -= 1
@@ -287,7 +330,7 @@ class Recipe:
             f" {teachers} teachers, at most {epochs} epochs"
             + (f"; given up: {', '.join(given_up)}" if given_up else "")
         )
-        return Plan(plan.l2, plan.learning_rate, teachers, epochs, tuple(given_up))
+        return replace(plan, teachers=teachers, max_epochs=epochs, given_up=tuple(given_up))
 
     def _seconds_per_epoch(self) -> float:
         """By a few steps of a teacher."""
@@ -310,13 +353,14 @@ class Recipe:
         return (time.monotonic() - began) / steps * trainer.steps_per_epoch
 
     def run_config(self, plan: Plan, model: str, model_config: Frozen, settings: TrainConfig) -> RunConfig:
-        chosen: dict[str, Any] = {"l2": plan.l2, "learning_rate": plan.learning_rate}
+        """A run of `model` as planned."""
+        settings = plan.arm.train_config(settings)
         if plan.max_epochs is not None:
-            chosen["max_epochs"] = min(settings.max_epochs, plan.max_epochs)
+            settings = settings.model_copy(update={"max_epochs": min(settings.max_epochs, plan.max_epochs)})
         return RunConfig(
             model=model,
-            model_config=model_config,
-            train=settings.model_copy(update=chosen),
+            model_config=plan.arm.model_config(model, model_config),
+            train=settings,
             calibration=self.config.calibration,
             negative_rate=self.config.negative_rate,
             reference=False,
@@ -329,15 +373,19 @@ class Recipe:
         factors = self.config.student_factors
         if not teachers or len(factors) < 2 or self.config.l2 is not None or self.budget is not None:
             return plan.l2
+        model_config = plan.arm.model_config(student, model_config)
         rows, tables = len(self.data.train), teacher_tables(teachers, "train")
         race = self.config.probe.model_copy(
-            update={"strengths": tuple(factor * plan.l2 * rows for factor in factors), "refinements": ()}
-        )
+            update={
+                "strengths": tuple(factor * plan.l2 * rows for factor in factors), "refinements": (),
+                **dict.fromkeys(FURTHER, ()),
+            }
+        )  # fmt: skip
         asked = {
             "settings": model_config.model_dump(mode="json"),
             "teachers": [LogitTable(path).checksum for path in tables],
         }
-        settings = self.settings.model_copy(update={"learning_rate": plan.learning_rate})
+        settings = replace(plan.arm, l2=self.settings.l2).train_config(self.settings)
         found = self._race(
             f"probe-{short_name(student)}", race, student, model_config, settings, asked, teachers=tables
         )
@@ -450,8 +498,9 @@ class Recipe:
             together = ensembles[-1]["metrics"][split]["raw"]["auc"]
             own = student["metrics"][split]["raw"]["auc"]
             report["recovered"] = (own - alone) / (together - alone) if together > alone else None
-            one = count_parameters(self.config.teacher_model, self.teacher_config, self.data.layout)
-            report["size_against_teacher"] = student["parameters"] / one
+            report["size_against_teacher"] = (
+                student["parameters"] / next(iter(teachers.values()))["parameters"]
+            )
             report["averaging"] = self._averaging(list(teachers), split)
         return report
 

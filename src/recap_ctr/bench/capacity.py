@@ -55,11 +55,12 @@ class Point:
     """Mean AUC minus that of the recipe's own shape, over the same seeds."""
 
 
-def own_config(recipe: Recipe) -> FCNConfig:
+def own_config(recipe: Recipe, plan: Plan) -> FCNConfig:
     """The teachers', where they are FCNs: capacity is measured against their ensemble."""
-    if isinstance(recipe.teacher_config, FCNConfig):
-        return recipe.teacher_config
-    config = recipe.config.settings_of("fcn")
+    teachers = isinstance(recipe.teacher_config, FCNConfig)
+    config = plan.arm.model_config(
+        "fcn", recipe.teacher_config if teachers else recipe.config.settings_of("fcn")
+    )
     assert isinstance(config, FCNConfig)
     return config
 
@@ -88,7 +89,7 @@ def shapes(own: Shape) -> dict[str, list[Shape]]:
 
 def configs(recipe: Recipe, plan: Plan) -> dict[Shape, RunConfig]:
     """The runs of each shape, the recipe's own first: with averaged weights, from labels alone."""
-    config = own_config(recipe)
+    config = own_config(recipe, plan)
     base = cell(recipe, plan, "fcn", "ema", [])
     own = own_shape(config)
     return {
@@ -111,7 +112,7 @@ def capacity(recipe: Recipe, seeds: int, reports: Path) -> str:
     plan = recipe.plan()
     teachers = recipe.teachers(plan)
     runs = train_cells(recipe, configs(recipe, plan), range(1, seeds + 1), title="capacity")
-    own = own_shape(own_config(recipe))
+    own = own_shape(own_config(recipe, plan))
     points = [
         _point(kind, shape, runs[shape], runs[own]) for kind, line in shapes(own).items() for shape in line
     ]

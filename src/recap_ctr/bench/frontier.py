@@ -63,7 +63,8 @@ def frontier(recipe: Recipe, seeds: int, reports: Path) -> str:
     student = cell(recipe, taught(recipe, plan, "recap", members), "recap", "ema-kd", members)
     shapes = capacity.configs(recipe, plan)
     # One of the teachers' own shape is a teacher from another seed.
-    larger = {shape: own for shape, own in shapes.items() if own.model_config != recipe.teacher_config}
+    own_config = plan.arm.model_config(recipe.config.teacher_model, recipe.teacher_config)
+    larger = {shape: own for shape, own in shapes.items() if own.model_config != own_config}
     train_cells(recipe, {"recap": student, **larger}, range(1, seeds + 1), title="frontier")
     split = held_out(teachers[members[0]])
     runs = {_name(shape): finished(recipe, config) for shape, config in larger.items()}

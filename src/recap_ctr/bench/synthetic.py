@@ -45,7 +45,15 @@ def quick_recipe(rows: int, seed: int, *, max_epochs: int, **changes: Any) -> Re
             "patience": 2,
             "ema_epochs": [2.0],
         },
-        "probe": ProbeConfig(strengths=(1e1, 1e2, 1e3, 1e4), rungs=(4, 8), refinements=(), confirm=0),
+        "probe": ProbeConfig(
+            strengths=(1e1, 1e2, 1e3, 1e4),
+            rungs=(4, 8),
+            refinements=(),
+            horizon_factors=(),
+            dropouts=(),
+            dim_factors=(),
+            confirm=0,
+        ),
         "student_factors": (),
         "seed": seed,
     }
