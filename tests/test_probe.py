@@ -9,7 +9,18 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.logits import LogitTable
 from recap_ctr.models import parse_model
-from recap_ctr.probe import Arm, Found, ProbeConfig, Standing, advance, grid, probe, survivors
+from recap_ctr.probe import (
+    Arm,
+    Found,
+    ProbeConfig,
+    Standing,
+    advance,
+    challengers,
+    grid,
+    is_worth_its_size,
+    probe,
+    survivors,
+)
 from recap_ctr.storage import read_json
 
 SMALL: dict[str, Any] = {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1}
@@ -59,8 +70,9 @@ def test_the_verdict_says_how_sure_it_is() -> None:
 
 def test_probe_finds_records_and_replays(prepared: PreparedData, tmp_path: Path) -> None:
     config = ProbeConfig(
-        strengths=(1.0, 1e5), rungs=(1, 2), refinements=(), rate_factors=(2.0,), max_rows=1_000
-    )
+        strengths=(1.0, 1e5), rungs=(1, 2), refinements=(), rate_factors=(2.0,), horizon_factors=(),
+        dropouts=(), dim_factors=(), max_rows=1_000,
+    )  # fmt: skip
     model = parse_model("fcn", SMALL)
 
     def go() -> Found:
@@ -100,3 +112,71 @@ def test_an_arm_goes_on_where_it_stopped(prepared: PreparedData, tmp_path: Path)
     assert first["aucs"] == second["aucs"][:1]
     assert second["aucs"] == straight["aucs"]
     assert len(second["aucs"]) == 3
+
+
+def test_each_challenger_differs_from_the_best_in_one_setting() -> None:
+    config, best = ProbeConfig(), Arm(1e-3, 2e-3)
+    fcn, autoint = parse_model("fcn", {}), parse_model("autoint", {})
+
+    def found(what: str, model: str = "fcn", settings: TrainConfig = SETTINGS) -> list[Arm]:
+        return challengers(what, config, best, settings, model, fcn if model == "fcn" else autoint)
+
+    assert found("learning_rate") == [replace(best, learning_rate=1e-3), replace(best, learning_rate=4e-3)]
+    assert found("horizon") == [replace(best, horizon=1.0), replace(best, horizon=4.0)]
+    assert found("horizon", settings=TrainConfig()) == []  # nothing is averaged
+    assert found("dropout") == [replace(best, dropout=0.0), replace(best, dropout=0.2)]
+    assert found("dim") == [replace(best, dim=8), replace(best, dim=32)]
+    odd = parse_model("fcn", {"dim": 2})
+    assert challengers("dim", config, best, SETTINGS, "fcn", odd) == [
+        replace(best, dim=4)
+    ]  # 1 can't be halved
+    assert challengers("dropout", config, best, SETTINGS, "lr", parse_model("lr", {})) == []
+    changed = replace(best, dropout=0.2, dim=8, horizon=3.0)
+    assert changed.model_config("fcn", fcn) == parse_model(
+        "fcn", {"dim": 8, "exponential_dropout": 0.2, "linear_dropout": 0.2}
+    )
+    assert changed.train_config(SETTINGS).ema_epochs == (3.0,)
+    assert changed.train_config(TrainConfig()).ema_epochs == ()
+    assert changed.name == "l2=0.001,learning_rate=0.002,horizon=3,dropout=0.2,dim=8"
+
+
+def test_what_is_not_challenged_leaves_no_trace() -> None:
+    none = ProbeConfig(horizon_factors=(), dropouts=(), dim_factors=())
+    assert none.model_dump().keys() & {"horizon_factors", "dropouts", "dim_factors"} == set()
+    assert ProbeConfig.model_validate(ProbeConfig().model_dump()) == ProbeConfig()
+    assert ProbeConfig(dropouts=(0.3,)).model_dump()["dropouts"] == (0.3,)
+
+
+def test_larger_vectors_must_win_clearly() -> None:
+    base, better = standing(1e-3, 0.86, 0.87), standing(1e-2, 0.86, 0.873)
+    assert is_worth_its_size(better, base, 0.001, larger=True)
+    assert not is_worth_its_size(better, base, 0.002, larger=True)
+    assert is_worth_its_size(better, base, 0.002, larger=False)
+    assert not is_worth_its_size(base, better, 0.002, larger=False)
+
+
+@pytest.mark.parametrize("seconds", [None, 0.0])
+def test_further_settings_are_challenged_where_there_is_time(
+    prepared: PreparedData, tmp_path: Path, seconds: float | None
+) -> None:
+    config = ProbeConfig(
+        strengths=(10.0,), rungs=(1,), refinements=(), rate_factors=(2.0,), horizon_factors=(0.5,), dropouts=(0.3,),
+        dim_factors=(0.5, 2.0), confirm=0, max_rows=1_000,
+    )  # fmt: skip
+    found = probe(
+        config, "fcn", parse_model("fcn", SMALL), SETTINGS, prepared, tmp_path / "probe", threads=1, device="cpu",
+        workers=2, seconds=seconds, quiet=True,
+    )  # fmt: skip
+    arms = read_json(tmp_path / "probe" / "probe.json")["arms"]
+    if seconds == 0.0:
+        assert found.skipped == ("learning_rate", "horizon", "dropout", "dim")
+        assert len(arms) == 1
+        return
+    assert found.skipped == ()
+    trained = sorted(path.name for path in (tmp_path / "probe" / "arms").iterdir())
+    assert len(trained) == 6
+    for setting, value in (("horizon", 1.0), ("dropout", 0.3), ("dim", 2)):
+        assert any(arm[setting] == value for arm in arms)
+    assert any(name.endswith("dim=8") for name in trained)
+    best = max(arms, key=lambda arm: max(arm["valid_auc"]))
+    assert (found.horizon, found.dropout, found.dim) == (best["horizon"], best["dropout"], best["dim"])

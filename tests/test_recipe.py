@@ -17,7 +17,8 @@ from recap_ctr import metrics
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.logits import LogitTable
-from recap_ctr.recipe import PRESETS, Recipe, batch_size, recipe_config, train_config
+from recap_ctr.probe import FURTHER
+from recap_ctr.recipe import PRESETS, Plan, Recipe, batch_size, recipe_config, train_config
 from recap_ctr.storage import sha256
 from tests.conftest import Recap
 
@@ -129,6 +130,37 @@ def test_a_taught_student_gets_a_regulariser_of_its_own(
     assert [arm["l2"] / report["train"]["l2"] for arm in found["arms"]] == pytest.approx([1.0, 0.1], rel=1e-2)
     assert other["train"]["l2"] == found["found"]["l2"]
     assert other["teacher_runs"] == report["teacher_runs"]
+
+
+def test_what_the_probe_found_reaches_teachers_and_student(prepared: PreparedData, tmp_path: Path) -> None:
+    recipe = cook(prepared, tmp_path / "model")
+    plan = Plan(0.01, 1e-3, 2, 7, (), horizon=3.0, dropout=0.3, dim=8)
+    for model, config in (("fcn", recipe.teacher_config), ("recap", recipe.config.settings_of("recap"))):
+        run = recipe.run_config(plan, model, config, recipe.settings)
+        own = run.model_config.model_dump()
+        assert (own["dim"], own["linear_dropout"], own["exponential_dropout"]) == (8, 0.3, 0.3)
+        assert (run.train.ema_epochs, run.train.l2) == ((3.0,), 0.01)
+    plain = recipe.settings.model_copy(update={"ema_epochs": ()})
+    assert recipe.run_config(plan, "fcn", recipe.teacher_config, plain).train.ema_epochs == ()
+
+
+def test_the_probe_leaves_alone_what_the_user_has_decided(prepared: PreparedData, tmp_path: Path) -> None:
+    def challenged(**changes: Any) -> set[str]:
+        asked = {"teacher_settings": {}, "model_settings": {}, "probe": {}, **changes}
+        return set(cook(prepared, tmp_path / "model", **asked)._open_questions().model_dump()) & set(FURTHER)
+
+    assert challenged() == set(FURTHER)
+    assert challenged(model_settings={"dim": 8}) == {"horizon_factors", "dropouts"}
+    assert challenged(teacher_settings={"linear_dropout": 0.0}) == {"horizon_factors", "dim_factors"}
+    assert challenged(train={"ema_epochs": [2.0]}) == {"dropouts", "dim_factors"}
+    assert not set(recipe_config("paper", {}, "test").probe.model_dump()) & set(FURTHER)
+
+
+def test_a_short_budget_leaves_challenges_out_and_says_so(prepared: PreparedData, tmp_path: Path) -> None:
+    config = recipe_config("default", {**TINY, "probe": {**TINY["probe"], "dropouts": [0.3]}}, "test")
+    plan = Recipe(config, prepared, tmp_path / "model", workers=2, budget=1e-6, quiet=True).plan()
+    assert "the probe of dropout" in plan.given_up
+    assert plan.dropout is None
 
 
 def test_probe_is_skipped_where_l2_is_given(prepared: PreparedData, tmp_path: Path) -> None:

@@ -217,6 +217,11 @@ def survivors(standings: Sequence[Standing]) -> list[Standing]:
     return ranked[: max(len(ranked) // 2, 1)]
 
 
+def is_worth_its_size(one: Standing, base: Standing, error: float, *, larger: bool) -> bool:
+    """Smaller vectors need only be better; larger ones clearly, since every row of the table pays for them."""
+    return -base.lead(one) > (CLEAR * error if larger else 0.0)
+
+
 def probe(
     config: ProbeConfig,
     model: str,
@@ -327,10 +332,10 @@ def probe(
         base = best
         for one in advance_all(sizes, config.rungs[-1]) if sizes else ():
             larger = (one.arm.dim or 0) > getattr(model_config, "dim", 0)
-            if -base.lead(one) > (CLEAR * _error(data, out, one.arm, base.arm) if larger else 0.0):
+            if is_worth_its_size(one, base, _error(data, out, one.arm, base.arm), larger=larger):
                 best = max(best, one, key=lambda one: one.auc)
             elif larger:
-                del standings[one.arm]  # perhaps better, but not what it is measured by
+                del standings[one.arm]  # perhaps better, but at its price not what the best is measured by
     else:
         skipped.append("dim")
     others = sorted((one for one in standings.values() if one is not best), key=lambda one: -one.auc)
