@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -20,6 +21,7 @@ from recap_ctr.progress import say
 if TYPE_CHECKING:
     from recap_ctr.data.source import FileSource
 
+SHOWN_TEACHERS = (1, 2, 3, 4, 5, 8, 16)
 RECIPE = "recipe.json"  # the mark of a directory that holds a recipe's stages
 INDENT = " " * 4
 INTERRUPTED = 130  # typer's exit code for Ctrl-C
@@ -668,6 +670,7 @@ def fit(
     from recap_ctr.storage import take
 
     _training()
+    from recap_ctr.planner import check
     from recap_ctr.recipe import Recipe as Cooking
     from recap_ctr.recipe import recipe_config
     from recap_ctr.report.run import page
@@ -690,6 +693,8 @@ def fit(
         _print_json(report)
         return
     _print_recipe(report)
+    for sentence in check(out, report):
+        typer.echo(sentence)
     _tell(quiet, f"To look at: {written}")
     _tell(quiet, f"Next: recap predict {out}/artifact rows.csv --out scores.csv")
 
@@ -925,6 +930,71 @@ def diagnose(
     for sentence in said:
         typer.echo(sentence)
     _tell(quiet, f"To look at: {out / 'report.html'}; all figures: {out / DIAGNOSIS}")
+
+
+@app.command()
+def plan(
+    data: Annotated[Path, typer.Argument(help="A directory that `recap prepare` wrote.")],
+    out: Annotated[Path, typer.Option("--out", help="Directory for the runs; give it to `recap fit`, too.")],
+    budget: Annotated[
+        float | None, typer.Option("--budget", min=0.1, help="Minutes that teachers and student may take.")
+    ] = None,
+    num_runs: Annotated[
+        int,
+        typer.Option("--runs", min=2, help="Teachers to train for the forecast; three tell more than two."),
+    ] = 2,
+    config: Recipe = None,
+    preset: Preset = "default",
+    l2: L2 = None,
+    threads: TrainThreads = None,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Forecast what more teachers, averaged weights and routes would bring and cost, and recommend a recipe.
+
+    Trains the recipe's first teachers and one student from labels, and tells the rest from their disagreement.
+    `recap fit` in the same --out goes on from them, and says afterwards how good the forecast was.
+
+    Example: recap plan data --budget 60 --out model
+    """
+    _limit_threads(threads)
+    _training()
+    from recap_ctr.data.shards import PreparedData
+    from recap_ctr.planner import RECOMMENDED, forecast, words
+    from recap_ctr.recipe import Recipe as Cooking
+    from recap_ctr.recipe import recipe_config
+    from recap_ctr.storage import take
+
+    settings = recipe_config(preset, _merged(config, {"l2": l2}), str(config or "plan"))
+    take(out, RECIPE)
+    cooking = Cooking(
+        settings, PreparedData(data), out, threads=threads, device=_device(device), budget=budget, quiet=quiet
+    )
+    found = forecast(cooking, runs=num_runs)
+    command = shlex.join(["recap", "fit", str(data), "--config", str(out / RECOMMENDED), "--out", str(out)])
+    if as_json:
+        _print_json({**asdict(found), "words": words(found), "next": command})
+        return
+    shown = {
+        **{f"mean of {one.count} teachers": one for one in found.teachers if one.count in SHOWN_TEACHERS},
+        "student, last weights": found.averaging[0],
+        **{f"student averaged, {one.count} routes": one for one in found.routes},
+    }
+    _table(
+        ["", "valid AUC", "logloss", "other runs", "minutes", "parameters", "µs a row"],
+        [
+            [
+                name, "" if one.auc is None else f"{100 * one.auc.value:.3f}", f"{one.loss.value:.5f}",
+                "" if one.loss.runs_low is None else f"{one.loss.runs_low:.5f} to {one.loss.runs_high:.5f}",
+                f"{one.minutes:.0f}", f"{one.parameters:,}", f"{one.microseconds:.2f}",
+            ]
+            for name, one in shown.items()
+        ],
+    )  # fmt: skip
+    for sentence in words(found):
+        typer.echo(sentence)
+    _tell(quiet, f"Next: {command}")
 
 
 @app.command()

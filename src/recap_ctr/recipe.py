@@ -192,18 +192,26 @@ class Recipe:
     def directory(self, stage: str, inputs: dict[str, Any]) -> Path:
         return self.out / f"{stage}-{fingerprint({'data': self.data.fingerprint, **inputs})[:10]}"
 
+    @property
+    def _plan_file(self) -> Path:
+        inputs = {
+            "recipe": self.config.model_dump(
+                mode="json", exclude={"seed", "routes", "route_choice", "calibration"}
+            ),
+            "threads": self.threads, "device": self.device, "budget": self.budget,
+        }  # fmt: skip
+        return self.directory("plan", inputs) / PLAN
+
+    def record(self, plan: Plan) -> None:
+        """What was decided, by the recipe or for it: it is read back, not decided again."""
+        self._plan_file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._plan_file, asdict(plan))
+
     def plan(self) -> Plan:
         """Probe where needed, and fit teachers and epochs to the budget; what was decided is recorded."""
         config = self.config
-        where = self.directory(
-            "plan",
-            {
-                "recipe": config.model_dump(mode="json", exclude={"seed", "routes", "route_choice", "calibration"}),
-                "threads": self.threads, "device": self.device, "budget": self.budget,
-            },
-        )  # fmt: skip
-        if (where / PLAN).is_file():
-            known = read_json(where / PLAN)
+        if self._plan_file.is_file():
+            known = read_json(self._plan_file)
             return Plan(**{**known, "given_up": tuple(known["given_up"])})
         if config.l2 is not None:
             found = None
@@ -237,8 +245,7 @@ class Recipe:
         )
         if self.budget is not None:
             plan = self._within_budget(plan, found)
-        where.mkdir(parents=True, exist_ok=True)
-        write_json(where / PLAN, asdict(plan))
+        self.record(plan)
         return plan
 
     def _probe(self) -> Found:

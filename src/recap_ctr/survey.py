@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,19 +21,12 @@ from recap_ctr.storage import write_json
 DIAGNOSIS = "diagnosis.json"
 
 
-def survey(
-    recipe: Recipe,
-    plan: Plan,
-    *,
-    runs: int = 5,
-    checkpoints: int = 4,
-    routes: int = 8,
-    model: str = "recap",
-    split: str = "test",
-) -> list[LogitTable]:
-    """A table for each run, with a column for each route of each of its last checkpoints; what is there is kept.
+def survey_runs(
+    recipe: Recipe, plan: Plan, *, runs: int, checkpoints: int, routes: int, model: str
+) -> dict[Path, dict[str, Any]]:
+    """Runs with checkpoints, and their reports; what is there is kept.
 
-    Runs learn from labels alone, under the recipe's rate and regulariser, and differ in their seed.
+    They learn from labels alone, under the recipe's rate and regulariser, and differ in their seed.
     """
     model_config = recipe.config.settings_of(model)
     # All runs are equally long: a point of the trajectory must mean the same in each.
@@ -44,8 +38,23 @@ def survey(
     own = base.with_(seed=1, routes=routes if routed else 1)
     where = recipe.directory(f"survey-{model}", own.without_seed(recipe.data))
     configs = {where / f"seed-{seed}": own.with_(seed=seed, routes=own.routes) for seed in range(1, runs + 1)}
-    run_many(configs, recipe.data, title="survey", workers=recipe.workers, quiet=recipe.quiet)
-    tables = {run: run / LOGITS / f"grid-{split}" for run in configs}
+    return run_many(configs, recipe.data, title="survey", workers=recipe.workers, quiet=recipe.quiet)
+
+
+def survey(
+    recipe: Recipe,
+    plan: Plan,
+    *,
+    runs: int = 5,
+    checkpoints: int = 4,
+    routes: int = 8,
+    model: str = "recap",
+    split: str = "test",
+) -> list[LogitTable]:
+    """A table for each run, with a column for each route of each of its last checkpoints."""
+    found = survey_runs(recipe, plan, runs=runs, checkpoints=checkpoints, routes=routes, model=model)
+    routed = isinstance(recipe.config.settings_of(model), RecapConfig)
+    tables = {run: run / LOGITS / f"grid-{split}" for run in found}
     jobs = [
         Job(
             run.name,

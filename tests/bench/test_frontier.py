@@ -6,7 +6,7 @@ from statistics import mean
 
 import pytest
 
-from recap_ctr.bench import cost
+from recap_ctr import cost
 from recap_ctr.bench.frontier import Point, frontier, mark
 from recap_ctr.bench.scaling import cell, finished
 from tests.bench.conftest import Kitchen

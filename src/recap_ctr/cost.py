@@ -1,4 +1,4 @@
-"""What scoring costs, relative to one model: measured in one process, interleaved, because machines are noisy."""
+"""What scoring costs: measured in one process, interleaved, because machines are noisy."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ from recap_ctr.predict import predict
 ROWS = 16_384
 
 
-def relative_costs(
+def scoring_seconds(
     models: Mapping[str, Sequence[nn.Module]], shard: Shard, device: torch.device, repeats: int = 12
 ) -> dict[str, float]:
-    """Time of each entry's models, one after the other, over that of the first entry; medians over rounds.
+    """Of each entry's models, one after the other, for a row; medians over rounds.
 
     On a CPU it is the process's own time, which others disturb less. Rows of a small shard are taken again. Each round
     begins with another entry: what comes first finds the caches cold.
@@ -34,5 +34,13 @@ def relative_costs(
                 predict(model, part, device)
             if repeat:  # the first round warms up
                 seconds[name].append(clock() - began)
-    unit = median(seconds[names[0]])
-    return {name: median(times) / unit for name, times in seconds.items()}
+    return {name: median(times) / ROWS for name, times in seconds.items()}
+
+
+def relative_costs(
+    models: Mapping[str, Sequence[nn.Module]], shard: Shard, device: torch.device, repeats: int = 12
+) -> dict[str, float]:
+    """The same, over that of the first entry."""
+    seconds = scoring_seconds(models, shard, device, repeats)
+    unit = next(iter(seconds.values()))
+    return {name: time / unit for name, time in seconds.items()}

@@ -1,0 +1,345 @@
+"""The planner: what more teachers, averaged weights and routes are worth, told from a few runs before the rest is paid.
+
+Its runs are the recipe's own: the first teachers, and one student from labels alone. So nothing is trained twice:
+`recap fit` goes on from them in the same directory, and afterwards says how good the forecast was.
+
+A student of M teachers can't be forecast, only their ensemble: what it keeps of the gain shows when it is trained.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.stats import chi2
+from scipy.stats import t as student_t
+from torch import nn
+
+from recap_ctr import environment, metrics
+from recap_ctr.artifact import load_artifact
+from recap_ctr.axes.routes import Routed, late_routes
+from recap_ctr.cost import scoring_seconds
+from recap_ctr.data.shards import Shard
+from recap_ctr.diagnose import Cube, Curve, Estimate, curve
+from recap_ctr.errors import InputError
+from recap_ctr.evaluate import sampling_weights
+from recap_ctr.logits import LogitTable
+from recap_ctr.models.recap import Recap
+from recap_ctr.predict import predict
+from recap_ctr.recipe import Plan, Recipe, RecipeConfig
+from recap_ctr.runs import ARTIFACT, estimators, teacher_tables
+from recap_ctr.storage import atomic_file, read_json, write_json
+from recap_ctr.survey import survey_runs
+
+Logits = npt.NDArray[np.floating[Any]]
+FORECAST, RECOMMENDED = "forecast.json", "recommended.toml"
+TEACHERS = 16
+ROUTES = (1, 2, 4, 8, 16, 32)
+CHECKPOINTS, SURVEY_ROUTES = 4, 8  # those of `recap diagnose`, which finds the run again
+WORTH = 1e-4
+"""Logloss that one more teacher must save to be recommended."""
+DIRECTIONS = 20
+"""In how many independent directions runs are taken to differ, where two of them can't tell (docs/decisions/0013)."""
+LEVEL = 0.95
+ENOUGH = 0.8  # of what most routes save: fewer that do are enough
+ROUTES_WORTH = 1e-5  # logloss that routes must save to be recommended at all
+TWO_RUNS = (
+    "Two runs can't tell how much others would disagree: their intervals take runs to differ in"
+    f" {DIRECTIONS} independent directions, and the level of one run from these two alone."
+)
+NO_STUDENT = (
+    "Teachers' lines are those of their ensemble; what a student keeps of its gain is not known before one is"
+    " trained."
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One choice on an axis: what it is worth on validation rows, and what it costs."""
+
+    count: int
+    loss: Estimate
+    auc: Estimate | None
+    """None: the rows at hand can't tell what it gains in AUC."""
+    minutes: float
+    """Of training, from the beginning, on this machine."""
+    parameters: int
+    """Stored."""
+    microseconds: float
+    """To score a row."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """All lines, and what follows from them."""
+
+    runs: int
+    rows: int
+    teachers: tuple[Line, ...]
+    """The ensemble of M teachers; those beyond `runs` don't exist yet."""
+    routes: tuple[Line, ...]
+    """One student from labels, on K routes: measured."""
+    averaging: tuple[Line, ...]
+    """The same student on one route: its last weights, and their average."""
+    choice: dict[str, Any]
+    """Teachers, routes, whether to average, and the minutes that takes."""
+    notes: tuple[str, ...]
+
+
+def forecast(recipe: Recipe, *, runs: int = 2) -> Forecast:
+    """Train the few runs that are needed, unless they are there, and tell the rest from them."""
+    if runs < 2:
+        raise InputError(
+            f"a forecast from {runs} run", fix="two at least: one alone has nothing to disagree with"
+        )
+    plan = recipe.plan()
+    teachers = recipe.teachers(replace(plan, teachers=runs))
+    ((learner, learned),) = survey_runs(
+        recipe, plan, runs=1, checkpoints=CHECKPOINTS, routes=SURVEY_ROUTES, model=recipe.config.students[0]
+    ).items()
+    torch.set_num_threads(recipe.threads)
+    device, valid = torch.device(recipe.device), recipe.data.valid
+    models = {count: model.to(device) for count, model in _on_routes(learner).items()}
+    one = load_artifact(next(iter(teachers)) / ARTIFACT).model.to(device)
+    seconds = scoring_seconds(
+        {"teacher": [one], **{str(count): [model] for count, model in models.items()}}, valid, device
+    )
+    costs = _Costs(recipe, list(teachers.values()), learned)
+    lines = tuple(
+        Line(
+            count, loss, auc, costs.minutes(count), count * costs.teacher_parameters,
+            count * 1e6 * seconds["teacher"],
+        )
+        for count, loss, auc in _of_teachers(recipe, list(teachers))
+    )  # fmt: skip
+    *_, raw = estimators(learner, None, "checkpoint").values()
+    home = predict(models[1], valid, device)
+
+    def measured(model: nn.Module, count: int) -> Line:
+        loss, auc = compared(valid, predict(model, valid, device), home, recipe.config.negative_rate)
+        return Line(count, loss, auc, costs.alone, learned["parameters"], 1e6 * seconds[str(count)])
+
+    routes = tuple(measured(model, count) for count, model in models.items())
+    averaging = measured(raw.to(device), 1), measured(models[1], 1)
+    found = Forecast(
+        runs=runs,
+        rows=len(valid),
+        teachers=lines,
+        routes=routes,
+        averaging=averaging,
+        choice=choose(lines, routes, costs.alone, recipe.budget),
+        notes=(TWO_RUNS, NO_STUDENT) if runs == 2 else (NO_STUDENT,),
+    )
+    about = {"name": recipe.data.name, "fingerprint": recipe.data.fingerprint}
+    record = {
+        "kind": "forecast", "format": 1, **asdict(found), "split": "valid", "data": about, "plan": asdict(plan),
+        "budget": recipe.budget, "versions": environment.versions(), "machine": environment.machine(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }  # fmt: skip
+    write_json(recipe.out / FORECAST, record)
+    _recommend(recipe, plan, found)
+    return found
+
+
+def _on_routes(run: Path) -> dict[int, nn.Module]:
+    """The averaged student on 1, 2, 4, .. routes, as far as it has so many."""
+    model = load_artifact(run / ARTIFACT).model
+    backbone = model.model if isinstance(model, Routed) else model
+    if not isinstance(backbone, Recap):
+        return {1: backbone}
+    routes = {count: late_routes(backbone.config, count) for count in ROUTES}
+    return {count: Routed(backbone, own) for count, own in routes.items() if len(own) == count}
+
+
+class _Costs:
+    """Training minutes, by what the runs at hand took."""
+
+    def __init__(self, recipe: Recipe, teachers: Sequence[dict[str, Any]], learned: dict[str, Any]) -> None:
+        config, rows = recipe.config, len(recipe.data.train)
+        self.workers, self.teacher_parameters = recipe.workers, teachers[0]["parameters"]
+        self.teacher: float = mean(one["seconds"]["train"] for one in teachers) / 60
+        self.alone: float = learned["seconds"]["train"] / 60
+        arms = len(config.student_factors) if config.l2 is None else 0
+        rungs = arms * config.probe.rungs[0] + arms // 2 * (config.probe.rungs[-1] - config.probe.rungs[0])
+        an_epoch = self.alone / len(learned["history"]) * min(1.0, config.probe.max_rows / rows)
+        self.student_probe = rungs * an_epoch / self.workers if arms > 1 else 0.0
+
+    def minutes(self, teachers: int) -> float:
+        """Of so many teachers and a student of theirs."""
+        return math.ceil(teachers / self.workers) * self.teacher + self.student_probe + self.alone
+
+
+def _of_teachers(recipe: Recipe, teachers: list[Path]) -> list[tuple[int, Estimate, Estimate | None]]:
+    """Loss and AUC of the ensemble of 1, 2, .. of them, by Eq. 6 from the disagreement of those at hand."""
+    valid = recipe.data.valid
+    weights = sampling_weights(valid, recipe.config.negative_rate)
+    tables = [LogitTable(path) for path in teacher_tables(teachers, "valid")]
+    seen = curve(Cube.from_tables(tables), valid.labels, "run", weights=weights)
+    alone = [np.asarray(table.logits_NM[:, 0]) for table in tables]
+    losses = [metrics.logloss(valid.labels, logits, weights) for logits in alone]
+    aucs = [metrics.auc(valid.labels, logits, weights) for logits in alone]
+    return [
+        (
+            point.count,
+            over_runs(point.loss, losses, point.count, _scatter(seen, point.count)),
+            None
+            if point.auc is None
+            else over_runs(point.auc, aucs, point.count, _scatter(seen, point.count)),
+        )
+        for point in seen.forecast[:TEACHERS]
+    ]
+
+
+def _scatter(seen: Curve, count: int) -> tuple[float, float]:
+    """The ends of the gain's interval over runs, as multiples of the gain."""
+    gain = seen.forecast[count - 1].gain
+    if gain.value <= 0:
+        return 1.0, 1.0
+    if gain.runs_low is not None and gain.runs_high is not None:
+        return gain.runs_low / gain.value, gain.runs_high / gain.value
+    low, high = (DIRECTIONS / float(chi2.ppf(end, DIRECTIONS)) for end in ((1 + LEVEL) / 2, (1 - LEVEL) / 2))
+    return low, high
+
+
+def over_runs(
+    expected: Estimate, alone: Sequence[float], count: int, scatter: tuple[float, float]
+) -> Estimate:
+    """The interval of the mean of `count` other runs: their level is as uncertain as that of those at hand and their
+    own, what their mean gains over it as `scatter` says. Where runs that disagree more are worse alone, the two
+    cancel in part, and the interval is wide.
+    """
+    level, gain = mean(alone), abs(mean(alone) - expected.value)
+    reach = float(student_t.ppf((1 + LEVEL) / 2, len(alone) - 1)) * stdev(alone)
+    reach *= math.sqrt(1 / len(alone) + 1 / count)
+    less, more = (1 - scatter[0]) * gain, (scatter[1] - 1) * gain
+    down, up = (more, less) if expected.value < level else (less, more)  # a loss falls, an AUC rises
+    return replace(
+        expected,
+        runs_low=expected.value - math.hypot(reach, down),
+        runs_high=expected.value + math.hypot(reach, up),
+    )
+
+
+def compared(valid: Shard, logits: Logits, base: Logits, negative_rate: float) -> tuple[Estimate, Estimate]:
+    """Loss and AUC; intervals are those of the difference to `base` over rows, the level of which both share."""
+    weights = sampling_weights(valid, negative_rate)
+    loss, auc = (of(valid.labels, logits, weights) for of in (metrics.logloss, metrics.auc))
+    sign_N = np.where(np.asarray(valid.labels) == 1, -1.0, 1.0)
+    change_N = np.logaddexp(0, sign_N * logits) - np.logaddexp(0, sign_N * base)
+    mass_N = np.ones(len(change_N)) if weights is None else np.asarray(weights, np.float64)
+    centre_N = change_N - mass_N @ change_N / mass_N.sum()
+    error = float(np.sqrt(mass_N**2 @ centre_N**2) / mass_N.sum())
+    of_auc = metrics.auc_difference(valid.labels, logits, base).standard_error
+    reach = 1.96
+    return (
+        Estimate(loss, loss - reach * error, loss + reach * error),
+        Estimate(auc, auc - reach * of_auc, auc + reach * of_auc),
+    )
+
+
+def choose(
+    teachers: Sequence[Line], routes: Sequence[Line], alone: float, budget: float | None
+) -> dict[str, Any]:
+    """As many teachers as are worth their minutes and fit the budget; as few routes as bring what routes can bring."""
+    by_count = {line.count: line for line in teachers}
+    fitting = [line.count for line in teachers if budget is None or line.minutes <= budget]
+    chosen = 0
+    for count in sorted(fitting):
+        before = by_count.get(count - 1, by_count[1])
+        if count < 2 or before.loss.value - by_count[count].loss.value < WORTH:
+            continue
+        chosen = count
+    best = min(routes, key=lambda line: line.loss.value)
+    first = routes[0].loss.value
+    enough = [line for line in routes if first - line.loss.value >= ENOUGH * (first - best.loss.value)]
+    own = enough[0] if first - best.loss.value >= ROUTES_WORTH else routes[0]
+    return {
+        "teachers": chosen,
+        "routes": own.count,
+        "minutes": by_count[chosen].minutes if chosen else alone,
+    }
+
+
+def _recommend(recipe: Recipe, plan: Plan, found: Forecast) -> None:
+    """Write the recipe with the choice in it, and record its plan, so that `recap fit` keeps to what was probed."""
+    own = {key: found.choice[key] for key in ("teachers", "routes")}
+    config = RecipeConfig.model_validate({**recipe.config.model_dump(), **own})
+    chosen = Recipe(
+        config, recipe.data, recipe.out, threads=recipe.threads, device=recipe.device, workers=recipe.workers
+    )
+    chosen.record(replace(plan, teachers=config.teachers))
+    with atomic_file(recipe.out / RECOMMENDED) as file:
+        file.write(config.to_toml().encode())
+
+
+def words(found: Forecast) -> list[str]:
+    """What the forecast means."""
+    one, last, chosen = found.teachers[0], found.teachers[-1], found.choice
+    ensemble = found.teachers[max(chosen["teachers"], 2) - 1]
+    said = [
+        f"From {found.runs} runs: one teacher has logloss {one.loss.value:.5f} on {found.rows:,} validation rows, and"
+        f" the mean of {ensemble.count} is forecast at {_with_runs(ensemble.loss, 5)}; {last.count} would reach"
+        f" {last.loss.value:.5f}."
+    ]
+    if ensemble.auc is not None and one.auc is not None:
+        said.append(
+            f"In AUC: {100 * one.auc.value:.3f} for one, {_with_runs(ensemble.auc, 3, 100)} for {ensemble.count}."
+        )
+    else:
+        said.append("What these gain in AUC is within the noise of the rows, so no AUC is forecast.")
+    raw, averaged = found.averaging
+    said.append(
+        f"Averaging weights {'saves' if averaged.loss.value < raw.loss.value else 'costs'}"
+        f" {abs(raw.loss.value - averaged.loss.value):.5f} of logloss at no cost"
+        f" ({raw.loss.value:.5f} to {averaged.loss.value:.5f})"
+        + ("." if averaged.loss.value < raw.loss.value else ": look at the schedule.")
+    )
+    if len(found.routes) > 1:
+        most = found.routes[-1]
+        said.append(
+            f"{most.count} routes save {found.routes[0].loss.value - most.loss.value:+.6f} over one, for"
+            f" {most.microseconds / found.routes[0].microseconds:.1f} times the scoring time."
+        )
+    recipe = f"{chosen['teachers']} teachers" if chosen["teachers"] else "no teachers"
+    said.append(
+        f"Recommended: {recipe} and {chosen['routes']} routes, about {chosen['minutes']:.0f} minutes of training in all"
+        f" after the probe; one more teacher must save {WORTH:g} of logloss to be worth its time."
+    )
+    return [*said, *found.notes]
+
+
+def _with_runs(one: Estimate, digits: int, scale: float = 1.0) -> str:
+    low, high = (scale * (end if end is not None else one.value) for end in (one.runs_low, one.runs_high))
+    return f"{scale * one.value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f} with other runs)"
+
+
+def check(out: Path, report: Mapping[str, Any]) -> list[str]:
+    """How good a forecast was, now that more teachers are there; nothing where there was none."""
+    if not (out / FORECAST).is_file():
+        return []
+    record = read_json(out / FORECAST)
+    said = []
+    for measured in report["ensembles"]:
+        count = measured["teachers"]
+        if count <= record["runs"] or count > len(record["teachers"]):
+            continue
+        line, figures = record["teachers"][count - 1], measured["metrics"]["valid"]["raw"]
+        for name, expected, value, scale, digits in (
+            ("logloss", line["loss"], figures["logloss"], 1.0, 5),
+            ("AUC", line["auc"], figures["auc"], 100.0, 3),
+        ):
+            if expected is None:
+                continue
+            inside = expected["runs_low"] <= value <= expected["runs_high"]
+            said.append(
+                f"{name} of {count} teachers, on validation: forecast from {record['runs']} runs"
+                f" {_with_runs(Estimate(**expected), digits, scale)}, measured {scale * value:.{digits}f}:"
+                f" {'inside' if inside else 'outside'}."
+            )
+    return said

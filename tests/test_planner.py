@@ -1,0 +1,136 @@
+"""The planner: its intervals over simulated runs, its choice, and the way from a forecast to a finished recipe."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.diagnose import Cube, Estimate, curve
+from recap_ctr.errors import InputError
+from recap_ctr.metrics import logloss, sigmoid
+from recap_ctr.planner import Line, _scatter, check, choose, compared, forecast, over_runs, words
+from recap_ctr.storage import take
+from tests.bench.test_scaling import recipe
+from tests.conftest import Recap
+
+TINY = {"train": {"batch_size": 256, "max_epochs": 2}, "l2": 0.01}
+
+
+def line(count: int, loss: float, minutes: float = 1.0) -> Line:
+    return Line(count, Estimate(loss, loss, loss), None, minutes, 10, 1.0)
+
+
+@pytest.mark.parametrize("runs", [2, 3])
+def test_the_interval_holds_what_five_runs_measure(runs: int) -> None:
+    """Runs are the truth plus random functions of rank 40, whose strength differs from run to run a little."""
+    rng, rows, rank, inside = np.random.default_rng(7), 2_000, 40, []
+    truth_N = rng.normal(size=rows)
+    labels_N = rng.random(rows) < sigmoid(truth_N)
+    for _ in range(60):
+        shapes_RN = rng.normal(size=(rank, rows)) / np.sqrt(rank)
+        noise_NM = (rng.normal(size=(5, rank)) @ shapes_RN * rng.uniform(0.25, 0.35, (5, 1))).T
+        logits_NM = truth_N[:, None] + noise_NM
+        cube = Cube.from_array(logits_NM[:, :runs, None, None])
+        seen = curve(cube, labels_N, "run")
+        alone = [logloss(labels_N, logits_NM[:, i]) for i in range(runs)]
+        found = over_runs(seen.forecast[4].loss, alone, 5, _scatter(seen, 5))
+        assert found.runs_low is not None and found.runs_high is not None
+        inside.append(found.runs_low <= logloss(labels_N, logits_NM.mean(axis=1)) <= found.runs_high)
+    assert np.mean(inside) >= 0.9
+
+
+def test_an_interval_grows_to_where_more_disagreement_would_take_it() -> None:
+    loss = over_runs(Estimate(0.30, 0.29, 0.31), [0.32, 0.32], 5, (0.5, 3.0))
+    assert (loss.runs_low, loss.runs_high) == pytest.approx((0.30 - 0.04, 0.30 + 0.01))
+    auc = over_runs(Estimate(0.92, 0.9, 0.94), [0.90, 0.90], 5, (0.5, 3.0))
+    assert (auc.runs_low, auc.runs_high) == pytest.approx((0.92 - 0.01, 0.92 + 0.04))
+    level = over_runs(Estimate(0.30, 0.29, 0.31), [0.30, 0.32], 10**9, (1.0, 1.0))
+    assert level.runs_high == pytest.approx(0.30 + 12.706 * 0.01, rel=1e-3)  # Student's t of one difference
+
+
+def test_a_teacher_must_be_worth_its_minutes_and_fit_the_budget() -> None:
+    teachers = [line(m, 0.3 + 0.0021 / m, minutes=5.0 * m) for m in range(1, 17)]
+    routes = [line(1, 0.3), line(2, 0.2999), line(4, 0.29981), line(8, 0.2998)]
+    free = choose(teachers, routes, 4.0, None)
+    assert free == {"teachers": 5, "routes": 4, "minutes": 25.0}  # the fifth saves 0.000105, the sixth 0.00007
+    assert choose(teachers, routes, 4.0, 16.0)["teachers"] == 3
+    assert choose(teachers, routes, 4.0, 6.0) == {"teachers": 0, "routes": 4, "minutes": 4.0}
+    assert choose(teachers, [line(1, 0.3), line(8, 0.299995)], 4.0, None)["routes"] == 1
+
+
+def test_differences_are_those_of_the_same_rows(prepared: PreparedData) -> None:
+    valid = prepared.valid
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=len(valid))
+    loss, auc = compared(valid, base, base, 1.0)
+    assert loss.low == loss.value == loss.high and auc.low == auc.high
+    other = base + 0.1 * rng.normal(size=len(valid))
+    near, _ = compared(valid, other, base, 1.0)
+    far, _ = compared(valid, rng.normal(size=len(valid)), base, 1.0)
+    assert 0 < near.high - near.low < far.high - far.low
+    assert near.value == pytest.approx(logloss(valid.labels, other))
+
+
+@pytest.fixture(scope="module")
+def planned(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cooking = recipe(prepared, tmp_path_factory.mktemp("plan") / "model", **TINY, teachers=3)
+    take(cooking.out, "recipe.json")  # as the commands do
+    found = forecast(cooking, runs=2)
+    assert [one.count for one in found.teachers] == list(range(1, 17))
+    assert [one.count for one in found.routes][:3] == [1, 2, 4]
+    assert found.teachers[3].parameters == 4 * found.teachers[0].parameters
+    assert found.teachers[0].minutes <= found.teachers[2].minutes <= found.teachers[15].minutes
+    said = words(found)
+    assert "From 2 runs" in said[0] and any("Recommended" in one for one in said)
+    assert any("not known before one is trained" in one for one in said)
+    return cooking.out
+
+
+def test_the_recipe_goes_on_from_the_forecast_and_checks_it(planned: Path, prepared: PreparedData) -> None:
+    runs = {path: path.stat().st_mtime_ns for path in planned.rglob("best.safetensors")}
+    assert len(runs) == 3  # two teachers, one student
+
+    report = recipe(prepared, planned, **TINY, teachers=3).run()
+
+    kept = {path: path.stat().st_mtime_ns for path in planned.rglob("best.safetensors")}
+    assert {path: kept[path] for path in runs} == runs
+    assert len(report["teacher_runs"]) == 3
+    said = check(planned, report)
+    record = json.loads((planned / "forecast.json").read_text())
+    measured = report["ensembles"][2]["metrics"]["valid"]["raw"]
+    expected = record["teachers"][2]["loss"]
+    inside = expected["runs_low"] <= measured["logloss"] <= expected["runs_high"]
+    assert said[0].startswith("logloss of 3 teachers") and f"{measured['logloss']:.5f}" in said[0]
+    assert said[0].endswith(": inside." if inside else ": outside.")
+    assert check(planned / "elsewhere", report) == []
+
+
+def test_fit_keeps_to_the_recommendation(planned: Path, prepared: PreparedData, recap: Recap) -> None:
+    choice = json.loads((planned / "forecast.json").read_text())["choice"]
+    plans = set(planned.glob("plan-*"))
+    done = recap("fit", prepared.path, "--config", planned / "recommended.toml", "--out", planned)
+    assert done.code == 0, done.err
+    assert set(planned.glob("plan-*")) == plans  # the recorded plan was found
+    report: dict[str, Any] = json.loads((planned / "report.json").read_text())
+    assert len(report["teacher_runs"]) == choice["teachers"]
+
+
+def test_plan_command_ends_in_words_and_the_next_step(
+    planned: Path, prepared: PreparedData, recap: Recap, tmp_path: Path
+) -> None:
+    settings = tmp_path / "recipe.toml"
+    settings.write_text(
+        "l2 = 0.01\n[model_settings]\ndim = 4\n[teacher_settings]\ndim = 4\n"
+        "[train]\nbatch_size = 1024\nmax_epochs = 1\n",
+        encoding="utf-8",
+    )
+    done = recap("plan", prepared.path, "--config", settings, "--out", tmp_path / "out", "--budget", "0.1")
+    assert done.code == 0, done.err
+    assert "mean of 16 teachers" in done.out and "student averaged, 8 routes" in done.out
+    assert "Recommended:" in done.out
+    assert "Next: recap fit" in done.err
+    with pytest.raises(InputError, match="two at least"):
+        forecast(recipe(prepared, planned, **TINY), runs=1)
