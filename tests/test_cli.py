@@ -91,7 +91,7 @@ class TestConventions:
         options = {option for parameter in command.params for option in parameter.opts}
         assert {"--json", "--quiet", "-q"} <= options
         # Stages never replace each other; a page is made anew from its report each time.
-        if "--out" in options and name not in ("fit", "bench", "report", "diagnose"):
+        if "--out" in options and name not in ("fit", "bench", "report", "diagnose", "plan"):
             assert "--force" in options
         if name in ("prepare", "train", "tune", "fit", "synthetic", "demo"):
             assert "--seed" in options
@@ -146,16 +146,39 @@ class TestConventions:
             (("prepare", log, "--schema", raw / "schema.toml", "--out", raw / "data"), "clicked", "is ready"),
             (("train", raw / "data", "--config", raw / "train.toml", "--threads", 1, "--out", raw / "run"),
              "logistic regression", "epoch 2: train loss"),
-            (("evaluate", raw / "run", log), "base rate", "600 rows."),
+            (("evaluate", raw / "run", log), "base rate", "when it was packed"),
             (("predict", raw / "run", log), "row,click,site,ad,user,price,tags,score,logit", "600 rows."),
-            (("inspect", raw / "run"), "every file as its checksum says", ""),
-            (("inspect", raw / "data"), "vocabulary", ""),
+            (("predict", raw / "run", log, "--out", raw / "scores.csv"), "", "calibrated probability"),
+            (("logits", raw / "run", raw / "data", "--split", "train", "--out", raw / "l"), "", "recap train"),
+            (("inspect", raw / "run"), "every file as its checksum says", "It is whole"),
+            (("inspect", raw / "data"), "vocabulary", "recap fit"),
+            (("models",), "fcn", "can be trained"),
+            (("datasets",), "criteo-x4", "data sets"),
         ]  # fmt: skip
         for arguments, out, err in steps:
             done = recap(*arguments)
             assert done.code == 0, done.err
             assert out in done.out
             assert err in done.err
+            last = done.err.splitlines()[-1]  # what to do next, or what the figures mean
+            assert "recap " in last or arguments[0] in ("evaluate", "predict"), last
+
+    @pytest.mark.parametrize(
+        ("now", "logloss", "said"),
+        [
+            (0.75, 0.5, "within chance"),
+            (0.6, 0.5, "train anew"),
+            (0.9, 0.5, "easier"),
+            (0.75, 0.8, "don't serve"),
+        ],
+    )
+    def test_fresh_rows_are_set_beside_those_of_training(self, now: float, logloss: float, said: str) -> None:
+        def figures(auc: float, loss: float) -> dict[str, Any]:
+            raw = {"auc": auc, "auc_error": 0.01}
+            return {"raw": raw, "calibrated": {"logloss": loss}, "base_rate_logloss": 0.7}
+
+        found = cli._against_training(figures(now, logloss), {"valid": figures(0.76, 0.5)})
+        assert said in " ".join(found)
 
     def test_threads_and_seed_are_part_of_the_record(self, raw: Path, recap: Recap) -> None:
         recap("prepare", raw / "clicks.csv", "--schema", raw / "schema.toml", "--out", raw / "d", "--seed", 5)
@@ -198,7 +221,7 @@ class TestConventions:
 
 
 def test_models_are_listed(recap: Recap) -> None:
-    done = recap("models")
+    done = recap("models", "-q")
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
     assert max(map(len, lines)) <= 100

@@ -20,7 +20,7 @@ TINY = {"train": {"batch_size": 256, "max_epochs": 2}, "l2": 0.01}
 
 
 def line(count: int, loss: float, minutes: float = 1.0) -> Line:
-    return Line(count, Estimate(loss, loss, loss), None, minutes, 10, 1.0)
+    return Line(count, Estimate(loss, loss, loss), None, Estimate(0.0, 0.0, 0.0), minutes, 10, 1.0)
 
 
 @pytest.mark.parametrize("runs", [2, 3])
@@ -55,7 +55,11 @@ def test_a_teacher_must_be_worth_its_minutes_and_fit_the_budget() -> None:
     teachers = [line(m, 0.3 + 0.0021 / m, minutes=5.0 * m) for m in range(1, 17)]
     routes = [line(1, 0.3), line(2, 0.2999), line(4, 0.29981), line(8, 0.2998)]
     free = choose(teachers, routes, 4.0, None)
-    assert free == {"teachers": 5, "routes": 4, "minutes": 25.0}  # the fifth saves 0.000105, the sixth 0.00007
+    assert free == {
+        "teachers": 5,
+        "routes": 4,
+        "minutes": 25.0,
+    }  # the fifth saves 0.000105, the sixth 0.00007
     assert choose(teachers, routes, 4.0, 16.0)["teachers"] == 3
     assert choose(teachers, routes, 4.0, 6.0) == {"teachers": 0, "routes": 4, "minutes": 4.0}
     assert choose(teachers, [line(1, 0.3), line(8, 0.299995)], 4.0, None)["routes"] == 1
@@ -65,13 +69,15 @@ def test_differences_are_those_of_the_same_rows(prepared: PreparedData) -> None:
     valid = prepared.valid
     rng = np.random.default_rng(0)
     base = rng.normal(size=len(valid))
-    loss, auc = compared(valid, base, base, 1.0)
+    loss, auc, gain = compared(valid, base, base, 1.0)
+    assert gain == Estimate(0.0, 0.0, 0.0)
     assert loss.low == loss.value == loss.high and auc.low == auc.high
     other = base + 0.1 * rng.normal(size=len(valid))
-    near, _ = compared(valid, other, base, 1.0)
-    far, _ = compared(valid, rng.normal(size=len(valid)), base, 1.0)
+    near, _, gain = compared(valid, other, base, 1.0)
+    far, _, _ = compared(valid, rng.normal(size=len(valid)), base, 1.0)
     assert 0 < near.high - near.low < far.high - far.low
     assert near.value == pytest.approx(logloss(valid.labels, other))
+    assert gain.value == pytest.approx(loss.value - near.value)
 
 
 @pytest.fixture(scope="module")

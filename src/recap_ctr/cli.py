@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import shlex
@@ -287,6 +288,11 @@ def datasets(as_json: Json = False, quiet: Quiet = False) -> None:
     )
     _table(["name", "raw files"], [[d["name"], ", ".join(d["files"])] for d in described])
     _table(["name", "licence", "from"], [[d["name"], d["licence"], d["homepage"]] for d in described])
+    ready = [d["name"] for d in described if d["download"]]
+    _tell(
+        quiet,
+        f"{len(described)} data sets; recap download fetches {', '.join(ready)}, the others come by hand.",
+    )
     _tell(quiet, "Next: recap prepare --dataset NAME --raw DIR --out data")
 
 
@@ -580,6 +586,10 @@ def list_models(as_json: Json = False, quiet: Quiet = False) -> None:
         typer.echo(f"{entry['name']}: {entry['parameters']:,} parameters on ML-1M")
         for text in (entry["purpose"], entry["paper"]):
             typer.echo(textwrap.fill(text, 100, initial_indent=INDENT, subsequent_indent=INDENT))
+    _tell(quiet, f"{len(found)} models; any of them can be trained, teach, and be taught.")
+    _tell(
+        quiet, "Next: recap fit DATA --out model, or for one alone: recap train DATA --model NAME --out run"
+    )
 
 
 Recipe = Annotated[
@@ -688,11 +698,13 @@ def fit(
         settings, prepared, out, threads=threads, device=_device(device), budget=budget, quiet=quiet
     )
     report = cooking.run()
-    written = page(report, shlex.join(["recap", *sys.argv[1:]])).write(out)
+    shown = page(report, shlex.join(["recap", *sys.argv[1:]]))
+    written = shown.write(out)
     if as_json:
         _print_json(report)
         return
     _print_recipe(report)
+    typer.echo(shown.lead)
     for sentence in check(out, report):
         typer.echo(sentence)
     _tell(quiet, f"To look at: {written}")
@@ -785,11 +797,6 @@ def _print_recipe(report: dict[str, Any]) -> None:
         rows.append(line(f"their ensemble, {len(rows)}", size, report["ensembles"][-1]["metrics"]))
     rows.append(line(f"student: {report['model']['name']}", report["parameters"], report["metrics"]))
     _table(["model", "parameters", f"{split} AUC", "logloss", "calibrated"], rows)
-    if report["recovered"] is not None:
-        typer.echo(
-            f"{report['recovered']:.0%} of the ensemble's gain in AUC over its members, at"
-            f" {report['size_against_teacher']:.2f} of the size of one."
-        )
 
 
 @app.command()
@@ -868,17 +875,23 @@ def bench(
     from recap_ctr.storage import take
 
     take(out, RECIPE)
-    text = fulfil(
-        Request(
-            table=table, data=tuple(data), out=out, reports=reports or out / "reports", config=config, preset=preset,
-            given={"teacher_model": teacher_model, "teachers": teachers, "l2": l2}, models=tuple(split_names(models)),
-            seeds=seeds, averaged=averaged, dry_run=dry_run, threads=threads, device=_device(device), quiet=quiet,
-        )
+    request = Request(
+        table=table, data=tuple(data), out=out, reports=reports or out / "reports", config=config, preset=preset,
+        given={"teacher_model": teacher_model, "teachers": teachers, "l2": l2}, models=tuple(split_names(models)),
+        seeds=seeds, averaged=averaged, dry_run=dry_run, threads=threads, device=_device(device), quiet=quiet,
+        command=shlex.join(["recap", *sys.argv[1:]]),
     )  # fmt: skip
+    text = fulfil(request)
     if as_json:
         _print_json({"table": table, "markdown": text})
-    else:
-        typer.echo(text)
+        return
+    typer.echo(text)
+    if dry_run:
+        _tell(quiet, "Next: the same command without --dry-run; what is finished is never done again.")
+        return
+    _tell(
+        quiet, f"Reports, tables and figures are in {request.reports}; pages to look at in {out}/.../pages."
+    )
 
 
 @app.command()
@@ -1099,6 +1112,8 @@ def logits(
         _print_json(result)
         return
     _tell(quiet, f"{out}: {rows:,} {split} rows of {run_name}, columns: {len(columns)}.")
+    use = f"recap train {data} --teacher {out} --out student" if split == "train" else "recap_ctr.diagnose"
+    _tell(quiet, f"Next: {use}")
 
 
 @app.command()
@@ -1135,6 +1150,8 @@ def evaluate(
         return
     _figures_table({"these rows": result}, None)
     _summarise_values(quiet, result["values"])
+    for sentence in _against_training(result, scorer.artifact.manifest["metrics"]):
+        _tell(quiet, sentence)
 
 
 @app.command()
@@ -1187,6 +1204,9 @@ def predict(
     if as_json:
         _print_json({"out": str(out), **tally.to_dict()})
     _summarise_values(quiet, tally.to_dict())
+    if out is not None:
+        _tell(quiet, f"{out}: score is the calibrated probability of a click, logit its logit.")
+        _tell(quiet, f"Next, once their clicks are known: recap evaluate {artifact} {out}")
 
 
 @app.command()
@@ -1215,6 +1235,7 @@ def inspect(
             [[k, f"{s['rows']:,}", f"{s['positives']:,}"] for k, s in manifest["splits"].items()],
         )
         _table(["field", "vocabulary"], [[f["name"], f"{f['size']:,}"] for f in manifest["fields"]])
+        _tell(quiet, f"Next: recap fit {path} --out model")
         return
     _training()
     from recap_ctr.artifact import load_artifact
@@ -1235,6 +1256,7 @@ def inspect(
         ["field", "kind", "values"],
         [[at.name, fitted.field.kind, f"{fitted.num_kept:,}"] for fitted, at in fields],
     )
+    _tell(quiet, f"It is whole and can score. Next: recap predict {path} rows.csv --out scores.csv")
 
 
 @app.command()
@@ -1279,6 +1301,7 @@ def synthetic(
         f"The best possible model scores AUC {best['auc']:.4f} and logloss {best['logloss']:.4f};"
         f" the base rate {best['base_logloss']:.4f}.",
     )
+    _tell(quiet, f"Next: recap fit {out} --label click --out model")
 
 
 @app.command()
@@ -1489,6 +1512,32 @@ def _print_report(report: dict[str, Any]) -> None:
         f"{report['model']['name']}: {report['parameters']:,} parameters, seed {report['train']['seed']}"
     )
     _figures_table(report["metrics"], report["reference"])
+
+
+def _against_training(found: dict[str, Any], known: dict[str, Any]) -> list[str]:
+    """What figures on fresh rows mean beside those that the artifact came with."""
+    then, now = (known.get("test") or known["valid"]), found
+    gain = 1 - now["calibrated"]["logloss"] / now["base_rate_logloss"]
+    change = now["raw"]["auc"] - then["raw"]["auc"]
+    noise = 1.96 * math.hypot(now["raw"].get("auc_error") or 0.0, then["raw"].get("auc_error") or 0.0)
+    said = [
+        f"Here it explains {gain:.1%} of the base rate's logloss; AUC is {100 * now['raw']['auc']:.2f},"
+        f" when it was packed {100 * then['raw']['auc']:.2f} on held-out rows."
+    ]
+    if noise and abs(change) > noise:
+        said.append(
+            f"A change of {100 * change:+.2f} points is more than chance ({100 * noise:.2f}): "
+            + (
+                "these rows are others; look at unseen values, and train anew."
+                if change < 0
+                else "these rows are easier."
+            )
+        )
+    elif noise:
+        said.append(f"The change of {100 * change:+.2f} points is within chance ({100 * noise:.2f}).")
+    if gain < 0:
+        said.append("It is worse than the base rate: don't serve it; train anew on recent rows.")
+    return said
 
 
 def _summarise_values(quiet: bool, tally: dict[str, Any]) -> None:

@@ -67,6 +67,8 @@ class Line:
     loss: Estimate
     auc: Estimate | None
     """None: the rows at hand can't tell what it gains in AUC."""
+    gain: Estimate
+    """Loss that it saves over one teacher, or one route of the averaged student."""
     minutes: float
     """Of training, from the beginning, on this machine."""
     parameters: int
@@ -113,17 +115,21 @@ def forecast(recipe: Recipe, *, runs: int = 2) -> Forecast:
     costs = _Costs(recipe, list(teachers.values()), learned)
     lines = tuple(
         Line(
-            count, loss, auc, costs.minutes(count), count * costs.teacher_parameters,
+            count, loss, auc, gain, costs.minutes(count), count * costs.teacher_parameters,
             count * 1e6 * seconds["teacher"],
         )
-        for count, loss, auc in _of_teachers(recipe, list(teachers))
+        for count, loss, auc, gain in of_teachers(
+            [LogitTable(path) for path in teacher_tables(list(teachers), "valid")],
+            valid.labels,
+            sampling_weights(valid, recipe.config.negative_rate),
+        )
     )  # fmt: skip
     *_, raw = estimators(learner, None, "checkpoint").values()
     home = predict(models[1], valid, device)
 
     def measured(model: nn.Module, count: int) -> Line:
-        loss, auc = compared(valid, predict(model, valid, device), home, recipe.config.negative_rate)
-        return Line(count, loss, auc, costs.alone, learned["parameters"], 1e6 * seconds[str(count)])
+        loss, auc, gain = compared(valid, predict(model, valid, device), home, recipe.config.negative_rate)
+        return Line(count, loss, auc, gain, costs.alone, learned["parameters"], 1e6 * seconds[str(count)])
 
     routes = tuple(measured(model, count) for count, model in models.items())
     averaging = measured(raw.to(device), 1), measured(models[1], 1)
@@ -175,25 +181,23 @@ class _Costs:
         return math.ceil(teachers / self.workers) * self.teacher + self.student_probe + self.alone
 
 
-def _of_teachers(recipe: Recipe, teachers: list[Path]) -> list[tuple[int, Estimate, Estimate | None]]:
-    """Loss and AUC of the ensemble of 1, 2, .. of them, by Eq. 6 from the disagreement of those at hand."""
-    valid = recipe.data.valid
-    weights = sampling_weights(valid, recipe.config.negative_rate)
-    tables = [LogitTable(path) for path in teacher_tables(teachers, "valid")]
-    seen = curve(Cube.from_tables(tables), valid.labels, "run", weights=weights)
+def of_teachers(
+    tables: Sequence[LogitTable], labels: npt.ArrayLike, weights: npt.ArrayLike | None = None
+) -> list[tuple[int, Estimate, Estimate | None, Estimate]]:
+    """Of the mean of 1, 2, .. such runs: loss, AUC, loss saved; by Eq. 6, from the disagreement of those at hand."""
+    seen = curve(Cube.from_tables(tables), labels, "run", weights=weights)
     alone = [np.asarray(table.logits_NM[:, 0]) for table in tables]
-    losses = [metrics.logloss(valid.labels, logits, weights) for logits in alone]
-    aucs = [metrics.auc(valid.labels, logits, weights) for logits in alone]
-    return [
-        (
-            point.count,
-            over_runs(point.loss, losses, point.count, _scatter(seen, point.count)),
-            None
-            if point.auc is None
-            else over_runs(point.auc, aucs, point.count, _scatter(seen, point.count)),
+    losses = [metrics.logloss(labels, logits, weights) for logits in alone]
+    aucs = [metrics.auc(labels, logits, weights) for logits in alone]
+    found = []
+    for point in seen.forecast[:TEACHERS]:
+        scatter = _scatter(seen, point.count)
+        auc = None if point.auc is None else over_runs(point.auc, aucs, point.count, scatter)
+        gain = replace(
+            point.gain, runs_low=scatter[0] * point.gain.value, runs_high=scatter[1] * point.gain.value
         )
-        for point in seen.forecast[:TEACHERS]
-    ]
+        found.append((point.count, over_runs(point.loss, losses, point.count, scatter), auc, gain))
+    return found
 
 
 def _scatter(seen: Curve, count: int) -> tuple[float, float]:
@@ -226,20 +230,23 @@ def over_runs(
     )
 
 
-def compared(valid: Shard, logits: Logits, base: Logits, negative_rate: float) -> tuple[Estimate, Estimate]:
-    """Loss and AUC; intervals are those of the difference to `base` over rows, the level of which both share."""
+def compared(
+    valid: Shard, logits: Logits, base: Logits, negative_rate: float
+) -> tuple[Estimate, Estimate, Estimate]:
+    """Loss, AUC, and loss saved over `base`; intervals over rows are those of the difference to it."""
     weights = sampling_weights(valid, negative_rate)
     loss, auc = (of(valid.labels, logits, weights) for of in (metrics.logloss, metrics.auc))
     sign_N = np.where(np.asarray(valid.labels) == 1, -1.0, 1.0)
     change_N = np.logaddexp(0, sign_N * logits) - np.logaddexp(0, sign_N * base)
     mass_N = np.ones(len(change_N)) if weights is None else np.asarray(weights, np.float64)
-    centre_N = change_N - mass_N @ change_N / mass_N.sum()
-    error = float(np.sqrt(mass_N**2 @ centre_N**2) / mass_N.sum())
+    change = float(mass_N @ change_N / mass_N.sum())
+    error = float(np.sqrt(mass_N**2 @ (change_N - change) ** 2) / mass_N.sum())
     of_auc = metrics.auc_difference(valid.labels, logits, base).standard_error
     reach = 1.96
     return (
         Estimate(loss, loss - reach * error, loss + reach * error),
         Estimate(auc, auc - reach * of_auc, auc + reach * of_auc),
+        Estimate(-change, -change - reach * error, -change + reach * error),
     )
 
 
@@ -284,8 +291,8 @@ def words(found: Forecast) -> list[str]:
     ensemble = found.teachers[max(chosen["teachers"], 2) - 1]
     said = [
         f"From {found.runs} runs: one teacher has logloss {one.loss.value:.5f} on {found.rows:,} validation rows, and"
-        f" the mean of {ensemble.count} is forecast at {_with_runs(ensemble.loss, 5)}; {last.count} would reach"
-        f" {last.loss.value:.5f}."
+        f" the mean of {ensemble.count} is forecast to save {_with_runs(ensemble.gain, 5)}, which gives"
+        f" {_with_runs(ensemble.loss, 5)}; {last.count} would reach {last.loss.value:.5f}."
     ]
     if ensemble.auc is not None and one.auc is not None:
         said.append(

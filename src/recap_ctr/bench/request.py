@@ -21,6 +21,8 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.synthetic import SyntheticConfig
 from recap_ctr.errors import InputError
 from recap_ctr.recipe import Recipe, RecipeConfig, recipe_config
+from recap_ctr.report.page import Image
+from recap_ctr.report.tables import page
 
 ONE_RECIPE: dict[str, Callable[[Recipe, int, Path], str]] = {
     "overview": overview,
@@ -59,6 +61,8 @@ class Request:
     threads: int | None = None
     device: str = "cpu"
     quiet: bool = False
+    command: str = ""
+    """How to ask for it again, for its page."""
 
 
 def fulfil(request: Request) -> str:
@@ -93,11 +97,28 @@ def fulfil(request: Request) -> str:
                 device=request.device, quiet=request.quiet,
             )  # fmt: skip
             said.append(ONE_RECIPE[request.table](recipe, seeds, reports))
+            _write_page(request, data.name, said[-1], reports / request.table / f"{request.table}.png")
     if request.table == "table1" and not request.dry_run:
         by_dataset = {data.name: request.reports / data.name for data in sets}
         where = request.reports / names[0] if len(names) == 1 else request.reports
         said.append(table1.write_tables(by_dataset, where, averaged=request.averaged))
+        _write_page(request, names[0] if len(names) == 1 else "", said[-1])
     return "\n".join(said)
+
+
+def page_directory(request: Request, data: str) -> Path:
+    """Of the page of a table; `data` is empty for one of several data sets."""
+    return request.out / data / "pages" / f"{request.table}{'-averaged' if request.averaged else ''}"
+
+
+def _write_page(request: Request, data: str, markdown: str, figure: Path | None = None) -> None:
+    title = f"{request.table} on {data or ' and '.join(Path(name).name for name in request.data)}"
+    images = (
+        [Image(request.table, f"{title}, drawn from the numbers of the table", figure.read_bytes())]
+        if figure is not None and figure.is_file()
+        else []
+    )
+    page(title, markdown, images, request.command).write(page_directory(request, data))
 
 
 def _open(request: Request, name: str) -> PreparedData:

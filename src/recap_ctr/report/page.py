@@ -1,5 +1,6 @@
 """One self-contained HTML page: it opens from disk, needs no network, and prints."""
 
+from base64 import b64encode
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
@@ -61,6 +62,20 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Image:
+    """A figure that was drawn elsewhere; it is held in the page itself."""
+
+    name: str
+    text: str
+    """What it shows, for who can't see it."""
+    png: bytes
+
+    def to_html(self) -> str:
+        data = b64encode(self.png).decode()
+        return f'<figure id="{self.name}"><img alt="{escape(self.text)}" src="data:image/png;base64,{data}"></figure>'
+
+
+@dataclass(frozen=True)
 class Section:
     title: str
     text: str = ""
@@ -68,6 +83,7 @@ class Section:
     """Sentences that each stand alone."""
     tables: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
+    images: tuple[Image, ...] = ()
     code: str = ""
 
     @property
@@ -82,6 +98,7 @@ class Section:
             parts.append("<ul>" + "".join(f"<li>{escape(point)}</li>" for point in self.points) + "</ul>")
         parts += [table.to_html() for table in self.tables]
         parts += [_figure(chart) for chart in self.charts]
+        parts += [image.to_html() for image in self.images]
         if self.code:
             parts.append(f"<pre>{escape(self.code)}</pre>")
         return "\n".join([*parts, "</section>"])
