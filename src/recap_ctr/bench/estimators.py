@@ -3,10 +3,8 @@
 Shape suffixes: N rows, M estimators.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from statistics import mean
 
@@ -30,7 +28,6 @@ from recap_ctr.runs import estimators as estimators_of
 
 CHECKPOINTS = 8
 AXES = {"run": "runs", "trajectory": "trajectory", "route": "routes"}
-MOST_SUBSETS = 100  # of each size
 HEADER = [
     "estimators",
     "axis",
@@ -51,7 +48,6 @@ class Point:
     family: str
     axis: str
     count: int
-    subsets: int
     auc: float
     auc_gain: float
     """AUC minus the mean of the members'."""
@@ -64,48 +60,22 @@ class Point:
     """Loss that it saves; labels cancel from it (Appendix B.3)."""
 
 
-def subsets(total: int, size: int, most: int = MOST_SUBSETS) -> list[tuple[int, ...]]:
-    """All subsets of a size, or so many random ones where there are more; the same each time.
-
-    >>> subsets(3, 2)
-    [(0, 1), (0, 2), (1, 2)]
-    """
-    if math.comb(total, size) <= most:
-        return list(combinations(range(total), size))
-    rng = np.random.default_rng([total, size])
-    found: dict[tuple[int, ...], None] = {}
-    while len(found) < most:
-        found[tuple(sorted(rng.choice(total, size, replace=False).tolist()))] = None
-    return list(found)
-
-
 def scale(
     family: str, axis: str, logits_NM: diagnose.Floats, labels_N: npt.NDArray[np.generic]
 ) -> list[Point]:
     """The mean of 1, 2, .. of the estimators: no order among them counts."""
-    alone = [
-        (metrics.auc(labels_N, column_N), metrics.logloss(labels_N, column_N)) for column_N in logits_NM.T
-    ]
-    points = []
-    for count in range(1, logits_NM.shape[1] + 1):
-        found = []
-        chosen = subsets(logits_NM.shape[1], count)
-        for members in chosen:
-            own_NM = logits_NM[:, members]
-            together_N = own_NM.mean(axis=1)
-            auc, loss = metrics.auc(labels_N, together_N), metrics.logloss(labels_N, together_N)
-            found.append(
-                (
-                    auc,
-                    auc - mean(alone[member][0] for member in members),
-                    loss,
-                    float(diagnose.nonshared_variance(own_NM).mean()),
-                    diagnose.predicted_gain(own_NM),
-                    mean(alone[member][1] for member in members) - loss,
-                )
-            )
-        points.append(Point(family, axis, count, len(chosen), *map(mean, zip(*found, strict=True))))
-    return points
+    if logits_NM.shape[1] == 1:
+        auc, loss = (of(labels_N, logits_NM[:, 0]) for of in (metrics.auc, metrics.logloss))
+        return [Point(family, axis, 1, auc, 0.0, loss, 0.0, 0.0, 0.0)]
+    seen = diagnose.curve(diagnose.Cube.from_array(logits_NM[:, :, None, None]), labels_N, "run")
+    between = float(logits_NM.var(axis=1, ddof=1).mean())
+    return [
+        Point(
+            family, axis, one.count, one.auc.value, one.auc_gain.value, one.loss.value,
+            between * (1 - 1 / one.count), one.predicted.value, one.gain.value,
+        )
+        for one in seen.points
+    ]  # fmt: skip
 
 
 def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
@@ -200,8 +170,8 @@ def _families(points: Sequence[Point]) -> dict[str, list[Point]]:
 def _findings(points: Sequence[Point], split: str, rows: int) -> list[str]:
     last = {name: line[-1] for name, line in _families(points).items() if line[-1].count > 1}
     said = [
-        f"On {rows:,} {split} rows; AUC in points, losses as they are; means over all subsets of M estimators, or over"
-        f" {MOST_SUBSETS} random ones. Checkpoints are raw weights, of the last epochs of one run."
+        f"On {rows:,} {split} rows; AUC in points, losses as they are; means over subsets of M estimators."
+        f" Checkpoints are raw weights, of the last epochs of one run."
     ]
     gains = [f"{name}, {one.count} of them: {100 * one.auc_gain:+.3f}" for name, one in last.items()]
     said.append(f"Gains in AUC over one estimator, in points: {'; '.join(gains)}.")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from recap_ctr import diagnose, metrics
+from recap_ctr import diagnose
 from recap_ctr.artifact import load_artifact
 from recap_ctr.axes.routes import Routed
 from recap_ctr.bench.scaling import train_all
@@ -59,15 +59,19 @@ class Family:
 
 
 def family(name: str, axis: str, logits_NM: diagnose.Floats, labels_N: npt.NDArray[np.generic]) -> Family:
+    """The figures of a diagnosis, without their intervals."""
     count = logits_NM.shape[1]
-    removed = float(diagnose.nonshared_variance(logits_NM).mean())
-    together_N = logits_NM.mean(axis=1)
-    alone = [metrics.logloss(labels_N, column_N) for column_N in logits_NM.T]
-    return Family(
-        name, axis, count, removed * count / (count - 1), removed, diagnose.predicted_gain(logits_NM),
-        mean(alone) - metrics.logloss(labels_N, together_N),
-        mean(metrics.auc(labels_N, column_N) for column_N in logits_NM.T), metrics.auc(labels_N, together_N),
-    )  # fmt: skip
+    cube = diagnose.Cube.from_array(logits_NM[:, :, None, None])
+    found = diagnose.family(cube, labels_N, [(m, 0, 0) for m in range(count)])
+    figures = (
+        found.variance,
+        found.removed,
+        found.predicted,
+        found.gain,
+        found.auc_alone,
+        found.auc_together,
+    )
+    return Family(name, axis, count, *(figure.value for figure in figures))
 
 
 def variance(recipe: Recipe, seeds: int, reports: Path) -> str:
