@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.survey import survey
+from recap_ctr.diagnose import Cube, diagnose
+from recap_ctr.report.diagnosis import decomposition_section, decompositions_of
+from recap_ctr.survey import read_diagnosis, survey
 from tests.bench.test_scaling import recipe
 from tests.conftest import Recap
 
@@ -33,6 +36,17 @@ def test_every_run_has_all_routes_of_its_checkpoints(prepared: PreparedData, tmp
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_the_page_of_a_run_shows_the_decomposition_of_a_diagnosis_beside_it() -> None:
+    rng = np.random.default_rng(0)
+    labels_N, logits = rng.integers(0, 2, 400), rng.normal(size=(400, 3, 2, 2))
+    record = json.loads(json.dumps(diagnose(Cube.from_array(logits), labels_N).to_json()))
+    shown = decomposition_section(decompositions_of(record))
+    assert shown is not None
+    (chart,) = shown.charts
+    assert len(chart.series) == 3 and len(chart.series[0].y) == 6
+    assert np.sum([series.y for series in chart.series], axis=0) == pytest.approx(np.ones(6))
+
+
 def test_a_model_without_routes_has_its_checkpoints(prepared: PreparedData, tmp_path: Path) -> None:
     cooking = recipe(prepared, tmp_path, train={"batch_size": 256, "max_epochs": 2})
     (table,) = survey(cooking, cooking.plan(), runs=1, checkpoints=2, model="lr", split="valid")
@@ -54,8 +68,9 @@ def test_diagnosis_is_written_and_said(prepared: PreparedData, tmp_path: Path, r
     assert record["kind"] == "diagnosis" and record["num_rows"] == len(prepared.test)
     assert record["data"]["fingerprint"] == prepared.fingerprint
     assert record["findings"] == done.out.splitlines()[: len(record["findings"])]
-    html = (out / "report.html").read_text()
+    html = (out / "diagnosis" / "report.html").read_text()
     for name in ("gain-auc", "gain-loss", "theory", "residual", "decomposition"):
         assert f'<figure id="{name}">' in html
-        assert (out / "figures" / f"{name}.png").is_file()
+        assert (out / "diagnosis" / "figures" / f"{name}.png").is_file()
+    assert read_diagnosis(out) == record and read_diagnosis(tmp_path) is None
     assert "Churn" in html

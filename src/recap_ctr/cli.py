@@ -684,6 +684,7 @@ def fit(
     from recap_ctr.recipe import Recipe as Cooking
     from recap_ctr.recipe import recipe_config
     from recap_ctr.report.run import page
+    from recap_ctr.survey import read_diagnosis
 
     given: dict[str, Any] = {
         "model": model, "teacher_model": teacher_model, "teachers": teachers, "routes": routes,
@@ -698,7 +699,7 @@ def fit(
         settings, prepared, out, threads=threads, device=_device(device), budget=budget, quiet=quiet
     )
     report = cooking.run()
-    shown = page(report, shlex.join(["recap", *sys.argv[1:]]))
+    shown = page(report, shlex.join(["recap", *sys.argv[1:]]), read_diagnosis(out))
     written = shown.write(out)
     if as_json:
         _print_json(report)
@@ -928,7 +929,7 @@ def diagnose(
     from recap_ctr.recipe import Recipe as Cooking
     from recap_ctr.recipe import recipe_config
     from recap_ctr.storage import take
-    from recap_ctr.survey import DIAGNOSIS, examine
+    from recap_ctr.survey import DIAGNOSIS, PAGES, examine
 
     settings = recipe_config(preset, _merged(config, {"l2": l2}), str(config or "diagnose"))
     take(out, RECIPE)
@@ -942,7 +943,7 @@ def diagnose(
         return
     for sentence in said:
         typer.echo(sentence)
-    _tell(quiet, f"To look at: {out / 'report.html'}; all figures: {out / DIAGNOSIS}")
+    _tell(quiet, f"To look at: {out / PAGES / 'report.html'}; all figures: {out / DIAGNOSIS}")
 
 
 @app.command()
@@ -1034,11 +1035,16 @@ def report(
     from recap_ctr.report import compare
     from recap_ctr.report.run import page
     from recap_ctr.runs import read_report
+    from recap_ctr.survey import read_diagnosis
 
     reports = {str(path): read_report(path) for path in runs}
     if len(reports) > 1 and out is None:
         raise InputError("a page of several runs needs a place of its own", fix="--out DIR")
-    shown = compare.page(reports) if len(reports) > 1 else page(reports[str(runs[0])])
+    shown = (
+        compare.page(reports)
+        if len(reports) > 1
+        else page(reports[str(runs[0])], diagnosis=read_diagnosis(runs[0]))
+    )
     written = shown.write(out or runs[0])
     if as_json:
         _print_json({"page": str(written), "lead": shown.lead})

@@ -16,9 +16,9 @@ from recap_ctr.predict import write_logits
 from recap_ctr.recipe import Plan, Recipe
 from recap_ctr.report.diagnosis import page
 from recap_ctr.runs import LOGITS, estimators, run_many
-from recap_ctr.storage import write_json
+from recap_ctr.storage import read_json, write_json
 
-DIAGNOSIS = "diagnosis.json"
+DIAGNOSIS, PAGES = "diagnosis.json", "diagnosis"  # the page has a directory of its own: a recipe has one, too
 
 
 def survey_runs(
@@ -92,8 +92,14 @@ def examine(
         "date": datetime.now(UTC).date().isoformat(),
     }  # fmt: skip
     write_json(recipe.out / DIAGNOSIS, record)
-    page(found, said, about, command).write(recipe.out)
+    page(found, said, about, command).write(recipe.out / PAGES)
     return found, said
+
+
+def read_diagnosis(out: Path) -> dict[str, Any] | None:
+    """What `examine` wrote in a directory, if it did."""
+    found: dict[str, Any] | None = read_json(out / DIAGNOSIS) if (out / DIAGNOSIS).is_file() else None
+    return found
 
 
 def write_grid(data: str, run: str, out: str, split: str, routed: bool, threads: int, device: str) -> None:

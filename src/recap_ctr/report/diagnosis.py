@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from recap_ctr.diagnose import Diagnosis, Estimate, Family
+from recap_ctr.diagnose import Decomposition, Diagnosis, Estimate, Family
 from recap_ctr.report.charts import Chart, Kind, Series
 from recap_ctr.report.page import Page, Section, Table
 
@@ -22,7 +22,7 @@ def page(diagnosis: Diagnosis, findings: Sequence[str], data: dict[str, Any], co
                 _gains(diagnosis),
                 _theory(diagnosis),
                 _residual(diagnosis),
-                _decomposition(diagnosis),
+                decomposition_section(diagnosis.decompositions),
                 _churn(diagnosis),
                 _about(diagnosis, data, command),
             )
@@ -147,10 +147,20 @@ def _residual(diagnosis: Diagnosis) -> Section:
     )
 
 
-def _decomposition(diagnosis: Diagnosis) -> Section | None:
+def decompositions_of(record: dict[str, Any]) -> list[Decomposition]:
+    """Those of a diagnosis, from its file."""
+    return [
+        Decomposition(
+            tuple(one["order"]), tuple(Estimate(**share) for share in one["shares"]), Estimate(**one["total"])
+        )
+        for one in record["decompositions"]
+    ]
+
+
+def decomposition_section(decompositions: Sequence[Decomposition]) -> Section | None:
     """Shares of the axes in each order of averaging."""
-    whole = max((len(one.order) for one in diagnosis.decompositions), default=0)
-    orders = [one for one in diagnosis.decompositions if len(one.order) == whole and one.total.value > 0]
+    whole = max((len(one.order) for one in decompositions), default=0)
+    orders = [one for one in decompositions if len(one.order) == whole and one.total.value > 0]
     if not orders:
         return None
     names = tuple(" → ".join(AXIS_NAMES[axis] for axis in one.order) for one in orders)

@@ -4,14 +4,15 @@ from statistics import mean
 from typing import Any
 
 from recap_ctr.report.charts import Chart, Series
+from recap_ctr.report.diagnosis import decomposition_section, decompositions_of
 from recap_ctr.report.page import Page, Section, Table
 
 Report = dict[str, Any]
 Z = 1.96  # of a 95 % interval
 
 
-def page(report: Report, command: str = "") -> Page:
-    """`command` is what would make the report again."""
+def page(report: Report, command: str = "", diagnosis: dict[str, Any] | None = None) -> Page:
+    """`command` is what would make the report again; `diagnosis` the file of one, where it was made, too."""
     split = held_out(report)
     name = report["data"]["name"]
     sections = [
@@ -19,6 +20,7 @@ def page(report: Report, command: str = "") -> Page:
         _frontier(report, split),
         _reliability(report, split),
         _theory(report),
+        decomposition_section(decompositions_of(diagnosis)) if diagnosis else None,
         _curves(report),
         _fields(report),
         _groups(report, split),
