@@ -19,8 +19,9 @@ from tests.conftest import Recap
 TINY = {"train": {"batch_size": 256, "max_epochs": 2}, "l2": 0.01}
 
 
-def line(count: int, loss: float, minutes: float = 1.0) -> Line:
-    return Line(count, Estimate(loss, loss, loss), None, Estimate(0.0, 0.0, 0.0), minutes, 10, 1.0)
+def line(count: int, loss: float, minutes: float = 1.0, *, noise: float = 0.0) -> Line:
+    gain = Estimate(0.3 - loss, 0.3 - loss - noise, 0.3 - loss + noise)
+    return Line(count, Estimate(loss, loss, loss), None, gain, minutes, 10, 1.0)
 
 
 @pytest.mark.parametrize("runs", [2, 3])
@@ -62,7 +63,7 @@ def test_a_teacher_must_be_worth_its_minutes_and_fit_the_budget() -> None:
     }  # the fifth saves 0.000105, the sixth 0.00007
     assert choose(teachers, routes, 4.0, 16.0)["teachers"] == 3
     assert choose(teachers, routes, 4.0, 6.0) == {"teachers": 0, "routes": 4, "minutes": 4.0}
-    assert choose(teachers, [line(1, 0.3), line(8, 0.299995)], 4.0, None)["routes"] == 1
+    assert choose(teachers, [line(1, 0.3), line(8, 0.2999, noise=0.0002)], 4.0, None)["routes"] == 1
 
 
 def test_differences_are_those_of_the_same_rows(prepared: PreparedData) -> None:
@@ -82,7 +83,9 @@ def test_differences_are_those_of_the_same_rows(prepared: PreparedData) -> None:
 
 @pytest.fixture(scope="module")
 def planned(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    cooking = recipe(prepared, tmp_path_factory.mktemp("plan") / "model", **TINY, teachers=3)
+    cooking = recipe(
+        prepared, tmp_path_factory.mktemp("plan") / "model", **TINY, teachers=3, probe={"dropouts": []}
+    )
     take(cooking.out, "recipe.json")  # as the commands do
     found = forecast(cooking, runs=2)
     assert [one.count for one in found.teachers] == list(range(1, 17))
@@ -99,7 +102,7 @@ def test_the_recipe_goes_on_from_the_forecast_and_checks_it(planned: Path, prepa
     runs = {path: path.stat().st_mtime_ns for path in planned.rglob("best.safetensors")}
     assert len(runs) == 3  # two teachers, one student
 
-    report = recipe(prepared, planned, **TINY, teachers=3).run()
+    report = recipe(prepared, planned, **TINY, teachers=3, probe={"dropouts": []}).run()
 
     kept = {path: path.stat().st_mtime_ns for path in planned.rglob("best.safetensors")}
     assert {path: kept[path] for path in runs} == runs

@@ -147,13 +147,13 @@ def test_what_the_probe_found_reaches_teachers_and_student(prepared: PreparedDat
 def test_the_probe_leaves_alone_what_the_user_has_decided(prepared: PreparedData, tmp_path: Path) -> None:
     def challenged(**changes: Any) -> set[str]:
         asked = {"teacher_settings": {}, "model_settings": {}, "probe": {}, **changes}
-        return set(cook(prepared, tmp_path / "model", **asked)._open_questions().model_dump()) & set(FURTHER)
+        return set(cook(prepared, tmp_path / "model", **asked)._open_questions().identity()) & set(FURTHER)
 
     assert challenged() == set(FURTHER)
     assert challenged(model_settings={"dim": 8}) == {"horizon_factors", "dropouts"}
     assert challenged(teacher_settings={"linear_dropout": 0.0}) == {"horizon_factors", "dim_factors"}
     assert challenged(train={"ema_epochs": [2.0]}) == {"dropouts", "dim_factors"}
-    assert not set(recipe_config("paper", {}, "test").probe.model_dump()) & set(FURTHER)
+    assert not set(recipe_config("paper", {}, "test").probe.identity()) & set(FURTHER)
 
 
 def test_a_short_budget_leaves_challenges_out_and_says_so(prepared: PreparedData, tmp_path: Path) -> None:

@@ -991,9 +991,16 @@ def plan(
         _print_json({**asdict(found), "words": words(found), "next": command})
         return
     shown = {
-        **{f"mean of {one.count} teachers": one for one in found.teachers if one.count in SHOWN_TEACHERS},
+        **{
+            "one teacher" if one.count == 1 else f"mean of {one.count} teachers": one
+            for one in found.teachers
+            if one.count in SHOWN_TEACHERS
+        },
         "student, last weights": found.averaging[0],
-        **{f"student averaged, {one.count} routes": one for one in found.routes},
+        **{
+            f"student averaged, {'one route' if one.count == 1 else f'{one.count} routes'}": one
+            for one in found.routes
+        },
     }
     _table(
         ["", "valid AUC", "logloss", "other runs", "minutes", "parameters", "µs a row"],

@@ -48,7 +48,6 @@ DIRECTIONS = 20
 """In how many independent directions runs are taken to differ, where two of them can't tell (docs/decisions/0013)."""
 LEVEL = 0.95
 ENOUGH = 0.8  # of what most routes save: fewer that do are enough
-ROUTES_WORTH = 1e-5  # logloss that routes must save to be recommended at all
 TWO_RUNS = (
     "Two runs can't tell how much others would disagree: their intervals take runs to differ in"
     f" {DIRECTIONS} independent directions, and the level of one run from these two alone."
@@ -250,6 +249,10 @@ def compared(
     )
 
 
+def _best_routes(routes: Sequence[Line]) -> Line:
+    return max(routes, key=lambda line: line.gain.value)
+
+
 def choose(
     teachers: Sequence[Line], routes: Sequence[Line], alone: float, budget: float | None
 ) -> dict[str, Any]:
@@ -262,10 +265,9 @@ def choose(
         if count < 2 or before.loss.value - by_count[count].loss.value < WORTH:
             continue
         chosen = count
-    best = min(routes, key=lambda line: line.loss.value)
-    first = routes[0].loss.value
-    enough = [line for line in routes if first - line.loss.value >= ENOUGH * (first - best.loss.value)]
-    own = enough[0] if first - best.loss.value >= ROUTES_WORTH else routes[0]
+    best = _best_routes(routes)
+    enough = [line for line in routes if line.gain.value >= ENOUGH * best.gain.value]
+    own = enough[0] if best.gain.low > 0 else routes[0]
     return {
         "teachers": chosen,
         "routes": own.count,
@@ -308,14 +310,19 @@ def words(found: Forecast) -> list[str]:
         + ("." if averaged.loss.value < raw.loss.value else ": look at the schedule.")
     )
     if len(found.routes) > 1:
-        most = found.routes[-1]
+        best = _best_routes(found.routes)
+        clear = best.gain.low > 0
         said.append(
-            f"{most.count} routes save {found.routes[0].loss.value - most.loss.value:+.6f} over one, for"
-            f" {most.microseconds / found.routes[0].microseconds:.1f} times the scoring time."
+            f"{best.count} routes save {best.gain.value:.6f} of logloss over one"
+            f" ({best.gain.low:.6f} to {best.gain.high:.6f} with other rows), for"
+            f" {best.microseconds / found.routes[0].microseconds:.1f} times the scoring time."
+            if clear
+            else f"No number of routes up to {found.routes[-1].count} saves more than chance over one."
         )
     recipe = f"{chosen['teachers']} teachers" if chosen["teachers"] else "no teachers"
+    routes = "one route" if chosen["routes"] == 1 else f"{chosen['routes']} routes"
     said.append(
-        f"Recommended: {recipe} and {chosen['routes']} routes, about {chosen['minutes']:.0f} minutes of training in all"
+        f"Recommended: {recipe} and {routes}, about {chosen['minutes']:.0f} minutes of training in all"
         f" after the probe; one more teacher must save {WORTH:g} of logloss to be worth its time."
     )
     return [*said, *found.notes]

@@ -28,8 +28,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
 )
 
 from recap_ctr import environment, metrics
@@ -73,10 +71,11 @@ class ProbeConfig(Frozen):
     max_rows: PositiveInt = 300_000
     """Training rows, drawn at random, where there are more."""
 
-    @model_serializer(mode="wrap")
-    def _plain(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A challenge that isn't asked for leaves no trace, so that it names no stage."""
-        return {key: value for key, value in dump(self).items() if value or key not in FURTHER}
+    def identity(self) -> dict[str, Any]:
+        """What names a stage. A challenge that isn't asked for leaves no trace."""
+        return {
+            key: value for key, value in self.model_dump(mode="json").items() if value or key not in FURTHER
+        }
 
 
 @dataclass(frozen=True)
@@ -247,7 +246,7 @@ def probe(
         "data": data.fingerprint,
         "model": {"name": model, "config": model_config.model_dump(mode="json")},
         "train": settings.model_dump(mode="json"),
-        "probe": {**config.model_dump(mode="json"), "rate": probe_rate},
+        "probe": {**config.identity(), "rate": probe_rate},
         "threads": threads,
         "device": device,
     }

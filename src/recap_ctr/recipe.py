@@ -197,7 +197,8 @@ class Recipe:
         inputs = {
             "recipe": self.config.model_dump(
                 mode="json", exclude={"seed", "routes", "route_choice", "calibration"}
-            ),
+            )
+            | {"probe": self.config.probe.identity()},
             "threads": self.threads, "device": self.device, "budget": self.budget,
         }  # fmt: skip
         return self.directory("plan", inputs) / PLAN
@@ -295,7 +296,7 @@ class Recipe:
         own = {"seed": TEACHER_SEEDS, "max_epochs": race.rungs[-1], "checkpoints": 0}
         settings = settings.model_copy(update=own)
         inputs = {
-            "probe": race.model_dump(mode="json"), "train": settings.model_dump(mode="json"), "model": model,
+            "probe": race.identity(), "train": settings.model_dump(mode="json"), "model": model,
             "threads": self.threads, "device": self.device, **asked,
         }  # fmt: skip
         return probe(
