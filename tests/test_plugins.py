@@ -12,13 +12,13 @@ import pytest
 
 import recap_ctr
 from recap_ctr import CTRClassifier
-from recap_ctr.artifact import load_artifact
 from recap_ctr.bench.request import Request, fulfil
 from recap_ctr.config import TrainConfig
 from recap_ctr.data import protocol
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models import count_parameters, model_class, paper, parse_model, purpose
+from recap_ctr.packed import load_artifact
 from recap_ctr.runs import RunConfig, run
 from tests.conftest import Recap
 from tests.models.test_models import ML_1M

@@ -997,7 +997,6 @@ def logits(
         raise InputError(f"--split {split}: known are {', '.join(SPLITS)}")
     if per not in ("model", "route", "checkpoint", "grid"):
         raise InputError(f"--per {per}: known are model, route, checkpoint and grid")
-    _scoring(threads)
     runs = _training()
     import torch
 
@@ -1017,6 +1016,7 @@ def logits(
     if is_made(out, inputs, force=force):
         _report_made(out, as_json, quiet)
         return
+    torch.set_num_threads(threads or num_cores())
     where = torch.device(_device(device))
     columns = {
         estimator: model.to(where) for estimator, model in runs.estimators(artifact, name, per).items()
@@ -1056,10 +1056,11 @@ def evaluate(
     from recap_ctr.data.source import FileSource
 
     negative_rate_shift(negative_rate)  # checks the range
-    score = _scoring(threads)
-    scorer = score.Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth)
-    source = FileSource(rows, scorer.artifact.encoder.schema.columns)
-    result = score.evaluate_rows(scorer, source, negative_rate=negative_rate, quiet=quiet)
+    from recap_ctr.score import Scorer, evaluate_rows
+
+    scorer = Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth, threads=threads)
+    source = FileSource(rows, scorer.engine.encoder.schema.columns)
+    result = evaluate_rows(scorer, source, negative_rate=negative_rate, quiet=quiet)
     if as_json:
         _print_json(result)
         return
@@ -1099,19 +1100,19 @@ def predict(
         raise InputError(
             "--json needs --out: both would write to standard output", fix="add --out scores.csv"
         )
+    from recap_ctr.score import Scorer, score
     from recap_ctr.storage import is_made, record
 
-    score = _scoring(threads)
-    scorer = score.Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth)
-    source = FileSource(rows, scorer.artifact.encoder.schema.columns)
+    scorer = Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth, threads=threads)
+    source = FileSource(rows, scorer.engine.encoder.schema.columns)
     inputs = None
     if out is not None:
-        inputs = _inputs(source, artifact=scorer.artifact.manifest, map=columns, routes=routes, depth=depth)
+        inputs = _inputs(source, artifact=scorer.engine.manifest, map=columns, routes=routes, depth=depth)
     if out is not None and is_made(out, inputs, force=force):
         _report_made(out, as_json, quiet)
         return
     with open_sink(out) as sink:
-        tally = score.score(scorer, source, sink, quiet=quiet)
+        tally = score(scorer, source, sink, quiet=quiet)
     if out is not None:
         record(out, inputs)
     if as_json:
@@ -1146,10 +1147,9 @@ def inspect(
         )
         _table(["field", "vocabulary"], [[f["name"], f"{f['size']:,}"] for f in manifest["fields"]])
         return
-    _training()
-    from recap_ctr.artifact import load_artifact
+    from recap_ctr.artifact import read_artifact
 
-    artifact = load_artifact(path)
+    artifact = read_artifact(path)
     manifest = artifact.manifest
     if as_json:
         _print_json(manifest)
@@ -1318,16 +1318,6 @@ def _limit_threads(threads: int | None) -> None:
     """For polars, which reads this when it is imported."""
     if threads is not None:
         os.environ["POLARS_MAX_THREADS"] = str(threads)
-
-
-def _scoring(threads: int | None) -> Any:
-    _training()
-    import torch
-
-    from recap_ctr import score
-
-    torch.set_num_threads(threads or num_cores())
-    return score
 
 
 def _device(name: str | None) -> str:
