@@ -18,7 +18,7 @@ RANKS = {
     "evaluate": 7,
     "artifact": 8,
     "packed": 9, "graphs": 9, "diagnose": 8, "report": 9, "score": 10,
-    "export": 11, "runs": 11, "dial": 11,
+    "quantise": 10, "export": 11, "runs": 11, "dial": 11,
     "probe": 12, "recipe": 13, "bench": 14, "survey": 14, "tune": 14,
     "demo": 15, "sklearn": 15,
     "cli": 16, "__main__": 17, "__init__": 17,

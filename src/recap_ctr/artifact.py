@@ -134,6 +134,24 @@ class Artifact:
         config, routes = self.manifest["model"]["config"], self.manifest.get("routes", [])
         return dial_settings(len(routes), config.get("train_depths", []) if routes else [])
 
+    def setting(self, routes: int | None = None, depth: int | None = None) -> Setting:
+        """The setting with so many routes, by default all, at that depth, by default the full one."""
+        stored, trained = (
+            len(self.manifest.get("routes", [])),
+            self.manifest["model"]["config"].get("train_depths"),
+        )
+        if routes is None and depth is None:
+            return self.dial[0]
+        if not stored:
+            raise InputError(f"{self.name} has neither routes nor depths to choose from")
+        if routes is not None and not 1 <= routes <= stored:
+            raise InputError(f"{routes} routes, where the artifact has {stored}")
+        if depth is not None and depth not in trained:
+            raise InputError(
+                f"depth {depth} was not trained", fix=f"trained are {', '.join(map(str, trained))}"
+            )
+        return Setting(routes or stored, depth or max(trained))
+
     def read_graph(self, setting: Setting) -> bytes:
         """The graph of a setting, checked as it was read: what is loaded is what was verified."""
         return _read_checked(self.path, setting.file, self.manifest["files"][setting.file])

@@ -1121,6 +1121,105 @@ def predict(
 
 
 @app.command()
+def export(
+    artifact: Annotated[Path, typer.Argument(help="An artifact, or the run that holds one.")],
+    format_: Annotated[str, typer.Option("--format", help="onnx: what ONNX Runtime runs.")] = "onnx",
+    routes: Annotated[
+        int | None,
+        typer.Option("--routes", min=1, help="Add a graph for so many routes.  [default: the dial]"),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option("--depth", min=1, help="Add a graph for this trained depth.  [default: the dial]"),
+    ] = None,
+    int8: Annotated[
+        bool,
+        typer.Option(
+            "--int8",
+            help="Products in 8 bits, where that is faster for at most 0.0001 of logloss; needs --data.",
+        ),
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="The prepared data: measure every setting on its validation rows."),
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Put graphs into an artifact, one for each setting of its dial: it is then scored and served without PyTorch.
+
+    Example: recap export run/artifact --data data
+
+    Example: recap export run/artifact --int8 --data data
+    """
+    _limit_threads(threads)
+    if format_ != "onnx":
+        raise InputError(f"--format {format_}: known is onnx")
+    _training()
+    import torch
+
+    try:
+        from recap_ctr.export import export as export_graphs
+    except ModuleNotFoundError as error:
+        if error.name not in ("onnx", "onnxscript"):
+            raise
+        raise InputError(f"this needs {error.name}", fix="pip install 'recap-ctr[export]'") from None
+    from recap_ctr.data.shards import PreparedData
+
+    torch.set_num_threads(threads or num_cores())
+    prepared = None if data is None else PreparedData(data)
+    lines = export_graphs(artifact, routes=routes, depth=depth, int8=int8, data=prepared, quiet=quiet)
+    if as_json:
+        _print_json({"artifact": str(artifact), "graphs": [line.to_dict() for line in lines]})
+        return
+    rows = []
+    for line in lines:
+        about = line.exported
+        quality = [f"{line.quality[key]:.5f}" for key in ("auc", "logloss")] if line.quality else ["", ""]
+        size = f"{len(about.graph):,}"
+        rows.append([str(line.setting), about.precision, size, f"{about.parity:.1e}", *quality])
+    _table(["setting", "precision", "bytes", "from torch", "AUC", "logloss"], rows)
+    for line in lines:
+        if line.rounding is not None:
+            typer.echo(f"int8, {line.setting}: {line.rounding}")
+    _tell(quiet, f"Next: recap dial {artifact}")
+
+
+@app.command()
+def dial(
+    artifact: Annotated[Path, typer.Argument(help="An artifact, or the run that holds one.")],
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="How long to measure.")] = 3.0,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory for a page with the curve, and its numbers.")
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What each setting of a model costs here, how good it is, and what a millisecond buys.
+
+    Example: recap dial run/artifact --threads 1 --out dial
+    """
+    _limit_threads(threads)
+    from recap_ctr.dial import HEADER, cells, in_words, measure_costs, positions, write
+    from recap_ctr.score import Engine
+
+    engine = Engine.load(artifact, threads=threads)
+    found = positions(engine, measure_costs(engine, seconds=seconds))
+    written = None
+    if out is not None:
+        written = write(out, engine.manifest["model"]["name"], found, threads or num_cores())
+    if as_json:
+        _print_json({"settings": [one.to_dict() for one in found], "words": in_words(found)})
+        return
+    _table(list(HEADER), [cells(one) for one in found])
+    typer.echo(in_words(found))
+    if written is not None:
+        _tell(quiet, f"Open {written}; its figures are beside it.")
+
+
+@app.command()
 def inspect(
     path: Annotated[Path, typer.Argument(help="An artifact, a run, or prepared data.")],
     as_json: Json = False,

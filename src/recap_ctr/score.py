@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from recap_ctr.packed import PackedModel
 
 OUTPUT_COLUMNS = ("score", "logit")
-EVAL_ROWS = 4096  # at a time: what they need in between stays near the processor
+EVAL_ROWS = 512  # at a time: what lies between inputs and logits stays in the processor's cache
 Floats = npt.NDArray[np.float64]
 
 
@@ -112,19 +112,7 @@ class Engine:
 
     def setting(self, routes: int | None = None, depth: int | None = None) -> Setting:
         """The setting with so many routes, by default all, at that depth, by default the full one."""
-        stored, config = len(self.manifest.get("routes", [])), self.manifest["model"]["config"]
-        if routes is None and depth is None:
-            return self.settings[0]
-        if not stored:
-            raise InputError(f"{self._artifact.name} has neither routes nor depths to choose from")
-        trained = config["train_depths"]
-        if routes is not None and not 1 <= routes <= stored:
-            raise InputError(f"{routes} routes, where the artifact has {stored}")
-        if depth is not None and depth not in trained:
-            raise InputError(
-                f"depth {depth} was not trained", fix=f"trained are {', '.join(map(str, trained))}"
-            )
-        return Setting(routes or stored, depth or max(trained))
+        return self.settings[0] if routes is None and depth is None else self._artifact.setting(routes, depth)
 
     def encode(self, frame: pl.DataFrame) -> Encoded:
         """Raw rows as the model sees them; unseen and missing values among them."""
