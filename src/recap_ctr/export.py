@@ -82,17 +82,22 @@ def to_onnx(packed: PackedModel, setting: Setting) -> bytes:
     weights = dict(packed.backbone.named_parameters())
     tables = [weights[name].detach() for name in graph.names]
     batch = {0: Dim("batch")}
-    with _silence(), torch.no_grad():
-        program = torch.onnx.export(
-            graph,
-            (torch.from_numpy(rows.ids_BW), torch.from_numpy(rows.values_BN), tables),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=[IDS, VALUES, *graph.names],
-            output_names=graph.outputs,
-            dynamic_shapes=(batch, batch, [None] * len(tables)),
-            verbose=False,
-        )
+    try:
+        with _silence(), torch.no_grad():
+            program = torch.onnx.export(
+                graph,
+                (torch.from_numpy(rows.ids_BW), torch.from_numpy(rows.values_BN), tables),
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=[IDS, VALUES, *graph.names],
+                output_names=graph.outputs,
+                dynamic_shapes=(batch, batch, [None] * len(tables)),
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:  # of our own models none does
+        raise InputError(
+            f"{packed.name} can't be exported: {error}", fix="score it by torch, or change its forward"
+        ) from error
     assert program is not None
     return _plain(program.model_proto)
 
@@ -110,16 +115,15 @@ def _plain(proto: Any) -> bytes:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """The exporter warns of its own deprecated calls, and of packages it could use but needn't."""
-    logger = logging.getLogger("torch.onnx._internal.exporter")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """The exporter warns of its own deprecated calls, and of packages that it could use but needn't."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(level)
 
 
 def export_setting(packed: PackedModel, eager: Eager, setting: Setting) -> Exported:
