@@ -1,6 +1,7 @@
 """The dial: costs that rise with rows and quality, a table, a sentence, a page."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def test_settings_fall_in_routes_then_in_depth(routes: int, depths: set[int]) ->
     assert len(set(found)) == len(found)
     full = [one.routes for one in found if one.depth == max(depths)]
     assert full == sorted(full, reverse=True) and full[-1] == 1
-    assert all(above <= 2 * below for above, below in zip(full, full[1:], strict=False))
+    assert all(above <= 2 * below for above, below in pairwise(full))
     assert [one.depth for one in found if one.routes == 1] == sorted(depths, reverse=True)
 
 
@@ -67,7 +68,7 @@ class TestCosts:
         lines = [table.measured[setting] for setting in engine.settings]
         assert len(lines) == 4 and all(one > 0 for line in lines for one in line)
         assert all(list(line) == sorted(line) for line in lines)
-        for above, below in zip(lines, lines[1:], strict=False):
+        for above, below in pairwise(lines):
             assert all(one >= other for one, other in zip(above, below, strict=True))
 
     @pytest.mark.parametrize("sizes", [(), (0, 1)])

@@ -83,7 +83,7 @@ def to_onnx(packed: PackedModel, setting: Setting) -> bytes:
     tables = [weights[name].detach() for name in graph.names]
     batch = {0: Dim("batch")}
     try:
-        with _silence(), torch.no_grad():
+        with silence(), torch.no_grad():
             program = torch.onnx.export(
                 graph,
                 (torch.from_numpy(rows.ids_BW), torch.from_numpy(rows.values_BN), tables),
@@ -114,7 +114,7 @@ def _plain(proto: Any) -> bytes:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """The exporter warns of its own deprecated calls, and of packages that it could use but needn't."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
