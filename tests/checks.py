@@ -1,6 +1,8 @@
 """What every entry of `MODELS` must satisfy. A new model inherits these checks by being listed."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,6 +146,25 @@ def check_learns(name: str) -> None:
             steps.step(1e-2)
             losses.append(loss.item())
         assert sum(losses[-5:]) / 5 < 0.9 * losses[0]
+
+
+def check_export(name: str) -> None:
+    """Its ONNX graph equals torch on rows of every kind and in batches of any size."""
+    from recap_ctr.artifact import Setting
+    from recap_ctr.calibrate import AffineCalibration
+    from recap_ctr.export import TOLERANCE, export_setting
+    from recap_ctr.packed import Eager, PackedModel
+
+    model = fresh(name).train()
+    for seed in range(40):  # let the statistics of norms become those of the rows
+        model(rows(64, seed))
+    encoder: Any = SimpleNamespace(layout=LAYOUT)
+    manifest: dict[str, Any] = {"model": {"name": name, "config": {}}}
+    packed = PackedModel(
+        Path(), encoder, AffineCalibration(1.2, -0.1), -0.5, manifest, parse_model(name, {}), model.eval()
+    )
+    found = export_setting(packed, Eager(packed), Setting(1, None))
+    assert 0 < found.parity <= TOLERANCE
 
 
 CHECKS = (

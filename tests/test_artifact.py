@@ -25,9 +25,7 @@ from recap_ctr.artifact import (
     MANIFEST,
     SCHEMA,
     WEIGHTS,
-    Artifact,
     _canonical,
-    load_artifact,
     read_artifact_manifest,
     write_artifact,
 )
@@ -35,8 +33,10 @@ from recap_ctr.calibrate import AffineCalibration, Calibration, IsotonicCalibrat
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models import MODELS, build, parse_model
+from recap_ctr.nn.weights import to_arrays
+from recap_ctr.packed import PackedModel, load_artifact
 from recap_ctr.predict import predict
-from recap_ctr.score import Scorer
+from recap_ctr.score import Engine, Scorer
 from recap_ctr.storage import fingerprint, sha256
 from tests.conftest import contents
 
@@ -77,15 +77,15 @@ def forge(path: Path, change: Callable[[dict[str, Any]], object] = lambda _: Non
     (path / MANIFEST).write_bytes(_canonical(manifest | {"checksum": fingerprint(manifest)}))
 
 
-def pack(out: Path, artifact: Artifact, **other: Any) -> None:
+def pack(out: Path, artifact: PackedModel, **other: Any) -> None:
     given: dict[str, Any] = {
         "name": artifact.name,
         "config": artifact.config,
-        "weights": dict(artifact.model.state_dict()),
+        "weights": artifact.weights,
         "encoder": artifact.encoder,
         "calibration": artifact.calibration,
         "shift": artifact.shift,
-        **{part: artifact.manifest[part] for part in ("metrics", "data", "training")},
+        **{part: artifact.manifest[part] for part in ("metrics", "dial", "data", "training")},
     }
     write_artifact(out, **(given | other))
 
@@ -113,8 +113,8 @@ class TestRoundTrip:
         assert {name: data for name, (data, _) in contents(packed).items()} == {
             name: data for name, (data, _) in contents(tmp_path / "again").items()
         }
-        scores = Scorer(first).score_frame(click_log)
-        assert scores.tolist() == Scorer(again).score_frame(click_log).tolist()
+        scores = Scorer(Engine.of(first)).score_frame(click_log)
+        assert scores.tolist() == Scorer(Engine.of(again)).score_frame(click_log).tolist()
         assert not again.model.training
 
     @pytest.mark.parametrize("name", MODELS)
@@ -127,7 +127,7 @@ class TestRoundTrip:
         torch.manual_seed(0)
         config = parse_model(name, {} if name == "lr" else {"dim": 4})
         model = build(name, config, prepared.layout).eval()
-        weights = dict(model.state_dict())
+        weights = to_arrays(model.state_dict())
         pack(
             tmp_path / "a", load_artifact(packed), name=name, config=config, weights=weights,
             encoder=prepared.encoder, calibration=calibration, shift=-0.7,

@@ -18,9 +18,9 @@ import typer
 
 from recap_ctr import cli
 from recap_ctr import train as train_module
-from recap_ctr.artifact import load_artifact
 from recap_ctr.data import DATASETS, encode, prepare
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.packed import load_artifact
 from recap_ctr.schema import Schema
 from tests.conftest import Done, Recap, contents
 from tests.data import layouts

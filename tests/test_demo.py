@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 
 from recap_ctr import demo
-from recap_ctr.artifact import load_artifact
 from recap_ctr.bench.synthetic import quick_recipe
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.demo import BASE, BAYES, FCN, HEADER, RECAP, cells, find, run_demo
+from recap_ctr.packed import load_artifact
 from recap_ctr.probe import ProbeConfig
 from recap_ctr.recipe import Recipe, RecipeConfig
 from tests.conftest import Recap, contents

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from recap_ctr.artifact import load_artifact
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.nn.weights import load_tensors
+from recap_ctr.packed import load_artifact
 from tests.conftest import contents
 
 DRIVER = """

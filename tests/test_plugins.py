@@ -12,13 +12,13 @@ import pytest
 
 import recap_ctr
 from recap_ctr import CTRClassifier
-from recap_ctr.artifact import load_artifact
 from recap_ctr.bench.request import Request, fulfil
 from recap_ctr.config import TrainConfig
 from recap_ctr.data import protocol
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models import count_parameters, model_class, paper, parse_model, purpose
+from recap_ctr.packed import load_artifact
 from recap_ctr.runs import RunConfig, run
 from tests.conftest import Recap
 from tests.models.test_models import ML_1M
@@ -167,19 +167,28 @@ class TestArtifact:
         return out / "artifact"
 
     def test_its_module_is_not_imported_for_it(
-        self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recap: Recap
+        self,
+        prepared: PreparedData,
+        click_log: pl.DataFrame,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        recap: Recap,
     ) -> None:
         artifact = self.train(prepared, tmp_path / "run")
         assert load_artifact(artifact).name == PAIRS, "it is imported"
         forget(monkeypatch)
-        done = recap("inspect", artifact)
+        assert recap("inspect", artifact).code == 0, "what it says of itself needs no code"
+        assert "my_ctr.nets" not in sys.modules
+        rows = tmp_path / "rows.csv"
+        click_log.head(5).write_csv(rows)
+        done = recap("predict", artifact, rows)
         assert done.code == 2 and f"set RECAP_MODELS={PAIRS}" in done.err
         assert "my_ctr.nets" not in sys.modules
         monkeypatch.setenv("RECAP_MODELS", "my_ctr.nets:Piars")
-        assert recap("inspect", artifact).code == 2
+        assert recap("predict", artifact, rows).code == 2
         assert "my_ctr.nets" not in sys.modules
         monkeypatch.setenv("RECAP_MODELS", f"other.module:Name, {PAIRS}")
-        assert recap("inspect", artifact).code == 0
+        assert recap("predict", artifact, rows).code == 0
 
     @pytest.mark.parametrize("name", ["antigravity:fly", "os:system", ":", "a:b:c"])
     def test_a_forged_name_runs_nothing(self, copy: Path, name: str) -> None:

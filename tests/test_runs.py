@@ -20,7 +20,6 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from recap_ctr import runs
 from recap_ctr import train as train_module
-from recap_ctr.artifact import load_artifact
 from recap_ctr.calibrate import IsotonicCalibration
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.prepare import Preparation, Split, prepare
@@ -30,6 +29,7 @@ from recap_ctr.errors import InputError
 from recap_ctr.metrics import sigmoid
 from recap_ctr.models import parse_model
 from recap_ctr.nn.weights import load_tensors
+from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict
 from recap_ctr.runs import RunConfig, read_report, run
 from recap_ctr.schema import Schema

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
 from recap_ctr import score as score_module
-from recap_ctr.artifact import Artifact, load_artifact
 from recap_ctr.bench.synthetic import synthetic_schema
 from recap_ctr.calibrate import AffineCalibration
 from recap_ctr.config import TrainConfig
@@ -32,8 +31,9 @@ from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
 from recap_ctr.errors import InputError
 from recap_ctr.metrics import sigmoid
 from recap_ctr.models import parse_model
+from recap_ctr.packed import PackedModel, load_artifact
 from recap_ctr.runs import RunConfig, run
-from recap_ctr.score import Scorer, Tally, evaluate_rows, score
+from recap_ctr.score import Engine, Scorer, Tally, evaluate_rows, score
 
 RATE = 0.25  # of the negatives that a sampled log has kept
 WRITE: dict[str, Callable[[pl.DataFrame, Path], Any]] = {
@@ -49,7 +49,7 @@ WRITE: dict[str, Callable[[pl.DataFrame, Path], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def artifact(packed: Path) -> Artifact:
+def artifact(packed: Path) -> PackedModel:
     torch.set_num_threads(1)
     return load_artifact(packed)
 
@@ -68,13 +68,13 @@ def rows(click_log: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def logits(artifact: Artifact, frame: pl.DataFrame) -> np.ndarray[Any, Any]:
-    return Scorer(artifact).logits(Block(frame, 1, "rows"))
+def logits(artifact: PackedModel, frame: pl.DataFrame) -> np.ndarray[Any, Any]:
+    return Scorer(Engine.of(artifact)).logits(Block(frame, 1, "rows"))
 
 
-def run_score(artifact: Artifact, source: Source, out: Path) -> tuple[pl.DataFrame, Tally]:
+def run_score(artifact: PackedModel, source: Source, out: Path) -> tuple[pl.DataFrame, Tally]:
     with open_sink(out) as sink:
-        tally = score(Scorer(artifact), source, sink, quiet=True)
+        tally = score(Scorer(Engine.of(artifact)), source, sink, quiet=True)
     return pl.read_parquet(out), tally
 
 
@@ -86,7 +86,7 @@ def as_text(frame: pl.DataFrame) -> pl.DataFrame:
 class TestFormats:
     @pytest.mark.parametrize("suffix", WRITE)
     def test_every_format_scores_alike(
-        self, artifact: Artifact, rows: pl.DataFrame, suffix: str, tmp_path: Path
+        self, artifact: PackedModel, rows: pl.DataFrame, suffix: str, tmp_path: Path
     ) -> None:
         WRITE[suffix](rows, path := tmp_path / f"rows{suffix}")
 
@@ -108,7 +108,7 @@ class TestFormats:
     @pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "arrow"])
     def test_standard_input(
         self,
-        artifact: Artifact,
+        artifact: PackedModel,
         rows: pl.DataFrame,
         kind: str,
         tmp_path: Path,
@@ -123,7 +123,7 @@ class TestFormats:
         assert found["logit"].to_list() == logits(artifact, rows).tolist()
 
     def test_several_files_follow_each_other(
-        self, artifact: Artifact, rows: pl.DataFrame, tmp_path: Path
+        self, artifact: PackedModel, rows: pl.DataFrame, tmp_path: Path
     ) -> None:
         rows.head(150).write_csv(tmp_path / "1.csv")
         rows.tail(50).select(reversed(rows.columns)).write_csv(tmp_path / "2.csv")
@@ -134,7 +134,7 @@ class TestFormats:
         assert found["logit"].to_numpy() == pytest.approx(logits(artifact, rows), abs=1e-6)
 
     def test_files_larger_than_a_block(
-        self, artifact: Artifact, rows: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, artifact: PackedModel, rows: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         whole = logits(artifact, rows)
         monkeypatch.setattr(source_module, "BLOCK_BYTES", 300)
@@ -180,11 +180,11 @@ class TestValues:
         ],
     )
     def test_storage_does_not_matter(
-        self, artifact: Artifact, rows: pl.DataFrame, change: Callable[[pl.DataFrame], pl.DataFrame]
+        self, artifact: PackedModel, rows: pl.DataFrame, change: Callable[[pl.DataFrame], pl.DataFrame]
     ) -> None:
         assert logits(artifact, change(rows)).tolist() == logits(artifact, rows).tolist()
 
-    def test_unseen_and_missing_score_alike(self, artifact: Artifact, rows: pl.DataFrame) -> None:
+    def test_unseen_and_missing_score_alike(self, artifact: PackedModel, rows: pl.DataFrame) -> None:
         for field, unseen in (("site", "nobody knows"), ("ad", "-"), ("user", 7)):
             as_unseen, as_missing = (
                 logits(artifact, rows.with_columns(pl.lit(value, rows.schema[field]).alias(field)))
@@ -193,10 +193,10 @@ class TestValues:
             assert as_unseen.tolist() == as_missing.tolist()
             assert as_unseen.tolist() != logits(artifact, rows).tolist()
 
-    def test_all_values_unseen_or_missing(self, artifact: Artifact) -> None:
+    def test_all_values_unseen_or_missing(self, artifact: PackedModel) -> None:
         empty = dict.fromkeys(["site", "ad", "user", "price", "tags"], "")
         odd = {"site": "🦆", "ad": "\x00", "user": "-1", "price": "-1e300", "tags": "z z z z z z"}
-        scorer = Scorer(artifact)
+        scorer = Scorer(Engine.of(artifact))
 
         scores = scorer.score_frame(pl.DataFrame([empty, odd]))
 
@@ -204,72 +204,72 @@ class TestValues:
         assert scorer.tally.missing == dict.fromkeys(empty, 1)
         assert scorer.tally.unseen == {"site": 1, "ad": 1, "user": 1, "price": 0, "tags": 3}
 
-    def test_no_rows_no_scores(self, artifact: Artifact, rows: pl.DataFrame) -> None:
-        assert Scorer(artifact).score_frame(rows.head(0)).tolist() == []
+    def test_no_rows_no_scores(self, artifact: PackedModel, rows: pl.DataFrame) -> None:
+        assert Scorer(Engine.of(artifact)).score_frame(rows.head(0)).tolist() == []
 
 
 @settings(deadline=None, max_examples=40, derandomize=True)
 @given(chosen=st.lists(st.integers(0, 199), min_size=1, max_size=64))
 def test_a_row_scores_the_same_in_any_company(
-    chosen: list[int], artifact: Artifact, rows: pl.DataFrame
+    chosen: list[int], artifact: PackedModel, rows: pl.DataFrame
 ) -> None:
-    alone_or_not = Scorer(artifact).score_frame(rows[chosen])
-    assert alone_or_not == pytest.approx(Scorer(artifact).score_frame(rows)[chosen], abs=1e-6)
+    alone_or_not = Scorer(Engine.of(artifact)).score_frame(rows[chosen])
+    assert alone_or_not == pytest.approx(Scorer(Engine.of(artifact)).score_frame(rows)[chosen], abs=1e-6)
 
 
 class TestMap:
-    def test_fields_from_other_columns(self, artifact: Artifact, rows: pl.DataFrame) -> None:
+    def test_fields_from_other_columns(self, artifact: PackedModel, rows: pl.DataFrame) -> None:
         renamed = rows.rename({"ad": "advert", "price": "cost"})
-        scorer = Scorer(artifact, {"ad": "advert", "price": "cost"})
-        assert scorer.score_frame(renamed).tolist() == Scorer(artifact).score_frame(rows).tolist()
+        scorer = Scorer(Engine.of(artifact), {"ad": "advert", "price": "cost"})
+        assert scorer.score_frame(renamed).tolist() == Scorer(Engine.of(artifact)).score_frame(rows).tolist()
 
-    def test_a_mapped_column_wins_over_its_namesake(self, artifact: Artifact, rows: pl.DataFrame) -> None:
+    def test_a_mapped_column_wins_over_its_namesake(self, artifact: PackedModel, rows: pl.DataFrame) -> None:
         both = rows.with_columns(pl.col("ad").alias("advert"), pl.lit("wrong").alias("ad"))
-        scorer = Scorer(artifact, {"ad": "advert"})
-        assert scorer.score_frame(both).tolist() == Scorer(artifact).score_frame(rows).tolist()
+        scorer = Scorer(Engine.of(artifact), {"ad": "advert"})
+        assert scorer.score_frame(both).tolist() == Scorer(Engine.of(artifact)).score_frame(rows).tolist()
 
     def test_two_fields_can_be_swapped_or_share_a_column(
-        self, artifact: Artifact, rows: pl.DataFrame
+        self, artifact: PackedModel, rows: pl.DataFrame
     ) -> None:
         swapped = rows.rename({"ad": "site", "site": "ad"})
-        scorer = Scorer(artifact, {"ad": "site", "site": "ad"})
-        assert scorer.score_frame(swapped).tolist() == Scorer(artifact).score_frame(rows).tolist()
+        scorer = Scorer(Engine.of(artifact), {"ad": "site", "site": "ad"})
+        assert scorer.score_frame(swapped).tolist() == Scorer(Engine.of(artifact)).score_frame(rows).tolist()
 
-        shared = Scorer(artifact, {"ad": "site"}).score_frame(rows)
-        by_hand = Scorer(artifact).score_frame(rows.with_columns(pl.col("site").alias("ad")))
+        shared = Scorer(Engine.of(artifact), {"ad": "site"}).score_frame(rows)
+        by_hand = Scorer(Engine.of(artifact)).score_frame(rows.with_columns(pl.col("site").alias("ad")))
         assert shared.tolist() == by_hand.tolist()
 
     def test_the_output_keeps_the_names_it_came_with(
-        self, artifact: Artifact, rows: pl.DataFrame, tmp_path: Path
+        self, artifact: PackedModel, rows: pl.DataFrame, tmp_path: Path
     ) -> None:
         renamed = rows.rename({"ad": "advert"})
         with open_sink(tmp_path / "out.parquet") as sink:
-            score(Scorer(artifact, {"ad": "advert"}), FrameSource(renamed), sink, quiet=True)
+            score(Scorer(Engine.of(artifact), {"ad": "advert"}), FrameSource(renamed), sink, quiet=True)
         assert pl.read_parquet(tmp_path / "out.parquet").columns == [*renamed.columns, "score", "logit"]
 
-    def test_wrong_names_are_refused(self, artifact: Artifact, rows: pl.DataFrame) -> None:
+    def test_wrong_names_are_refused(self, artifact: PackedModel, rows: pl.DataFrame) -> None:
         with pytest.raises(InputError, match="no field 'adverts'"):
-            Scorer(artifact, {"adverts": "ad"})
+            Scorer(Engine.of(artifact), {"adverts": "ad"})
         with pytest.raises(InputError, match="no column 'nowhere'"):
-            Scorer(artifact, {"ad": "nowhere"}).score_frame(rows)
+            Scorer(Engine.of(artifact), {"ad": "nowhere"}).score_frame(rows)
 
 
 class TestRefused:
     @pytest.mark.parametrize("name", ["score", "logit"])
     def test_a_column_of_ours(
-        self, artifact: Artifact, rows: pl.DataFrame, name: str, tmp_path: Path
+        self, artifact: PackedModel, rows: pl.DataFrame, name: str, tmp_path: Path
     ) -> None:
         source = FrameSource(rows.with_columns(pl.lit(1).alias(name)))
         with pytest.raises(InputError, match=f"column '{name}' already"):
             run_score(artifact, source, tmp_path / "out.parquet")
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_missing_column(self, artifact: Artifact, rows: pl.DataFrame) -> None:
+    def test_a_missing_column(self, artifact: PackedModel, rows: pl.DataFrame) -> None:
         with pytest.raises(InputError, match=r"no column 'ad'.*\n.*present: 'row'"):
             logits(artifact, rows.drop("ad"))
 
     @pytest.mark.parametrize("value", ["inf", "-Infinity", "ten"])
-    def test_what_is_no_number(self, artifact: Artifact, rows: pl.DataFrame, value: str) -> None:
+    def test_what_is_no_number(self, artifact: PackedModel, rows: pl.DataFrame, value: str) -> None:
         bad = as_text(rows).with_columns(
             pl.when(pl.col("row") == "41").then(pl.lit(value)).otherwise("price").alias("price")
         )
@@ -292,12 +292,12 @@ def fresh(click_log: pl.DataFrame) -> pl.DataFrame:
 
 
 class TestEvaluate:
-    def test_figures_are_those_of_scikit_learn(self, artifact: Artifact, fresh: pl.DataFrame) -> None:
-        found = evaluate_rows(Scorer(artifact), FrameSource(fresh), quiet=True)
+    def test_figures_are_those_of_scikit_learn(self, artifact: PackedModel, fresh: pl.DataFrame) -> None:
+        found = evaluate_rows(Scorer(Engine.of(artifact)), FrameSource(fresh), quiet=True)
 
         label = fresh["click"].to_numpy()
-        calibrated = Scorer(artifact).score_frame(fresh)
-        raw = sigmoid(Scorer(artifact).raw_logits(Block(fresh, 1, "rows")))
+        calibrated = Scorer(Engine.of(artifact)).score_frame(fresh)
+        raw = sigmoid(Scorer(Engine.of(artifact)).raw_logits(Block(fresh, 1, "rows")))
         for name, scores in (("raw", raw), ("calibrated", calibrated)):
             assert found[name]["auc"] == pytest.approx(roc_auc_score(label, scores), abs=1e-12)
             assert found[name]["logloss"] == pytest.approx(log_loss(label, scores), abs=1e-9)
@@ -314,43 +314,45 @@ class TestEvaluate:
         assert sum(part["rows"] for part in found["reliability"]) == found["rows"] == 1_000
         assert found["values"]["rows"] == 1_000
 
-    def test_groups_and_weights(self, artifact: Artifact, fresh: pl.DataFrame) -> None:
+    def test_groups_and_weights(self, artifact: PackedModel, fresh: pl.DataFrame) -> None:
         schema = artifact.encoder.schema.model_copy(update={"group": "site", "weight": "times"})
         encoder = type(artifact.encoder)(schema, artifact.encoder.fields)
         with_roles = dataclasses.replace(artifact, encoder=encoder)
         weighted = fresh.with_columns((pl.col("row") % 3).alias("times"))
         repeated = weighted.select(pl.all().repeat_by("times")).explode(weighted.columns).drop("times")
 
-        found = evaluate_rows(Scorer(with_roles), FrameSource(weighted), quiet=True)
+        found = evaluate_rows(Scorer(Engine.of(with_roles)), FrameSource(weighted), quiet=True)
 
-        flat = evaluate_rows(Scorer(with_roles), FrameSource(repeated), quiet=True)
+        flat = evaluate_rows(Scorer(Engine.of(with_roles)), FrameSource(repeated), quiet=True)
         for name in ("raw", "calibrated"):
             for figure in ("auc", "logloss", "mean_prediction"):
                 assert found[name][figure] == pytest.approx(flat[name][figure], abs=1e-9)
             parts = [
-                (roc_auc_score(part["click"], Scorer(artifact).score_frame(part)), part.height)
+                (roc_auc_score(part["click"], Scorer(Engine.of(artifact)).score_frame(part)), part.height)
                 for part in repeated.partition_by("site")
                 if part["click"].n_unique() == 2
             ]
             mean = np.average([auc for auc, _ in parts], weights=[height for _, height in parts])
             assert found[name]["group_auc"]["auc"] == pytest.approx(mean, abs=1e-9)
         without = evaluate_rows(
-            Scorer(with_roles), FrameSource(fresh.drop("site").with_columns(site=1)), quiet=True
+            Scorer(Engine.of(with_roles)), FrameSource(fresh.drop("site").with_columns(site=1)), quiet=True
         )
         assert without["raw"]["group_auc"]["num_groups"] == 1
 
-    def test_groups_of_one_class_only_are_no_failure(self, artifact: Artifact, fresh: pl.DataFrame) -> None:
+    def test_groups_of_one_class_only_are_no_failure(
+        self, artifact: PackedModel, fresh: pl.DataFrame
+    ) -> None:
         schema = artifact.encoder.schema.model_copy(update={"group": "row"})
         encoder = type(artifact.encoder)(schema, artifact.encoder.fields)
-        scorer = Scorer(dataclasses.replace(artifact, encoder=encoder))
+        scorer = Scorer(Engine.of(dataclasses.replace(artifact, encoder=encoder)))
         assert evaluate_rows(scorer, FrameSource(fresh), quiet=True)["raw"]["group_auc"] is None
 
     def test_a_role_must_be_in_all_files_or_none(
-        self, artifact: Artifact, fresh: pl.DataFrame, tmp_path: Path
+        self, artifact: PackedModel, fresh: pl.DataFrame, tmp_path: Path
     ) -> None:
         schema = artifact.encoder.schema.model_copy(update={"weight": "times"})
         encoder = type(artifact.encoder)(schema, artifact.encoder.fields)
-        scorer = Scorer(dataclasses.replace(artifact, encoder=encoder))
+        scorer = Scorer(Engine.of(dataclasses.replace(artifact, encoder=encoder)))
         fresh.with_columns(times=1).write_csv(tmp_path / "1.csv")
         fresh.write_csv(tmp_path / "2.csv")
         with pytest.raises(InputError, match=r"2.csv has no column 'times'"):
@@ -359,19 +361,21 @@ class TestEvaluate:
         with pytest.raises(InputError, match="every row has weight 0"):
             evaluate_rows(scorer, zero, quiet=True)
 
-    def test_one_class_only(self, artifact: Artifact, fresh: pl.DataFrame) -> None:
+    def test_one_class_only(self, artifact: PackedModel, fresh: pl.DataFrame) -> None:
         with pytest.raises(InputError, match="label 0: one class only"):
-            evaluate_rows(Scorer(artifact), FrameSource(fresh.filter(pl.col("click") == 0)), quiet=True)
+            evaluate_rows(
+                Scorer(Engine.of(artifact)), FrameSource(fresh.filter(pl.col("click") == 0)), quiet=True
+            )
 
     @pytest.mark.parametrize(("label", "message"), [(None, "is missing"), (2, "is '2', neither 0 nor 1")])
     def test_bad_labels(
-        self, artifact: Artifact, fresh: pl.DataFrame, label: int | None, message: str
+        self, artifact: PackedModel, fresh: pl.DataFrame, label: int | None, message: str
     ) -> None:
         bad = fresh.with_columns(
             pl.when(pl.col("row") == 2_009).then(label).otherwise("click").alias("click")
         )
         with pytest.raises(InputError, match=f"row 10: the label 'click' {message}"):
-            evaluate_rows(Scorer(artifact), FrameSource(bad), quiet=True)
+            evaluate_rows(Scorer(Engine.of(artifact)), FrameSource(bad), quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -424,11 +428,13 @@ class TestSampledNegatives:
         assert valid["base_rate"] == pytest.approx(rate)
         assert valid["calibrated"]["mean_prediction"] == pytest.approx(rate, abs=2e-4)
         # All rows, none of them sampled: the error of a rate of 0.1 over about 1,400 sampled clicks is 0.003.
-        everything = evaluate_rows(Scorer(artifact), FrameSource(full), quiet=True)
+        everything = evaluate_rows(Scorer(Engine.of(artifact)), FrameSource(full), quiet=True)
         assert everything["calibrated"]["mean_prediction"] == pytest.approx(everything["base_rate"], abs=0.01)
         assert everything["raw"]["mean_prediction"] == pytest.approx(everything["base_rate"], abs=0.02)
         # The sampled rows, corrected, tell the same.
-        again = evaluate_rows(Scorer(artifact), FrameSource(sampled), negative_rate=RATE, quiet=True)
+        again = evaluate_rows(
+            Scorer(Engine.of(artifact)), FrameSource(sampled), negative_rate=RATE, quiet=True
+        )
         assert again["base_rate"] == pytest.approx(everything["base_rate"], abs=0.004)
         assert again["calibrated"]["logloss"] == pytest.approx(everything["calibrated"]["logloss"], abs=0.01)
         assert again["calibrated"]["auc"] == pytest.approx(everything["calibrated"]["auc"], abs=0.01)
@@ -453,7 +459,7 @@ class TestSampledNegatives:
         assert found["calibrated"]["mean_prediction"] == pytest.approx(np.average(scores, weights=weights))
 
 
-def test_calibration_is_applied_after_the_shift(artifact: Artifact, rows: pl.DataFrame) -> None:
+def test_calibration_is_applied_after_the_shift(artifact: PackedModel, rows: pl.DataFrame) -> None:
     changed = dataclasses.replace(artifact, calibration=AffineCalibration(2.0, 0.5), shift=-1.0)
     plain = dataclasses.replace(artifact, calibration=AffineCalibration(1.0, 0.0), shift=0.0)
     assert logits(changed, rows) == pytest.approx(2.0 * (logits(plain, rows) - 1.0) + 0.5)

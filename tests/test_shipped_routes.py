@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from recap_ctr import metrics
-from recap_ctr.artifact import MANIFEST, load_artifact
+from recap_ctr.artifact import MANIFEST
 from recap_ctr.axes.routes import Routed, greedy_choice, late_routes, random_routes
 from recap_ctr.calibrate import fit_affine
 from recap_ctr.config import Frozen, TrainConfig
@@ -23,9 +23,10 @@ from recap_ctr.metrics import sigmoid
 from recap_ctr.models import build, parse_model
 from recap_ctr.models.recap import Recap, RecapConfig, Route
 from recap_ctr.nn.weights import load_tensors
+from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict, predict_routes, to_inputs
 from recap_ctr.runs import ARTIFACT, GREEDY_CANDIDATES, RunConfig, read_report, run
-from recap_ctr.score import Scorer
+from recap_ctr.score import Engine, Scorer
 from recap_ctr.sklearn import CTRClassifier
 from tests.conftest import contents
 from tests.test_artifact import forge, refused
@@ -112,7 +113,7 @@ def test_an_artifact_holds_its_routes_and_gives_their_mean(
     expected = mean_of(trained(four, prepared), late_routes(backbone(), 4), prepared.test)
     np.testing.assert_allclose(predict(artifact.model, prepared.test, CPU), expected, atol=1e-6, rtol=1e-5)
 
-    scores = Scorer(artifact).score_frame(click_log[prepared.test.rows.tolist()])
+    scores = Scorer(Engine.of(artifact)).score_frame(click_log[prepared.test.rows.tolist()])
     np.testing.assert_allclose(scores, sigmoid(artifact.calibration.apply(expected)), atol=1e-6)
     weights = artifact.model.model.state_dict()
     assert artifact.manifest["parameters"] == sum(p.numel() for p in artifact.model.parameters())

@@ -4,21 +4,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recap_ctr.artifact import load_artifact
     from recap_ctr.config import TrainConfig
     from recap_ctr.data.prepare import Preparation, Split, prepare
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
     from recap_ctr.errors import InputError
     from recap_ctr.models import MODELS
+    from recap_ctr.packed import load_artifact
     from recap_ctr.runs import RunConfig, run
     from recap_ctr.schema import Field, Schema, read_schema
-    from recap_ctr.score import Scorer
+    from recap_ctr.score import Engine, Scorer
     from recap_ctr.sklearn import CTRClassifier
 
 # Loaded on first use: `import recap_ctr` costs nothing, and what needs no torch works without it.
 _PUBLIC = {
     "CTRClassifier": "sklearn",
+    "Engine": "score",
     "Field": "schema",
     "InputError": "errors",
     "MODELS": "models",
@@ -31,7 +32,7 @@ _PUBLIC = {
     "SyntheticConfig": "data.synthetic",
     "SyntheticData": "data.synthetic",
     "TrainConfig": "config",
-    "load_artifact": "artifact",
+    "load_artifact": "packed",
     "prepare": "data.prepare",
     "read_schema": "schema",
     "run": "runs",
@@ -40,6 +41,7 @@ _PUBLIC = {
 __all__ = [
     "MODELS",
     "CTRClassifier",
+    "Engine",
     "Field",
     "InputError",
     "Preparation",

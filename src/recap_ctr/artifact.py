@@ -1,45 +1,118 @@
-"""The deployable directory: weights, vocabularies, schema and a manifest that vouches for every byte of them."""
+"""The deployable directory: weights, vocabularies, schema, exported graphs, and a manifest that vouches for every byte.
 
+Reading one needs no torch: `packed` builds the torch model from its weights, `graphs` runs what was exported.
+"""
+
+import hashlib
 import json
-import os
-import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import polars as pl
-from pydantic import ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
-from pydantic import Field as Setting
-from torch import Tensor, nn
+from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field as Checked
 
-from recap_ctr.axes.routes import Routed
 from recap_ctr.calibrate import Calibration, calibration_from_dict
 from recap_ctr.config import Frozen, parse
 from recap_ctr.data.encode import Encoder, vocabulary_file
 from recap_ctr.errors import InputError
-from recap_ctr.models import build, count_parameters, parse_model, short_name
-from recap_ctr.models.recap import Recap, Route
-from recap_ctr.nn.weights import load_tensors, save_tensors
-from recap_ctr.plugins import is_dotted
+from recap_ctr.metrics import auc, logloss
+from recap_ctr.models import short_name
 from recap_ctr.schema import Field, read_schema
 from recap_ctr.storage import INPUTS, atomic_directory, atomic_file, fingerprint, sha256
+from recap_ctr.tensors import Array, save_arrays
 
 FORMAT = 1
 MANIFEST, WEIGHTS, SCHEMA, CARD = "manifest.json", "model.safetensors", "schema.toml", "MODEL_CARD.md"
+GRAPHS = "graphs"
 MAX_MANIFEST_BYTES = 64 << 20
-TRUSTED = "RECAP_MODELS"  # environment variable: models from outside that artifacts may name, comma-separated
 POLARS_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)  # the latter is no Exception
+AGAIN = "copy the artifact again from where it was made"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One position of the dial between accuracy and cost.
+
+    >>> print(Setting(8, 4)), print(Setting(1, 2)), print(Setting(1, None))
+    8 routes at depth 4
+    1 route at depth 2
+    the whole model
+    (None, None, None)
+    """
+
+    routes: int
+    """K of Eq. 15: how many of the artifact's routes are averaged."""
+    depth: int | None
+    """Steps of the recursion; None for models that have none."""
+
+    def __str__(self) -> str:
+        if self.depth is None:
+            return "the whole model"
+        return f"{self.routes} route{'s' * (self.routes > 1)} at depth {self.depth}"
+
+    @property
+    def file(self) -> str:
+        """Where its graph stands in an artifact; no such name is ever read from a file."""
+        depth = "" if self.depth is None else f"-depth-{self.depth}"
+        return f"{GRAPHS}/routes-{self.routes}{depth}.onnx"
+
+
+def dial_settings(num_routes: int, depths: Sequence[int]) -> tuple[Setting, ...]:
+    """The dial, most accurate first: fewer routes by halves, then one route at each smaller trained depth.
+
+    >>> [(s.routes, s.depth) for s in dial_settings(8, [2, 4])]
+    [(8, 4), (4, 4), (2, 4), (1, 4), (1, 2)]
+    >>> [(s.routes, s.depth) for s in dial_settings(5, [3])]
+    [(5, 3), (4, 3), (2, 3), (1, 3)]
+    """
+    if not num_routes:
+        return (Setting(1, None),)
+    *smaller, full = sorted(depths)
+    powers = {1 << at for at in range(num_routes.bit_length())}
+    counts = sorted(powers | {num_routes}, reverse=True)
+    return (
+        *(Setting(count, full) for count in counts),
+        *(Setting(1, depth) for depth in reversed(smaller)),
+    )
+
+
+def setting_quality(
+    setting: Setting, labels: Array, calibrated: Array, weights: Array | None
+) -> dict[str, Any]:
+    """What the manifest says of a setting: how good its calibrated logits are."""
+    return {
+        "routes": setting.routes,
+        "depth": setting.depth,
+        "rows": len(labels),
+        "auc": auc(labels, calibrated, weights),
+        "logloss": logloss(labels, calibrated, weights),
+    }
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A graph for one setting, and how far it is from torch."""
+
+    setting: Setting
+    graph: bytes
+    precision: Literal["float32", "int8"]
+    parity: float
+    """The largest difference of a logit from torch's, relative to it where it exceeds 1."""
+
+    def to_dict(self) -> dict[str, Any]:
+        own = {"precision": self.precision, "parity": self.parity}
+        return {"routes": self.setting.routes, "depth": self.setting.depth, **own}
 
 
 @dataclass(frozen=True, eq=False)
 class Artifact:
-    """A loaded model with all it takes to score raw rows."""
+    """All that an artifact says, verified; its weights and graphs are still on disk."""
 
-    name: str
-    config: Frozen
-    model: nn.Module
-    """Gives one logit a row: the mean over the artifact's routes, where it has several."""
+    path: Path
     encoder: Encoder
     calibration: Calibration
     shift: float
@@ -47,25 +120,41 @@ class Artifact:
     manifest: dict[str, Any]
 
     @property
-    def routes(self) -> tuple[Route, ...]:
-        return self.model.routes if isinstance(self.model, Routed) else ()
+    def name(self) -> str:
+        return str(self.manifest["model"]["name"])
 
     @property
-    def weights(self) -> dict[str, Tensor]:
-        """As they are stored: those of the backbone, whatever its routes."""
-        backbone = self.model.model if isinstance(self.model, Routed) else self.model
-        return dict(backbone.state_dict())
+    def graphs(self) -> tuple[Setting, ...]:
+        """The settings that have a graph, most accurate first."""
+        return tuple(_setting(entry) for entry in self.manifest.get("graphs", []))
 
-    def dialled(self, routes: int | None = None, depth: int | None = None) -> "Artifact":
-        """The same artifact on fewer of its routes, or at another trained depth; the calibration stays."""
+    @property
+    def dial(self) -> tuple[Setting, ...]:
+        """The settings worth offering."""
+        config, routes = self.manifest["model"]["config"], self.manifest.get("routes", [])
+        return dial_settings(len(routes), config.get("train_depths", []) if routes else [])
+
+    def setting(self, routes: int | None = None, depth: int | None = None) -> Setting:
+        """The setting with so many routes, by default all, at that depth, by default the full one."""
+        stored, trained = (
+            len(self.manifest.get("routes", [])),
+            self.manifest["model"]["config"].get("train_depths"),
+        )
         if routes is None and depth is None:
-            return self
-        if not isinstance(self.model, Routed):
+            return self.dial[0]
+        if not stored:
             raise InputError(f"{self.name} has neither routes nor depths to choose from")
-        stored = self.model.routes
-        if routes is not None and not 1 <= routes <= len(stored):
-            raise InputError(f"{routes} routes, where the artifact has {len(stored)}")
-        return replace(self, model=Routed(self.model.model, stored[:routes], depth).eval())
+        if routes is not None and not 1 <= routes <= stored:
+            raise InputError(f"{routes} routes, where the artifact has {stored}")
+        if depth is not None and depth not in trained:
+            raise InputError(
+                f"depth {depth} was not trained", fix=f"trained are {', '.join(map(str, trained))}"
+            )
+        return Setting(routes or stored, depth or max(trained))
+
+    def read_graph(self, setting: Setting) -> bytes:
+        """The graph of a setting, checked as it was read: what is loaded is what was verified."""
+        return _read_checked(self.path, setting.file, self.manifest["files"][setting.file])
 
 
 def write_artifact(
@@ -73,44 +162,75 @@ def write_artifact(
     *,
     name: str,
     config: Frozen,
-    weights: dict[str, Tensor],
+    weights: Mapping[str, Array],
     encoder: Encoder,
     calibration: Calibration,
     shift: float,
     metrics: dict[str, Any],
     data: dict[str, Any],
     training: dict[str, Any],
-    routes: tuple[Route, ...] = (),
+    routes: Sequence[Frozen] = (),
+    dial: Sequence[dict[str, Any]] = (),
 ) -> None:
     """Write the artifact, or replace the one that stands there; at no moment is half of one loadable."""
     with atomic_directory(path) as partial:
         described = encoder.save(partial)
-        save_tensors(partial / WEIGHTS, weights)
+        save_arrays(partial / WEIGHTS, weights)
         with atomic_file(partial / SCHEMA) as file:
             file.write(encoder.schema.to_toml().encode())
         manifest: dict[str, Any] = {
             "kind": "artifact",
             "format": FORMAT,
             "model": {"name": name, "config": config.model_dump(mode="json")},
-            "parameters": sum(tensor.numel() for key, tensor in weights.items() if not _is_statistic(key)),
+            "parameters": sum(array.size for key, array in weights.items() if not _is_statistic(key)),
             "fields": described,
             "routes": [route.model_dump(mode="json") for route in routes],
             "calibration": calibration.to_dict(),
             "shift": shift,
             "metrics": metrics,
+            "dial": list(dial),
             "data": data,
             "training": training,
         }
-        with atomic_file(partial / CARD) as file:
-            file.write(model_card(manifest, encoder).encode())
-        files = [WEIGHTS, SCHEMA, CARD, *_vocabularies(encoder.schema.fields)]
-        manifest["files"] = {
-            file: {"bytes": (partial / file).stat().st_size, "sha256": sha256(partial / file)}
-            for file in files
-        }
-        manifest["checksum"] = fingerprint(manifest)
-        with atomic_file(partial / MANIFEST) as out:
-            out.write(_canonical(manifest))
+        _vouch(partial, manifest, encoder)
+
+
+def add_graphs(
+    artifact: Artifact, exported: Sequence[Exported], dial: Sequence[dict[str, Any]] | None = None
+) -> None:
+    """Put graphs into the artifact in place of those it has, and the dial's figures if given; all of it or nothing."""
+    manifest = {key: value for key, value in artifact.manifest.items() if key != "graphs"}
+    if dial is not None:
+        manifest["dial"] = list(dial)
+    if exported:
+        manifest["graphs"] = [one.to_dict() for one in exported]
+    with atomic_directory(artifact.path.resolve()) as partial:  # where it is a link, it stays one
+        (partial / "vocabulary").mkdir()
+        for name in (WEIGHTS, SCHEMA, *_vocabularies(artifact.encoder.schema.fields)):
+            shutil.copyfile(artifact.path / name, partial / name)
+            _check_file(partial, name, artifact.manifest["files"][name])
+        if exported:
+            (partial / GRAPHS).mkdir()
+        for one in exported:
+            with atomic_file(partial / one.setting.file) as file:
+                file.write(one.graph)
+        _vouch(partial, manifest, artifact.encoder)
+
+
+def _vouch(directory: Path, manifest: dict[str, Any], encoder: Encoder) -> None:
+    """Write the card and the manifest over all other files, which are there."""
+    with atomic_file(directory / CARD) as file:
+        file.write(model_card(manifest, encoder).encode())
+    graphs = [_setting(entry).file for entry in manifest.get("graphs", [])]
+    files = [WEIGHTS, SCHEMA, CARD, *_vocabularies(encoder.schema.fields), *graphs]
+    manifest = {key: value for key, value in manifest.items() if key not in ("files", "checksum")}
+    manifest["files"] = {
+        file: {"bytes": (directory / file).stat().st_size, "sha256": sha256(directory / file)}
+        for file in files
+    }
+    manifest["checksum"] = fingerprint(manifest)
+    with atomic_file(directory / MANIFEST) as out:
+        out.write(_canonical(manifest))
 
 
 class _Strict(Frozen):
@@ -121,7 +241,7 @@ class _Strict(Frozen):
 
 class _File(_Strict):
     bytes: NonNegativeInt
-    sha256: str = Setting(pattern="^[0-9a-f]{64}$")
+    sha256: str = Checked(pattern="^[0-9a-f]{64}$")
 
 
 class _Model(_Strict):
@@ -134,7 +254,7 @@ class _Field(_Strict):
     size: PositiveInt
     mean: float = 0.0
     scale: PositiveFloat = 1.0
-    edges: tuple[float, ...] = Setting((), strict=False)
+    edges: tuple[float, ...] = Checked((), strict=False)
 
 
 class _Figures(_Strict):
@@ -161,77 +281,76 @@ class _Data(_Strict):
     rows: NonNegativeInt
 
 
+class _Position(_Strict):
+    """Of the dial: what names the file of a graph, so its numbers are kept to what can be."""
+
+    routes: int = Checked(ge=1, le=1 << 20)
+    depth: int | None = Checked(ge=1, le=1 << 20)
+
+
+class _Graph(_Position):
+    precision: Literal["float32", "int8"]
+    parity: NonNegativeFloat
+
+
+class _Quality(_Position):
+    rows: PositiveInt
+    auc: float
+    logloss: float
+
+
 class _Manifest(_Strict):
     """What a manifest must hold before anything in it is believed."""
 
     kind: Literal["artifact"]
-    format: int = Setting(ge=FORMAT, le=FORMAT)
+    format: int = Checked(ge=FORMAT, le=FORMAT)
     model: _Model
     parameters: NonNegativeInt
     fields: list[_Field]
-    routes: list[dict[str, list[int]]] = Setting(default_factory=list)
+    routes: list[dict[str, list[int]]] = Checked(default_factory=list)
     calibration: dict[str, Any]
     shift: float
     metrics: dict[str, _Metrics]
+    dial: list[_Quality] = Checked(default_factory=list)
     data: _Data
     training: dict[str, Any]
+    graphs: list[_Graph] = Checked(default_factory=list)
     files: dict[str, _File]
 
 
-def load_artifact(path: Path) -> Artifact:
-    """Load after checking every file against the manifest, and the manifest against itself."""
+def read_artifact(path: Path) -> Artifact:
+    """Read after checking every file against the manifest, and the manifest against itself; without torch."""
     path = resolve(path)
     manifest = read_artifact_manifest(path)
     for file, entry in manifest["files"].items():
         _check_file(path, file, entry)
     schema = read_schema(path / SCHEMA)
-    misfit = f"{path}: the parts of the artifact don't fit together"
     if not set(_vocabularies(schema.fields)) <= manifest["files"].keys():
-        raise InputError(f"{misfit}: a vocabulary is not in the manifest")
-    name = manifest["model"]["name"]
-    _check_trusted(path, name)
+        raise InputError(f"{misfit(path)}: a vocabulary is not in the manifest")
     try:
-        config = parse_model(name, manifest["model"]["config"])
         calibration = calibration_from_dict(manifest["calibration"])
         encoder = Encoder.load(path, schema, manifest["fields"])
         _check_values(encoder)
-        # A false size must cost neither time nor memory: no setting counts more than there are weights, and the
-        # weights are counted before they are allocated.
-        room = manifest["files"][WEIGHTS]["bytes"] // 4
-        sizes = [value for value in dict(config).values() if isinstance(value, int)]
-        if max(sizes, default=0) > room or count_parameters(name, config, encoder.layout) > room:
-            raise ValueError("the model has more weights than the file")
-        model = build(name, config, encoder.layout)
-        model.load_state_dict(load_tensors(path / WEIGHTS)[0])
-        routes = tuple(parse(Route, route, "route") for route in manifest.get("routes", []))
-        if routes and not isinstance(model, Recap):
-            raise ValueError(f"{name} has no routes")
-        routed = Routed(model, routes) if routes and isinstance(model, Recap) else model
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-        OverflowError,
-        InputError,
-        *POLARS_ERRORS,
-    ) as error:
-        raise InputError(f"{misfit}: {error}") from None
-    for key, tensor in model.state_dict().items():
-        if not tensor.isfinite().all():
-            raise InputError(f"{path / WEIGHTS}: {key} holds NaN or infinity", fix="train the model anew")
-    return Artifact(name, config, routed.eval(), encoder, calibration, float(manifest["shift"]), manifest)
+        _check_routes(manifest)
+    except (KeyError, TypeError, ValueError, OverflowError, InputError, *POLARS_ERRORS) as error:
+        raise InputError(f"{misfit(path)}: {error}") from None
+    return Artifact(path, encoder, calibration, float(manifest["shift"]), manifest)
 
 
-def _check_trusted(path: Path, name: str) -> None:
-    """A manifest is data, and may come from anywhere: what it names is not imported for that (docs/decisions/0010)."""
-    if not is_dotted(name) or name.partition(":")[0] in sys.modules:
-        return
-    if name not in [entry.strip() for entry in os.environ.get(TRUSTED, "").split(",")]:
-        raise InputError(
-            f"{path}: its model, {name}, is code from outside this package, which an artifact alone can't have run",
-            fix=f"if you trust that code, set {TRUSTED}={name}, or import its module first",
-        )
+def misfit(path: Path) -> str:
+    """How an error begins that lies between the files, not in one of them."""
+    return f"{path}: the parts of the artifact don't fit together"
+
+
+def _check_routes(manifest: dict[str, Any]) -> None:
+    """Graphs and the dial speak of routes and depths that there are."""
+    config, routes = manifest["model"]["config"], len(manifest.get("routes", []))
+    depths = config.get("train_depths") if routes else None
+    if routes and not (isinstance(depths, list) and depths and all(type(depth) is int for depth in depths)):
+        raise ValueError(f"{manifest['model']['name']} has no routes")
+    for entry in (*manifest.get("graphs", []), *manifest.get("dial", [])):
+        if entry["routes"] > max(routes, 1) or entry["depth"] not in (depths or [None]):
+            raise ValueError(f"the dial names {_setting(entry)}, which the model doesn't have")
 
 
 def resolve(path: Path) -> Path:
@@ -247,7 +366,7 @@ def read_artifact_manifest(path: Path) -> dict[str, Any]:
         if (path / INPUTS).is_file():
             raise InputError(f"{path} is an unfinished run", fix="finish it with the command that began it")
         raise InputError(f"{path} holds no artifact", fix="give a directory that `recap train` wrote")
-    damaged = InputError(f"{file} is damaged", fix="copy the artifact again from where it was made")
+    damaged = InputError(f"{file} is damaged", fix=AGAIN)
     if file.stat().st_size > MAX_MANIFEST_BYTES:
         raise damaged
     raw = file.read_bytes()
@@ -270,14 +389,19 @@ def read_artifact_manifest(path: Path) -> dict[str, Any]:
     if not whole:
         raise damaged
     parse(_Manifest, manifest, str(file))
-    known = {WEIGHTS, SCHEMA, CARD, *(vocabulary_file(i) for i in range(len(manifest["fields"])))}
-    if not {WEIGHTS, SCHEMA} <= set(manifest["files"]) <= known:
+    graphs = [_setting(entry).file for entry in manifest.get("graphs", [])]
+    known = {WEIGHTS, SCHEMA, CARD, *graphs, *(vocabulary_file(i) for i in range(len(manifest["fields"])))}
+    if not {WEIGHTS, SCHEMA, *graphs} <= set(manifest["files"]) <= known or len(set(graphs)) < len(graphs):
         raise damaged
     return manifest
 
 
 def _canonical(manifest: dict[str, Any]) -> bytes:
     return (json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _setting(entry: Mapping[str, Any]) -> Setting:
+    return Setting(entry["routes"], entry["depth"])
 
 
 def _vocabularies(fields: Iterable[Field]) -> list[str]:
@@ -297,9 +421,18 @@ def _check_file(path: Path, name: str, entry: dict[str, Any]) -> None:
     file = path / name
     links = file.is_symlink() or (file.parent != path and file.parent.is_symlink())
     if links or not file.is_file():
-        raise InputError(f"{file} is missing", fix="copy the artifact again from where it was made")
+        raise InputError(f"{file} is missing", fix=AGAIN)
     if file.stat().st_size != entry["bytes"] or sha256(file) != entry["sha256"]:
         raise InputError(f"{file} is damaged: it differs from its checksum", fix="copy the artifact again")
+
+
+def _read_checked(path: Path, name: str, entry: dict[str, Any]) -> bytes:
+    """A file's content as the manifest has it, although the file may have changed since it was checked."""
+    _check_file(path, name, entry)
+    content = (path / name).read_bytes()
+    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        raise InputError(f"{path / name} is damaged: it differs from its checksum", fix=AGAIN)
+    return content
 
 
 def _is_statistic(key: str) -> bool:
@@ -324,6 +457,12 @@ def model_card(manifest: dict[str, Any], encoder: Encoder) -> str:
             f"| {split}, {found['rows']:,} | {found['raw']['auc']:.5f} | {found['raw']['logloss']:.5f} |"
             f" {found['calibrated']['logloss']:.5f} | {found['base_rate_logloss']:.5f} |"
         )
+    if len(manifest.get("dial", [])) > 1:
+        lines += ["", "| setting | AUC on validation rows | logloss, calibrated |", "|---|---|---|"]
+        lines += [
+            f"| {_setting(found)} | {found['auc']:.5f} | {found['logloss']:.5f} |"
+            for found in manifest["dial"]
+        ]
     kept = [at.field.name for at in encoder.fields if not at.field.is_value and not at.field.hash_buckets]
     lines += [
         "",

@@ -1093,7 +1093,6 @@ def logits(
         raise InputError(f"--split {split}: known are {', '.join(SPLITS)}")
     if per not in ("model", "route", "checkpoint", "grid"):
         raise InputError(f"--per {per}: known are model, route, checkpoint and grid")
-    _scoring(threads)
     runs = _training()
     import torch
 
@@ -1113,6 +1112,7 @@ def logits(
     if is_made(out, inputs, force=force):
         _report_made(out, as_json, quiet)
         return
+    torch.set_num_threads(threads or num_cores())
     where = torch.device(_device(device))
     columns = {
         estimator: model.to(where) for estimator, model in runs.estimators(artifact, name, per).items()
@@ -1154,16 +1154,17 @@ def evaluate(
     from recap_ctr.data.source import FileSource
 
     negative_rate_shift(negative_rate)  # checks the range
-    score = _scoring(threads)
-    scorer = score.Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth)
-    source = FileSource(rows, scorer.artifact.encoder.schema.columns)
-    result = score.evaluate_rows(scorer, source, negative_rate=negative_rate, quiet=quiet)
+    from recap_ctr.score import Scorer, evaluate_rows
+
+    scorer = Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth, threads=threads)
+    source = FileSource(rows, scorer.engine.encoder.schema.columns)
+    result = evaluate_rows(scorer, source, negative_rate=negative_rate, quiet=quiet)
     if as_json:
         _print_json(result)
         return
     _figures_table({"these rows": result}, None)
     _summarise_values(quiet, result["values"])
-    for sentence in _against_training(result, scorer.artifact.manifest["metrics"]):
+    for sentence in _against_training(result, scorer.engine.manifest["metrics"]):
         _tell(quiet, sentence)
 
 
@@ -1199,19 +1200,19 @@ def predict(
         raise InputError(
             "--json needs --out: both would write to standard output", fix="add --out scores.csv"
         )
+    from recap_ctr.score import Scorer, score
     from recap_ctr.storage import is_made, record
 
-    score = _scoring(threads)
-    scorer = score.Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth)
-    source = FileSource(rows, scorer.artifact.encoder.schema.columns)
+    scorer = Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth, threads=threads)
+    source = FileSource(rows, scorer.engine.encoder.schema.columns)
     inputs = None
     if out is not None:
-        inputs = _inputs(source, artifact=scorer.artifact.manifest, map=columns, routes=routes, depth=depth)
+        inputs = _inputs(source, artifact=scorer.engine.manifest, map=columns, routes=routes, depth=depth)
     if out is not None and is_made(out, inputs, force=force):
         _report_made(out, as_json, quiet)
         return
     with open_sink(out) as sink:
-        tally = score.score(scorer, source, sink, quiet=quiet)
+        tally = score(scorer, source, sink, quiet=quiet)
     if out is not None:
         record(out, inputs)
     if as_json:
@@ -1220,6 +1221,105 @@ def predict(
     if out is not None:
         _tell(quiet, f"{out}: score is the calibrated probability of a click, logit its logit.")
         _tell(quiet, f"Next, once their clicks are known: recap evaluate {artifact} {out}")
+
+
+@app.command()
+def export(
+    artifact: Annotated[Path, typer.Argument(help="An artifact, or the run that holds one.")],
+    format_: Annotated[str, typer.Option("--format", help="onnx: what ONNX Runtime runs.")] = "onnx",
+    routes: Annotated[
+        int | None,
+        typer.Option("--routes", min=1, help="Add a graph for so many routes.  [default: the dial]"),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option("--depth", min=1, help="Add a graph for this trained depth.  [default: the dial]"),
+    ] = None,
+    int8: Annotated[
+        bool,
+        typer.Option(
+            "--int8",
+            help="Products in 8 bits, where that is faster for at most 0.0001 of logloss; needs --data.",
+        ),
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="The prepared data: measure every setting on its validation rows."),
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Put graphs into an artifact, one for each setting of its dial: it is then scored and served without PyTorch.
+
+    Example: recap export run/artifact --data data
+
+    Example: recap export run/artifact --int8 --data data
+    """
+    _limit_threads(threads)
+    if format_ != "onnx":
+        raise InputError(f"--format {format_}: known is onnx")
+    _training()
+    import torch
+
+    try:
+        from recap_ctr.export import export as export_graphs
+    except ModuleNotFoundError as error:
+        if error.name not in ("onnx", "onnxscript"):
+            raise
+        raise InputError(f"this needs {error.name}", fix="pip install 'recap-ctr[export]'") from None
+    from recap_ctr.data.shards import PreparedData
+
+    torch.set_num_threads(threads or num_cores())
+    prepared = None if data is None else PreparedData(data)
+    lines = export_graphs(artifact, routes=routes, depth=depth, int8=int8, data=prepared, quiet=quiet)
+    if as_json:
+        _print_json({"artifact": str(artifact), "graphs": [line.to_dict() for line in lines]})
+        return
+    rows = []
+    for line in lines:
+        about = line.exported
+        quality = [f"{line.quality[key]:.5f}" for key in ("auc", "logloss")] if line.quality else ["", ""]
+        size = f"{len(about.graph):,}"
+        rows.append([str(line.setting), about.precision, size, f"{about.parity:.1e}", *quality])
+    _table(["setting", "precision", "bytes", "from torch", "AUC", "logloss"], rows)
+    for line in lines:
+        if line.rounding is not None:
+            typer.echo(f"int8, {line.setting}: {line.rounding}")
+    _tell(quiet, f"Next: recap dial {artifact}")
+
+
+@app.command()
+def dial(
+    artifact: Annotated[Path, typer.Argument(help="An artifact, or the run that holds one.")],
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="How long to measure.")] = 3.0,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory for a page with the curve, and its numbers.")
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What each setting of a model costs here, how good it is, and what a millisecond buys.
+
+    Example: recap dial run/artifact --threads 1 --out dial
+    """
+    _limit_threads(threads)
+    from recap_ctr.dial import HEADER, cells, in_words, measure_costs, positions, write
+    from recap_ctr.score import Engine
+
+    engine = Engine.load(artifact, threads=threads)
+    found = positions(engine, measure_costs(engine, seconds=seconds))
+    written = None
+    if out is not None:
+        written = write(out, engine.manifest["model"]["name"], found, threads or num_cores())
+    if as_json:
+        _print_json({"settings": [one.to_dict() for one in found], "words": in_words(found)})
+        return
+    _table(list(HEADER), [cells(one) for one in found])
+    typer.echo(in_words(found))
+    if written is not None:
+        _tell(quiet, f"Open {written}; its figures are beside it.")
 
 
 @app.command()
@@ -1250,10 +1350,9 @@ def inspect(
         _table(["field", "vocabulary"], [[f["name"], f"{f['size']:,}"] for f in manifest["fields"]])
         _tell(quiet, f"Next: recap fit {path} --out model")
         return
-    _training()
-    from recap_ctr.artifact import load_artifact
+    from recap_ctr.artifact import read_artifact
 
-    artifact = load_artifact(path)
+    artifact = read_artifact(path)
     manifest = artifact.manifest
     if as_json:
         _print_json(manifest)
@@ -1424,16 +1523,6 @@ def _limit_threads(threads: int | None) -> None:
     """For polars, which reads this when it is imported."""
     if threads is not None:
         os.environ["POLARS_MAX_THREADS"] = str(threads)
-
-
-def _scoring(threads: int | None) -> Any:
-    _training()
-    import torch
-
-    from recap_ctr import score
-
-    torch.set_num_threads(threads or num_cores())
-    return score
 
 
 def _device(name: str | None) -> str:

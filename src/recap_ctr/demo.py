@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from recap_ctr import metrics
-from recap_ctr.artifact import load_artifact
 from recap_ctr.bench.overview import costs, logistic_regression
 from recap_ctr.bench.scaling import train_all
 from recap_ctr.bench.synthetic import draw, quick_recipe
@@ -24,6 +23,7 @@ from recap_ctr.data.sink import open_sink
 from recap_ctr.data.source import FileSource
 from recap_ctr.data.synthetic import FORMAT, SyntheticConfig
 from recap_ctr.evaluate import evaluate
+from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict
 from recap_ctr.progress import brief, say
 from recap_ctr.recipe import Recipe

@@ -6,7 +6,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("recap-ctr", "numpy", "polars", "scikit-learn", "torch")
+PACKAGES = ("recap-ctr", "numpy", "onnxruntime", "polars", "scikit-learn", "torch")
 
 
 def versions() -> dict[str, str]:

@@ -22,7 +22,6 @@ from scipy.stats import t as student_t
 from torch import nn
 
 from recap_ctr import environment, metrics
-from recap_ctr.artifact import load_artifact
 from recap_ctr.axes.routes import Routed, late_routes
 from recap_ctr.cost import scoring_seconds
 from recap_ctr.data.shards import Shard
@@ -31,6 +30,7 @@ from recap_ctr.errors import InputError
 from recap_ctr.evaluate import sampling_weights
 from recap_ctr.logits import LogitTable
 from recap_ctr.models.recap import Recap
+from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict
 from recap_ctr.recipe import Plan, Recipe, RecipeConfig
 from recap_ctr.runs import ARTIFACT, estimators, teacher_tables

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from recap_ctr import environment, metrics
-from recap_ctr.artifact import MANIFEST, load_artifact, write_artifact
+from recap_ctr.artifact import MANIFEST, dial_settings, setting_quality, write_artifact
 from recap_ctr.axes.routes import Routed, greedy_choice, late_routes, random_routes
 from recap_ctr.calibrate import Calibration, fit_affine, fit_isotonic, negative_rate_shift
 from recap_ctr.config import Frozen, TrainConfig, parse, read_toml
@@ -31,7 +31,8 @@ from recap_ctr.evaluate import evaluate, sampling_weights
 from recap_ctr.logits import Estimator, LogitTable
 from recap_ctr.models import build, count_parameters, parse_model
 from recap_ctr.models.recap import Recap, RecapConfig, Route
-from recap_ctr.nn.weights import load_tensors
+from recap_ctr.nn.weights import load_tensors, to_arrays
+from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict, predict_routes, write_logits
 from recap_ctr.progress import say
 from recap_ctr.storage import atomic_file, claim, locked, read_json, write_json
@@ -187,11 +188,12 @@ def run(
             out / ARTIFACT,
             name=config.model,
             config=config.model_config,
-            weights=dict(trained.model.state_dict()),
+            weights=to_arrays(trained.model.state_dict()),
             encoder=data.encoder,
             calibration=calibration,
             shift=shift,
             metrics=_briefly(found),
+            dial=_dial(config, trained.model, routes, calibration, data, device),
             routes=routes,
             data=about,
             training={**config.train.model_dump(mode="json"), "best_epoch": trained.best_epoch},
@@ -286,6 +288,27 @@ def _assess(
         for name, shard in _held_out(data).items()
     }  # fmt: skip
     return calibration, found
+
+
+def _dial(
+    config: RunConfig,
+    model: nn.Module,
+    routes: tuple[Route, ...],
+    calibration: Calibration,
+    data: PreparedData,
+    device: torch.device,
+) -> list[dict[str, Any]]:
+    """How good each setting is on the validation rows, by the calibration of what is shipped."""
+    depths = config.model_config.train_depths if isinstance(config.model_config, RecapConfig) else ()
+    found = []
+    for setting in dial_settings(len(routes), depths):
+        dialled = (
+            Routed(model, routes[: setting.routes], setting.depth) if isinstance(model, Recap) else model
+        )
+        raw = predict(dialled, data.valid, device) + negative_rate_shift(config.negative_rate)
+        weights = sampling_weights(data.valid, config.negative_rate)
+        found.append(setting_quality(setting, data.valid.labels, calibration.apply(raw), weights))
+    return found
 
 
 def _choose_routes(

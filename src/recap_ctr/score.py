@@ -1,29 +1,151 @@
-"""Raw rows and an artifact to scores."""
+"""Raw rows and an artifact to scores. Needs no torch where the artifact holds exported graphs.
+
+Shapes: B rows.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import torch
 
-from recap_ctr.artifact import Artifact, load_artifact
-from recap_ctr.data.encode import as_text, column
+from recap_ctr.artifact import Artifact, read_artifact
+from recap_ctr.artifact import Setting as Setting
+from recap_ctr.data.encode import Encoded, Ints, as_text, column
+from recap_ctr.data.encode import Floats as Values
 from recap_ctr.data.prepare import labels, weights
 from recap_ctr.data.sink import Sink
 from recap_ctr.data.source import Block, Source
+from recap_ctr.environment import num_cores
 from recap_ctr.errors import InputError
 from recap_ctr.evaluate import evaluate, weigh
+from recap_ctr.graphs import Graphs
 from recap_ctr.metrics import sigmoid
-from recap_ctr.nn.embedding import Inputs
-from recap_ctr.predict import EVAL_ROWS
 from recap_ctr.progress import meter
 
+if TYPE_CHECKING:
+    from recap_ctr.packed import PackedModel
+
 OUTPUT_COLUMNS = ("score", "logit")
+EVAL_ROWS = 512  # at a time: what lies between inputs and logits stays in the processor's cache
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What is known of each row."""
+
+    probability_B: Floats
+    """Calibrated."""
+    logit_B: Floats
+    """Calibrated."""
+    raw_logit_B: Floats
+    """The model's own, with the correction for sampled negatives, before calibration."""
+    disagreement_B: Floats
+    """The standard deviation of the raw logit over routes: how unsure the model is of itself. Zero for one route."""
+
+
+class Backend(Protocol):
+    """What runs a model: encoded rows to raw logits and their disagreement."""
+
+    settings: tuple[Setting, ...]
+
+    def logits(
+        self, setting: Setting, ids_BW: Ints, values_BN: Values
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]: ...
+
+
+class Engine:
+    """An artifact ready to score: any number of threads at once, and the same row scores the same in any company."""
+
+    def __init__(self, artifact: Artifact, backend: Backend) -> None:
+        self._artifact, self._backend = artifact, backend
+        self.manifest, self.encoder = artifact.manifest, artifact.encoder
+        self.calibration = artifact.calibration
+        self.settings = backend.settings
+        """What can be asked for, most accurate and most costly first; the first is the default."""
+        # Vocabularies are sorted at their first use: now, and not at the first request.
+        names = [fitted.field.name for fitted in self.encoder.fields]
+        self.encode(pl.DataFrame({name: [None] for name in names}, dict.fromkeys(names, pl.String)))
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        *,
+        backend: Literal["auto", "onnx", "torch"] = "auto",
+        threads: int | None = None,
+    ) -> "Engine":
+        """`auto`: the artifact's graphs if it has any, else torch. Without `threads`, all cores."""
+        artifact = read_artifact(path)
+        graphs, runtime, torch = bool(artifact.graphs), _installed("onnxruntime"), _installed("torch")
+        if backend == "auto":
+            backend = "onnx" if graphs and (runtime or not torch) else "torch"
+            if backend == "torch" and not torch:
+                raise InputError(
+                    f"{path} holds no exported graphs, and without them PyTorch is needed",
+                    fix="run `recap export` where the model was trained, or pip install 'recap-ctr[train]'",
+                )
+        if backend == "torch" and not torch:
+            raise InputError("this needs PyTorch", fix="pip install 'recap-ctr[train]'")
+        if backend == "onnx" and not graphs:
+            raise InputError(f"{path} holds no exported graphs", fix=f"recap export {path}")
+        if backend == "onnx" and not runtime:
+            raise InputError("exported graphs need ONNX Runtime", fix="pip install onnxruntime")
+        if backend == "onnx":
+            return cls(artifact, Graphs(artifact, threads or num_cores()))
+        from recap_ctr.packed import use_threads, with_model
+
+        use_threads(threads)
+        return cls.of(with_model(artifact))
+
+    @classmethod
+    def of(cls, model: "PackedModel") -> "Engine":
+        """An engine of a model in memory, by torch."""
+        from recap_ctr.packed import Eager
+
+        return cls(model, Eager(model))
+
+    def setting(self, routes: int | None = None, depth: int | None = None) -> Setting:
+        """The setting with so many routes, by default all, at that depth, by default the full one."""
+        return self.settings[0] if routes is None and depth is None else self._artifact.setting(routes, depth)
+
+    def encode(self, frame: pl.DataFrame) -> Encoded:
+        """Raw rows as the model sees them; unseen and missing values among them."""
+        return self.encoder.encode(Block(frame, 1, "the rows"))
+
+    def score(
+        self,
+        encoded: Encoded,
+        setting: Setting | None = None,
+        *,
+        origin: str = "the rows",
+        first_row: int = 1,
+    ) -> Scores:
+        """All there is to say of some rows; `origin` and `first_row` name a row that can't be scored."""
+        setting = setting or self.settings[0]
+        raw_B, disagreement_B = np.empty((2, len(encoded.ids_BW)))
+        for start in range(0, len(raw_B), EVAL_ROWS):
+            part = slice(start, start + EVAL_ROWS)
+            raw_B[part], disagreement_B[part] = self._backend.logits(
+                setting, encoded.ids_BW[part], encoded.values_BN[part]
+            )
+        bad = np.flatnonzero(~np.isfinite(raw_B))
+        if len(bad):
+            raise InputError(
+                f"{origin}: row {first_row + bad[0]}: the model's logit is {raw_B[bad[0]]}",
+                fix="look for extreme numbers in the row; else train the model anew",
+            )
+        logit_B = self.calibration.apply(raw_B)
+        return Scores(sigmoid(logit_B), logit_B, raw_B, disagreement_B)
+
+
+def _installed(package: str) -> bool:
+    return find_spec(package) is not None
 
 
 @dataclass
@@ -39,13 +161,18 @@ class Tally:
 
 
 class Scorer:
-    """Scores raw rows with a loaded artifact; `columns` says under which name a field stands in the rows."""
+    """Scores raw tables with an engine; `columns` says under which name a field stands in the rows."""
 
-    def __init__(self, artifact: Artifact, columns: Mapping[str, str] | None = None) -> None:
-        self.artifact = artifact
+    def __init__(
+        self,
+        engine: Engine,
+        columns: Mapping[str, str] | None = None,
+        setting: Setting | None = None,
+    ) -> None:
+        self.engine, self.setting = engine, setting
         self._columns = dict(columns or {})
-        names = [fitted.field.name for fitted in artifact.encoder.fields]
-        known = {*names, *artifact.encoder.schema.roles.values()}
+        names = [fitted.field.name for fitted in engine.encoder.fields]
+        known = {*names, *engine.encoder.schema.roles.values()}
         for name in self._columns:
             if name not in known:
                 raise InputError(
@@ -62,9 +189,14 @@ class Scorer:
         *,
         routes: int | None = None,
         depth: int | None = None,
+        threads: int | None = None,
     ) -> "Scorer":
         """`routes` and `depth` trade accuracy for cost, where the model has them."""
-        return cls(load_artifact(path).dialled(routes, depth), columns)
+        engine = Engine.load(path, threads=threads)
+        setting = engine.setting(routes, depth)
+        if setting not in engine.settings and _installed("torch"):  # which needs no graph for it
+            engine = Engine.load(path, backend="torch", threads=threads)
+        return cls(engine, columns, setting)
 
     def renamed(self, block: Block) -> Block:
         """The block with each mapped field under its own name; all at once, so that two fields can be swapped."""
@@ -73,12 +205,12 @@ class Scorer:
                 raise InputError(f"{block.origin} has no column {given!r}, which --map names")
         missing = [
             (number, fitted.field.name)
-            for number, fitted in enumerate(self.artifact.encoder.fields, start=1)
+            for number, fitted in enumerate(self.engine.encoder.fields, start=1)
             if fitted.field.name not in (*block.frame.columns, *self._columns)
         ]
         if missing:
             number, name = missing[0]
-            known = {fitted.field.name for fitted in self.artifact.encoder.fields}
+            known = {fitted.field.name for fitted in self.engine.encoder.fields}
             unused = [column for column in block.frame.columns if column not in known][:12]
             listed = ", ".join(map(repr, unused)) or "none"
             raise InputError(
@@ -89,36 +221,25 @@ class Scorer:
         mapped = [block.frame[given].alias(name) for name, given in self._columns.items()]
         return Block(block.frame.with_columns(mapped), block.first_row, block.origin)
 
-    def raw_logits(self, block: Block) -> Floats:
-        """The model's own logits, before calibration; correction for sampled negatives included."""
-        encoded = self.artifact.encoder.encode(block)
+    def scores(self, block: Block) -> Scores:
+        encoded = self.engine.encoder.encode(block)
         self.tally.rows += block.frame.height
         for i, name in enumerate(self.tally.missing):
             self.tally.missing[name] += int(encoded.num_missing[i])
             self.tally.unseen[name] += int(encoded.num_unseen[i])
-        logits = np.empty(block.frame.height, np.float64)
-        with torch.inference_mode():
-            for start in range(0, len(logits), EVAL_ROWS):
-                part = slice(start, start + EVAL_ROWS)
-                inputs = Inputs(
-                    torch.from_numpy(encoded.ids_BW[part]), torch.from_numpy(encoded.values_BN[part])
-                )
-                logits[part] = self.artifact.model(inputs).logit_B.numpy()
-        bad = np.flatnonzero(~np.isfinite(logits))
-        if len(bad):
-            raise InputError(
-                f"{block.origin}: row {block.first_row + bad[0]}: the model's logit is {logits[bad[0]]}",
-                fix="look for extreme numbers in the row; else train the model anew",
-            )
-        return logits + self.artifact.shift
+        return self.engine.score(encoded, self.setting, origin=block.origin, first_row=block.first_row)
+
+    def raw_logits(self, block: Block) -> Floats:
+        """The model's own logits, before calibration; correction for sampled negatives included."""
+        return self.scores(block).raw_logit_B
 
     def logits(self, block: Block) -> Floats:
         """Calibrated logits."""
-        return self.artifact.calibration.apply(self.raw_logits(block))
+        return self.scores(block).logit_B
 
     def score_frame(self, frame: pl.DataFrame) -> Floats:
         """Calibrated probabilities of rows in memory."""
-        return sigmoid(self.logits(self.renamed(Block(frame, 1, "the data frame"))))
+        return self.scores(self.renamed(Block(frame, 1, "the data frame"))).probability_B
 
 
 def score(scorer: Scorer, source: Source, sink: Sink, *, quiet: bool = False) -> Tally:
@@ -129,8 +250,8 @@ def score(scorer: Scorer, source: Source, sink: Sink, *, quiet: bool = False) ->
                 raise InputError(
                     f"{block.origin} has a column {name!r} already", fix="rename it before scoring"
                 )
-        logits = scorer.logits(renamed)
-        scored = pl.Series("score", sigmoid(logits)), pl.Series("logit", logits)
+        found = scorer.scores(renamed)
+        scored = pl.Series("score", found.probability_B), pl.Series("logit", found.logit_B)
         sink.write(block.frame.with_columns(scored))
     return scorer.tally
 
@@ -139,7 +260,7 @@ def evaluate_rows(
     scorer: Scorer, source: Source, *, negative_rate: float = 1.0, quiet: bool = False
 ) -> dict[str, Any]:
     """All figures on raw labelled rows; labels, logits and groups are all that is kept of them."""
-    schema = scorer.artifact.encoder.schema
+    schema = scorer.engine.encoder.schema
     found_labels, found_logits = [], []
     found_weights: list[npt.NDArray[np.float32]] = []
     found_groups: list[pl.Series] = []
@@ -161,7 +282,7 @@ def evaluate_rows(
     result = evaluate(
         label,
         np.concatenate(found_logits),
-        scorer.artifact.calibration,
+        scorer.engine.calibration,
         weights=weigh(label, row_weights, negative_rate),
         groups=groups,
         reliability=True,

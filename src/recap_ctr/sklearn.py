@@ -24,7 +24,7 @@ from sklearn.utils import (
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from recap_ctr.artifact import MANIFEST, load_artifact, read_artifact_manifest, write_artifact
+from recap_ctr.artifact import MANIFEST, read_artifact_manifest, write_artifact
 from recap_ctr.config import Frozen, TrainConfig, parse
 from recap_ctr.data.prepare import Preparation, Split, prepare
 from recap_ctr.data.shards import PreparedData
@@ -32,10 +32,11 @@ from recap_ctr.data.source import Block, FrameSource, Source, as_frame
 from recap_ctr.errors import InputError
 from recap_ctr.metrics import sigmoid
 from recap_ctr.models import parse_model
+from recap_ctr.packed import load_artifact
 from recap_ctr.recipe import TEACHER_SEEDS, Recipe, RecipeConfig
 from recap_ctr.runs import ARTIFACT, RouteChoice, RunConfig, run
 from recap_ctr.schema import Schema
-from recap_ctr.score import Scorer
+from recap_ctr.score import Engine, Scorer
 
 MAX_CATEGORIES = 20  # a column of floats with more distinct values than this holds measurements
 TRAINING = (
@@ -244,7 +245,9 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def decision_function(self, X: Any) -> Floats:
         """Calibrated logits of `classes_[1]`."""
         check_is_fitted(self)
-        return Scorer(self.artifact_).logits(Block(self._frame(X, reset=False), 1, "the data frame"))
+        return Scorer(Engine.of(self.artifact_)).logits(
+            Block(self._frame(X, reset=False), 1, "the data frame")
+        )
 
     def predict_proba(self, X: Any) -> Floats:
         """Calibrated probabilities of both classes, one row each."""
@@ -276,6 +279,7 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             encoder=artifact.encoder,
             calibration=artifact.calibration,
             shift=artifact.shift,
+            dial=artifact.manifest.get("dial", []),
             **{part: artifact.manifest[part] for part in ("metrics", "data", "training")},
         )
 

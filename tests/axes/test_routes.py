@@ -12,6 +12,7 @@ from torch import nn
 
 from recap_ctr import predict as predict_module
 from recap_ctr.axes.routes import (
+    FoldedRoutes,
     Routed,
     check_route,
     greedy_choice,
@@ -45,6 +46,33 @@ def test_tree_equals_one_pass_per_route(form: str, fuse: str, binding: str) -> N
             with torch.no_grad():
                 found, expected = route_logits(made, rows(), routes, depth), naive(made, routes, depth)
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["additive", "multiplicative"])
+@pytest.mark.parametrize("binding", ["tied", "free"])
+@pytest.mark.parametrize(("count", "depth"), [(1, None), (1, 2), (9, None), (9, 2)])
+def test_folding_once_changes_nothing(form: str, binding: str, count: int, depth: int | None) -> None:
+    made = model(config(form=form, binding=binding))
+    for routes in (random_routes(made.config, count, seed=1), late_routes(made.config, count)):
+        routed = Routed(made, routes, depth)
+        folded = FoldedRoutes(routed)
+        with torch.no_grad():
+            one, other = folded(rows()), routed(rows())
+        assert torch.equal(one.aux["logits_KB"], other.aux["logits_KB"])
+        assert torch.equal(one.logit_B, other.logit_B)
+        assert not any(buffer.requires_grad for buffer in folded.buffers())
+
+
+def test_what_is_folded_no_longer_follows_the_adapters() -> None:
+    """So it is for weights that are final."""
+    made = model(config())
+    routed = Routed(made, [made.config.home])
+    with torch.no_grad():
+        folded, before = FoldedRoutes(routed), routed(rows()).logit_B
+        for tower in (made.exponential, made.linear):
+            tower.bank.a_ACR.add_(1.0)
+        assert torch.equal(folded(rows()).logit_B, before)
+        assert not torch.equal(routed(rows()).logit_B, before)
 
 
 def test_mean_and_disagreement_are_those_of_the_logits() -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from recap_ctr import diagnose, metrics
-from recap_ctr.artifact import load_artifact
 from recap_ctr.axes.routes import Routed
 from recap_ctr.bench.estimators import estimators, scale, trajectories
 from recap_ctr.bench.scaling import cell, finished, stage
+from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict, predict_routes
 from recap_ctr.runs import ARTIFACT, read_report
 from recap_ctr.train import checkpoints

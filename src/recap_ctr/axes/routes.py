@@ -5,7 +5,7 @@ share `W h` and differ only in the thin product of their adapters.
 Shapes: B batch, H heads, D width, C = D / 2, K routes, L leaves of a tower.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -21,6 +21,8 @@ from recap_ctr.models.fcn import halved
 from recap_ctr.models.recap import Recap, RecapConfig, RecursiveTower, Route, TowerRoute
 from recap_ctr.nn.embedding import Inputs
 from recap_ctr.nn.norms import ScaleNorm
+
+Folded = Mapping[int, Tensor]  # an adapter's number -> W with that adapter in it
 
 
 def random_routes(config: RecapConfig, count: int, seed: int) -> list[Route]:
@@ -107,6 +109,30 @@ class Routed(nn.Module):
         return Output(logits_KB.mean(dim=0), {"logits_KB": logits_KB})
 
 
+class FoldedRoutes(nn.Module):
+    """`Routed` for weights that no longer change: what `Routed` folds at every call is folded here once."""
+
+    def __init__(self, routed: Routed) -> None:
+        super().__init__()
+        self.routed = routed
+        steps = routed.depth or routed.model.config.depth
+        with torch.no_grad():
+            for name in ("exponential", "linear"):
+                tower: RecursiveTower = getattr(routed.model, name)
+                wanted = [getattr(route, name)[:steps] for route in routed.routes]
+                for adapter in _folded_adapters(tower, wanted):
+                    self.register_buffer(f"{name}_{adapter}", fold(tower, adapter), persistent=False)
+
+    def forward(self, inputs: Inputs) -> Output:
+        folded = {name: self._folded(name) for name in ("exponential", "linear")}
+        logits_KB = route_logits(self.routed.model, inputs, self.routed.routes, self.routed.depth, **folded)
+        return Output(logits_KB.mean(dim=0), {"logits_KB": logits_KB})
+
+    def _folded(self, tower: str) -> Folded:
+        own = dict(self.named_buffers(recurse=False))
+        return {int(name.rpartition("_")[2]): w for name, w in own.items() if name.startswith(f"{tower}_")}
+
+
 def check_route(config: RecapConfig, route: Route) -> None:
     for tower in (route.exponential, route.linear):
         if len(tower) != config.depth:
@@ -116,21 +142,33 @@ def check_route(config: RecapConfig, route: Route) -> None:
                 raise InputError(f"a route takes adapter {adapter} at step {step + 1}, which has none such")
 
 
-def route_logits(model: Recap, inputs: Inputs, routes: Sequence[Route], depth: int | None = None) -> Tensor:
-    """One logit per row and route, K × B, by the route tree; equal to one pass per route."""
+def route_logits(
+    model: Recap,
+    inputs: Inputs,
+    routes: Sequence[Route],
+    depth: int | None = None,
+    *,
+    exponential: Folded | None = None,
+    linear: Folded | None = None,
+) -> Tensor:
+    """One logit per row and route, K × B, by the route tree; equal to one pass per route.
+
+    `exponential` and `linear` are adapters folded beforehand; without them they are folded here.
+    """
     if not routes:
         raise InputError("no route given")
     steps = depth or model.config.depth
     h0_BHD = halved(model.embedding(inputs), 1)
-    exponential = _leaves(model.exponential, h0_BHD, [route.exponential[:steps] for route in routes])
-    linear = _leaves(model.linear, h0_BHD, [route.linear[:steps] for route in routes])
+    ends = [route.exponential[:steps] for route in routes], [route.linear[:steps] for route in routes]
+    one_by_end = _leaves(model.exponential, h0_BHD, ends[0], exponential)
+    other_by_end = _leaves(model.linear, h0_BHD, ends[1], linear)
     if model.gate is not None:
-        pairs = [(exponential[r.exponential[:steps]], linear[r.linear[:steps]]) for r in routes]
+        pairs = [(one_by_end[end], other_by_end[other]) for end, other in zip(*ends, strict=True)]
         return torch.stack([model.fuse(*pair) for pair in pairs])
     # With a mean fuse a route's logit is the mean of two leaves: the heads run once per leaf, not once per pair.
-    one = {leaf: model.exponential.logit(h) for leaf, h in exponential.items()}
-    other = {leaf: model.linear.logit(h) for leaf, h in linear.items()}
-    return torch.stack([(one[r.exponential[:steps]] + other[r.linear[:steps]]) / 2 for r in routes])
+    one = {leaf: model.exponential.logit(h) for leaf, h in one_by_end.items()}
+    other = {leaf: model.linear.logit(h) for leaf, h in other_by_end.items()}
+    return torch.stack([(one[i] + other[j]) / 2 for i, j in zip(*ends, strict=True)])
 
 
 def mean_route_logit(
@@ -141,40 +179,61 @@ def mean_route_logit(
     return logits_KB.mean(dim=0), logits_KB.std(dim=0, correction=0)
 
 
-def _leaves(tower: RecursiveTower, h0_BHD: Tensor, wanted: Sequence[TowerRoute]) -> dict[TowerRoute, Tensor]:
+def _children(wanted: Sequence[TowerRoute], at: int) -> dict[TowerRoute, list[int]]:
+    """Level `at` of the tree: the beginning of a route -> the adapters that follow it."""
+    found: dict[TowerRoute, list[int]] = {}
+    for prefix in dict.fromkeys(route[: at + 1] for route in wanted):
+        found.setdefault(prefix[:-1], []).append(prefix[-1])
+    return found
+
+
+def _leaves(
+    tower: RecursiveTower, h0_BHD: Tensor, wanted: Sequence[TowerRoute], folded: Folded | None
+) -> dict[TowerRoute, Tensor]:
     """The tower's state at the end of each wanted route, walking their tree level by level."""
+    if folded is None:
+        folded = {adapter: fold(tower, adapter) for adapter in _folded_adapters(tower, wanted)}
     states: dict[TowerRoute, Tensor] = {(): h0_BHD}
     for at in range(len(wanted[0])):
-        prefixes = dict.fromkeys(route[: at + 1] for route in wanted)
-        children: dict[TowerRoute, list[int]] = {}
-        for prefix in prefixes:
-            children.setdefault(prefix[:-1], []).append(prefix[-1])
         following: dict[TowerRoute, Tensor] = {}
-        for parent, adapters in children.items():
-            for adapter, h_BHD in zip(
-                adapters, _branch(tower, states[parent], h0_BHD, at, adapters), strict=True
-            ):
+        for parent, adapters in _children(wanted, at).items():
+            branched = _branch(tower, states[parent], h0_BHD, at, adapters, folded)
+            for adapter, h_BHD in zip(adapters, branched, strict=True):
                 following[(*parent, adapter)] = h_BHD
         states = following
     return states
 
 
+def _shares(tower: RecursiveTower, adapters: Sequence[int]) -> bool:
+    """Whether a branch computes `W h` once: several adapters, which only add to it."""
+    return len(adapters) > 1 and tower.form == "additive"
+
+
+def _folded_adapters(tower: RecursiveTower, wanted: Sequence[TowerRoute]) -> list[int]:
+    """The adapters of steps that no other route shares: folded into W they cost less than as two thin products."""
+    branches = [adapters for at in range(len(wanted[0])) for adapters in _children(wanted, at).values()]
+    return sorted({adapter for adapters in branches if not _shares(tower, adapters) for adapter in adapters})
+
+
+def fold(tower: RecursiveTower, adapter: int) -> Tensor:
+    """The tower's weight with an adapter in it, C × D."""
+    residual_CD, weight_CD = tower.bank.matrix(adapter), tower.cross.weight
+    return weight_CD * (1.0 + residual_CD) if tower.form == "multiplicative" else weight_CD + residual_CD
+
+
 def _branch(
-    tower: RecursiveTower, h_BHD: Tensor, h0_BHD: Tensor, at: int, adapters: Sequence[int]
+    tower: RecursiveTower,
+    h_BHD: Tensor,
+    h0_BHD: Tensor,
+    at: int,
+    adapters: Sequence[int],
+    folded: Folded,
 ) -> list[Tensor]:
-    """One step from one state with several adapters; `W h` is computed once where they only add to it."""
-    if len(adapters) == 1 or tower.form == "multiplicative":
-        return [_folded_step(tower, h_BHD, h0_BHD, at, adapter) for adapter in adapters]
+    """One step from one state with each of some adapters."""
+    if not _shares(tower, adapters):
+        return [_finish(tower, F.linear(h_BHD, folded[r]), h_BHD, h0_BHD, at) for r in adapters]
     shared_BHC = F.linear(h_BHD, tower.cross.weight)
     return [_finish(tower, shared_BHC + tower.bank.delta(h_BHD, r), h_BHD, h0_BHD, at) for r in adapters]
-
-
-def _folded_step(tower: RecursiveTower, h_BHD: Tensor, h0_BHD: Tensor, at: int, adapter: int) -> Tensor:
-    """A step that no other route shares: its adapter is folded into W, which costs less than two thin products."""
-    residual_CD = tower.bank.matrix(adapter)
-    weight_CD = tower.cross.weight
-    folded_CD = weight_CD * (1.0 + residual_CD) if tower.form == "multiplicative" else weight_CD + residual_CD
-    return _finish(tower, F.linear(h_BHD, folded_CD), h_BHD, h0_BHD, at)
 
 
 def _finish(tower: RecursiveTower, c_BHC: Tensor, h_BHD: Tensor, h0_BHD: Tensor, at: int) -> Tensor:

@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from recap_ctr import diagnose, metrics
-from recap_ctr.artifact import load_artifact
 from recap_ctr.axes.routes import Routed
 from recap_ctr.bench import figures
 from recap_ctr.bench.scaling import cell, finished, taught, train_all, train_cells
 from recap_ctr.bench.tables import grid
 from recap_ctr.logits import LogitTable, blocks
+from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict, predict_routes
 from recap_ctr.recipe import Plan, Recipe
 from recap_ctr.runs import ARTIFACT, RunConfig, teacher_tables

@@ -9,13 +9,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from recap_ctr.artifact import load_artifact
 from recap_ctr.bench import capacity, figures, table1
 from recap_ctr.bench.overview import held_out
 from recap_ctr.bench.scaling import Runs, cell, finished, taught, train_cells
 from recap_ctr.bench.tables import NONE, grid, spread
 from recap_ctr.cost import relative_costs
 from recap_ctr.errors import InputError
+from recap_ctr.packed import load_artifact
 from recap_ctr.recipe import Recipe
 from recap_ctr.runs import ARTIFACT
 

@@ -9,11 +9,11 @@ import torch
 from scipy.stats import t as student_t
 from scipy.stats import ttest_1samp
 
-from recap_ctr.artifact import load_artifact
 from recap_ctr.bench.scaling import copy_reports, on_routes, train_all
 from recap_ctr.bench.tables import spread
 from recap_ctr.cost import relative_costs
 from recap_ctr.models import parse_model
+from recap_ctr.packed import load_artifact
 from recap_ctr.recipe import Recipe
 from recap_ctr.runs import ARTIFACT, REFERENCE, RunConfig, run_many
 from recap_ctr.storage import atomic_file, write_json

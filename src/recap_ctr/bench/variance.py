@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from recap_ctr import diagnose
-from recap_ctr.artifact import load_artifact
 from recap_ctr.axes.routes import Routed
 from recap_ctr.bench.scaling import train_all
 from recap_ctr.data.shards import Shard
+from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict, predict_routes
 from recap_ctr.recipe import Recipe
 from recap_ctr.runs import ARTIFACT

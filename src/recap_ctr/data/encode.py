@@ -294,6 +294,26 @@ class Encoded:
     """Per field: values that the training rows did not have, or too rarely."""
 
 
+def random_rows(layout: Layout, count: int, seed: int = 0) -> Encoded:
+    """Encoded rows of every kind that a layout allows: unseen and missing values, few and many pieces, odd numbers.
+
+    >>> random_rows(Layout.of_sizes([3, 4]), 1_000).ids_BW.max(axis=0).tolist()
+    [2, 6]
+    """
+    rng = np.random.default_rng(seed)
+    ids_BW = np.empty((count, layout.num_columns), np.int32)
+    values_BN = np.ones((count, layout.num_values), np.float32)
+    for at in layout.fields:
+        ids = rng.integers(1, at.size, (count, at.width))
+        if at.pooling is not None:
+            ids[np.arange(at.width) >= rng.integers(0, at.width + 1, (count, 1))] = PAD
+        if at.value_column is not None:
+            present = ids[:, 0] == 1
+            values_BN[present, at.value_column] = rng.normal(0.0, 2.0, present.sum())
+        ids_BW[:, at.start : at.start + at.width] = ids + at.offset
+    return Encoded(ids_BW, values_BN, *np.zeros((2, layout.num_fields), np.int64))
+
+
 class Encoder:
     """Fitted fields, in the schema's order: raw rows to table rows."""
 

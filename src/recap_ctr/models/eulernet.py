@@ -67,7 +67,7 @@ class EulerLayer(nn.Module):
 
     def _implicit(self, part_BId: Tensor) -> Tensor:
         mapped: Tensor = self.implicit(self.implicit_dropout(part_BId).flatten(1))
-        return torch.relu(mapped).view(len(part_BId), -1, part_BId.shape[-1])
+        return torch.relu(mapped).view(part_BId.shape[0], -1, part_BId.shape[-1])
 
 
 class EulerNet(nn.Module):

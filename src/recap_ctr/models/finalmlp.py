@@ -117,7 +117,7 @@ class Bilinear(nn.Module):
 
     def forward(self, h1_BU: Tensor, h2_BU: Tensor) -> Tensor:
         H = len(self.weight_HIJ)
-        h1_BHI, h2_BHJ = h1_BU.view(len(h1_BU), H, -1), h2_BU.view(len(h2_BU), H, -1)
+        h1_BHI, h2_BHJ = (h_BU.view(h_BU.shape[0], H, -1) for h_BU in (h1_BU, h2_BU))
         return torch.einsum("bhi,hij,bhj->b", h1_BHI, self.weight_HIJ, h2_BHJ)
 
 

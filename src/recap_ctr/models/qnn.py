@@ -49,7 +49,7 @@ class QuadraticLayer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x_BD: Tensor) -> Tensor:
-        B, H = len(x_BD), self.num_heads
+        B, H = x_BD.shape[0], self.num_heads
         factor_BHRC = self.dropout(torch.relu(self.norm(self.maps(x_BD)))).view(B, H, self.num_products, -1)
         # A head's share of every field, fields in order.
         x_BHC = x_BD.view(B, self.num_fields, H, -1).transpose(1, 2).reshape(B, H, -1)

@@ -96,7 +96,7 @@ class Amplification(nn.Module):
         return self._grouped(r_BU, self.real_norm), self._grouped(q_BU, self.imaginary_norm)
 
     def _grouped(self, part_BU: Tensor, norm: nn.LayerNorm) -> Tensor:
-        normed: Tensor = norm(part_BU.view(len(part_BU), -1, self.group))
+        normed: Tensor = norm(part_BU.view(part_BU.shape[0], -1, self.group))
         return normed.flatten(1)
 
 

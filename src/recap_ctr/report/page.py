@@ -4,6 +4,7 @@ from base64 import b64encode
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -130,11 +131,14 @@ class Page:
         )
 
     def write(self, directory: Path) -> Path:
-        """The page, and beside it each chart as an image and as numbers."""
+        """The page, and beside it each chart as numbers and, where matplotlib is installed, as an image."""
         figures = directory / FIGURES
         figures.mkdir(parents=True, exist_ok=True)
         for chart in self.charts:
-            for suffix, content in (("png", to_png(chart)), ("csv", to_csv(chart).encode())):
+            drawn = {"csv": to_csv(chart).encode()}
+            if find_spec("matplotlib") is not None:
+                drawn["png"] = to_png(chart)
+            for suffix, content in drawn.items():
                 with atomic_file(figures / f"{chart.name}.{suffix}") as file:
                     file.write(content)
         with atomic_file(directory / PAGE) as file:

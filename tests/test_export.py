@@ -1,0 +1,620 @@
+"""An exported artifact: equal to torch, alone or in company, without torch; and refused if anything in it is wrong."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+from safetensors.numpy import load_file, save_file
+
+from recap_ctr import export as export_module
+from recap_ctr import metrics, score
+from recap_ctr.artifact import CARD, MANIFEST, WEIGHTS, Setting, add_graphs, read_artifact
+from recap_ctr.config import TrainConfig
+from recap_ctr.data.encode import Encoded
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
+from recap_ctr.export import Line, Rounding, export, to_onnx
+from recap_ctr.graphs import OUTPUTS, open_session, run
+from recap_ctr.models import parse_model
+from recap_ctr.packed import load_artifact
+from recap_ctr.runs import ARTIFACT, RunConfig
+from recap_ctr.runs import run as run_training
+from recap_ctr.score import Engine, Scorer
+from tests.conftest import Recap, contents
+from tests.test_artifact import forge, refused_with_a_flipped_bit
+
+BACKBONE = {"dim": 8, "depth": 2, "train_depths": [1, 2], "num_adapters": 6, "lora_rank": 4}
+FULL, HOME, SHALLOW = Setting(2, 2), Setting(1, 2), Setting(1, 1)
+HIDDEN = ("torch", "scipy", "sklearn", "matplotlib", "onnx", "onnxscript")
+
+
+@pytest.fixture(scope="module")
+def trained(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact of a run on two routes, without graphs."""
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("trained") / "run"
+    train = TrainConfig(batch_size=256, learning_rate=3e-2, l2=1e-4, max_epochs=2)
+    config = RunConfig("recap", parse_model("recap", BACKBONE), train, reference=False, routes=2)
+    run_training(config, prepared, out, quiet=True)
+    return out / ARTIFACT
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Path, prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with graphs. Copy it before changing anything."""
+    out = Path(shutil.copytree(trained, tmp_path_factory.mktemp("exported") / "artifact"))
+    export(out, data=prepared, quiet=True)
+    return out
+
+
+@pytest.fixture
+def copy(exported: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exported, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="module")
+def engines(exported: Path) -> dict[str, Engine]:
+    return {name: Engine.load(exported, backend=name, threads=1) for name in ("onnx", "torch")}
+
+
+@pytest.fixture(scope="module")
+def odd_rows(click_log: pl.DataFrame) -> pl.DataFrame:
+    """10,000 raw rows with unseen, missing and multi values."""
+    rng = np.random.default_rng(7)
+    rows = click_log.sample(10_000, with_replacement=True, seed=1)
+
+    def some(share: float) -> pl.Series:
+        return pl.Series(rng.random(rows.height) < share)
+
+    return rows.with_columns(
+        pl.when(some(0.1)).then(pl.lit("nobody knows")).otherwise("site").alias("site"),
+        pl.when(some(0.1)).then(None).otherwise("ad").alias("ad"),
+        pl.when(some(0.1)).then(7).otherwise("user").alias("user"),
+        pl.when(some(0.2)).then(pl.col("price") + 0.123).otherwise("price").alias("price"),
+        pl.when(some(0.2)).then(pl.lit("t1 new t2 t3 t4 t5")).otherwise("tags").alias("tags"),
+    )
+
+
+def take(encoded: Encoded, at: list[int]) -> Encoded:
+    return Encoded(encoded.ids_BW[at], encoded.values_BN[at], encoded.num_missing, encoded.num_unseen)
+
+
+def node_types(graph: bytes) -> list[str]:
+    return [node.op_type for node in onnx.load_from_string(graph).graph.node]
+
+
+class TestContents:
+    def test_graphs_are_added_and_nothing_else_changes(self, trained: Path, exported: Path) -> None:
+        before, after = contents(trained), contents(exported)
+        names = {setting.file for setting in (FULL, HOME, SHALLOW)}
+        assert after.keys() - before.keys() == names
+        for name in before.keys() - {MANIFEST, CARD}:
+            assert before[name][0] == after[name][0], name
+        manifest = read_artifact(exported).manifest
+        assert names <= manifest["files"].keys()
+        assert [(one["routes"], one["depth"], one["precision"]) for one in manifest["graphs"]] == [
+            (2, 2, "float32"), (1, 2, "float32"), (1, 1, "float32"),
+        ]  # fmt: skip
+        assert all(0 <= one["parity"] <= 1e-5 for one in manifest["graphs"])
+
+    def test_nothing_names_the_machine_or_its_code(self, exported: Path) -> None:
+        for path in exported.rglob("*.onnx"):
+            for private in (b"recap_ctr", str(Path.home()).encode(), b".py", b"site-packages"):
+                assert private not in path.read_bytes()
+
+    def test_a_graph_holds_no_table_and_one_route_no_adapter(self, exported: Path) -> None:
+        artifact = read_artifact(exported)
+        table = load_file(exported / WEIGHTS)["embedding.table.weight"]
+        for setting in artifact.graphs:
+            model = onnx.load_from_string(artifact.read_graph(setting))
+            assert [one.name for one in model.graph.input] == ["ids", "values", "embedding.table.weight"]
+            assert [one.name for one in model.graph.output] == list(OUTPUTS)
+            shapes = [tuple(one.dims) for one in model.graph.initializer]
+            assert table.shape not in shapes
+            # D = 40: products are of 20 × 40, heads of 40 × 1; thin ones, of rank 4, are for routes that branch.
+            assert any(4 in shape for shape in shapes) == (setting.routes > 1)
+            if setting.routes == 1:
+                assert (
+                    node_types(artifact.read_graph(setting)).count("MatMul") == 2 * (setting.depth or 0) + 2
+                )
+
+    def test_the_same_model_gives_the_same_bytes(self, exported: Path) -> None:
+        assert to_onnx(load_artifact(exported), SHALLOW) == read_artifact(exported).read_graph(SHALLOW)
+
+    def test_the_dial_is_in_manifest_and_card(
+        self, trained: Path, exported: Path, prepared: PreparedData, engines: dict[str, Engine]
+    ) -> None:
+        """Already when the model is packed; measured anew through the graphs, figures are the same to rounding."""
+        packed, measured = (read_artifact(path).manifest["dial"] for path in (trained, exported))
+        batch = prepared.valid.batch(slice(None))
+        encoded = Encoded(batch.ids_BW, batch.values_BN, *np.zeros((2, 0), np.int64))
+        for one, other, setting in zip(packed, measured, (FULL, HOME, SHALLOW), strict=True):
+            assert (one["routes"], one["depth"]) == (other["routes"], other["depth"])
+            assert Setting(one["routes"], one["depth"]) == setting
+            logits = engines["torch"].score(encoded, setting).logit_B
+            assert one["rows"] == other["rows"] == len(prepared.valid)
+            for figure in ("auc", "logloss"):
+                assert one[figure] == pytest.approx(other[figure], abs=1e-5)
+                expected = getattr(metrics, figure)(prepared.valid.labels, logits)
+                assert one[figure] == pytest.approx(expected, abs=1e-5)
+        valid = read_artifact(trained).manifest["metrics"]["valid"]["calibrated"]
+        assert packed[0]["auc"] == pytest.approx(valid["auc"], abs=1e-9)
+        assert f"| 1 route at depth 1 | {measured[2]['auc']:.5f} |" in (exported / CARD).read_text()
+
+    def test_one_more_graph(
+        self, copy: Path, odd_rows: pl.DataFrame, prepared: PreparedData, recap: Recap, tmp_path: Path
+    ) -> None:
+        """By the command, through a link, which stays one."""
+        (tmp_path / "link").symlink_to(copy)
+        before = contents(copy)
+        done = recap("export", tmp_path / "link", "--depth", 1, "--data", prepared.path, "--threads", 1)
+        assert done.code == 0, done.err
+        assert "2 routes at depth 1  float32" in done.out
+        assert f"Next: recap dial {tmp_path / 'link'}" in done.err
+        assert (tmp_path / "link").is_symlink()
+        assert {path.name for path in tmp_path.iterdir()} == {"copy", "link"}
+        after = contents(copy)
+        assert all(after[setting.file][0] == before[setting.file][0] for setting in (FULL, HOME, SHALLOW))
+        engine, other = Engine.load(copy, threads=1), Engine.load(copy, backend="torch", threads=1)
+        assert engine.settings == (FULL, HOME, Setting(2, 1), SHALLOW)
+        assert [one["depth"] for one in engine.manifest["dial"]] == [2, 2, 1, 1]
+        rows = engine.encode(odd_rows.head(50))
+        one, two = (each.score(rows, Setting(2, 1)).logit_B for each in (engine, other))
+        np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+class TestEquality:
+    def test_with_torch_on_10_000_raw_rows(self, engines: dict[str, Engine], odd_rows: pl.DataFrame) -> None:
+        rows = engines["onnx"].encode(odd_rows)
+        assert (rows.num_missing[[1, 3, 4]] > 0).all() and (rows.num_unseen[[0, 2, 4]] > 0).all()
+        for setting in (FULL, HOME, SHALLOW):
+            one, other = (engines[name].score(rows, setting) for name in ("onnx", "torch"))
+            np.testing.assert_allclose(one.probability_B, other.probability_B, atol=1e-5)
+            np.testing.assert_allclose(one.raw_logit_B, other.raw_logit_B, atol=1e-5, rtol=1e-5)
+            np.testing.assert_allclose(one.disagreement_B, other.disagreement_B, atol=1e-5)
+            assert (one.disagreement_B > 0).any() == (setting.routes > 1)
+            np.testing.assert_array_equal(one.logit_B, engines["onnx"].calibration.apply(one.raw_logit_B))
+
+    def test_the_third_output_is_the_calibrated_logit(
+        self, exported: Path, engines: dict[str, Engine], odd_rows: pl.DataFrame
+    ) -> None:
+        session = open_session(read_artifact(exported).read_graph(FULL), threads=1)
+        rows = engines["onnx"].encode(odd_rows)
+        tables = {"embedding.table.weight": load_file(exported / WEIGHTS)["embedding.table.weight"]}
+        (found,) = run(session, rows.ids_BW, rows.values_BN, tables, OUTPUTS[2:])
+        np.testing.assert_allclose(found, engines["torch"].score(rows).logit_B, atol=1e-5, rtol=1e-5)
+
+    @pytest.mark.parametrize("backend", ["onnx", "torch"])
+    @settings(deadline=None, max_examples=25, derandomize=True)
+    @given(cuts=st.lists(st.integers(0, 300), max_size=8), order=st.randoms(use_true_random=False))
+    def test_a_row_scores_the_same_in_any_batch(
+        self, backend: str, cuts: list[int], order: Any, engines: dict[str, Engine], odd_rows: pl.DataFrame
+    ) -> None:
+        engine = engines[backend]
+        rows = engine.encode(odd_rows.head(300))
+        at = list(range(300))
+        order.shuffle(at)
+        ends = sorted({0, 300, *cuts})
+        for setting in (FULL, SHALLOW):
+            whole = engine.score(rows, setting)
+            for start, end in pairwise(ends):
+                part = engine.score(take(rows, at[start:end]), setting)
+                np.testing.assert_allclose(part.probability_B, whole.probability_B[at[start:end]], atol=1e-6)
+                np.testing.assert_allclose(
+                    part.disagreement_B, whole.disagreement_B[at[start:end]], atol=1e-6, rtol=1e-5
+                )
+
+    @pytest.mark.parametrize("backend", ["onnx", "torch"])
+    def test_many_threads_at_once(
+        self, backend: str, engines: dict[str, Engine], odd_rows: pl.DataFrame
+    ) -> None:
+        engine = engines[backend]
+        parts = [odd_rows.slice(97 * i, 97) for i in range(40)]
+        jobs = [(part, (FULL, HOME, SHALLOW)[i % 3]) for i, part in enumerate(parts)]
+
+        def work(job: tuple[pl.DataFrame, Setting]) -> list[float]:
+            found = engine.score(engine.encode(job[0]), job[1])
+            return [*found.probability_B.tolist(), *found.disagreement_B.tolist()]
+
+        alone = [work(job) for job in jobs]
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(work, jobs)) == alone
+
+    def test_no_rows(self, engines: dict[str, Engine], odd_rows: pl.DataFrame) -> None:
+        for engine in engines.values():
+            found = engine.score(engine.encode(odd_rows.head(0)))
+            assert len(found.probability_B) == len(found.disagreement_B) == 0
+
+
+def without(hidden: tuple[str, ...], script: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own in which some packages can't be imported."""
+    first = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in hidden)
+    source = Path(score.__file__).parents[1]
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", first + script],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+    )
+
+
+COMMANDS = """
+from recap_ctr.cli import main
+for command in COMMANDS:
+    sys.argv = ["recap", *command]
+    try:
+        main()
+    except SystemExit as end:
+        print("exit code", end.code)
+"""
+
+
+class TestBaseInstall:
+    def test_predict_evaluate_inspect_and_dial_without_torch(
+        self, exported: Path, odd_rows: pl.DataFrame, engines: dict[str, Engine], tmp_path: Path
+    ) -> None:
+        odd_rows.write_csv(tmp_path / "rows.csv")
+        artifact = str(exported)
+        commands = [
+            ["predict", artifact, "rows.csv", "--out", "all.parquet"],
+            ["predict", artifact, "rows.csv", "--routes", "1", "--depth", "1", "--out", "fast.parquet"],
+            ["evaluate", artifact, "rows.csv", "--json"],
+            ["inspect", artifact],
+            ["dial", artifact, "--seconds", "0", "--out", "dial"],
+            ["predict", artifact, "rows.csv", "--depth", "1", "--out", "none.parquet"],
+        ]
+        done = without(HIDDEN, f"COMMANDS = {commands!r}\n{COMMANDS}", tmp_path)
+        assert done.stdout.count("exit code 0") == 5, done.stderr
+        assert "exit code 2" in done.stdout
+        assert "no graph for 2 routes at depth 1; it holds: 2 routes at depth 2, 1 route" in done.stderr
+        assert "recap export ARTIFACT --routes 2 --depth 1" in done.stderr
+        for name, setting in (("all", FULL), ("fast", SHALLOW)):
+            expected = engines["torch"].score(engines["torch"].encode(odd_rows), setting)
+            found = pl.read_parquet(tmp_path / f"{name}.parquet")
+            np.testing.assert_allclose(found["score"], expected.probability_B, atol=1e-5)
+            np.testing.assert_allclose(found["logit"], expected.logit_B, atol=1e-5, rtol=1e-5)
+        figures = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+        expected_auc = metrics.auc(
+            odd_rows["click"].to_numpy(), pl.read_parquet(tmp_path / "all.parquet")["logit"]
+        )
+        assert figures["calibrated"]["auc"] == pytest.approx(expected_auc, abs=1e-9)
+        assert (tmp_path / "dial" / "report.html").is_file()
+
+    def test_what_is_missing_is_said(self, trained: Path, exported: Path, tmp_path: Path) -> None:
+        script = """
+from pathlib import Path
+from recap_ctr.errors import InputError
+from recap_ctr.score import Engine
+for path, backend in (CASES):
+    try:
+        Engine.load(Path(path), backend=backend)
+    except InputError as error:
+        print(error)
+"""
+        cases = [(str(trained), "auto"), (str(exported), "torch")]
+        done = without(HIDDEN, script.replace("CASES", repr(cases)), tmp_path)
+        assert (
+            "holds no exported graphs, and without them PyTorch is needed\n  fix: run `recap export`"
+            in done.stdout
+        )
+        assert "this needs PyTorch\n  fix: pip install 'recap-ctr[train]'" in done.stdout
+        cases = [(str(exported), "auto"), (str(trained), "onnx")]
+        hidden = (*HIDDEN, "onnxruntime")
+        done = without(hidden, script.replace("CASES", repr(cases)), tmp_path)
+        assert "graphs need ONNX Runtime\n  fix: pip install onnxruntime" in done.stdout
+        assert "holds no exported graphs\n  fix: recap export" in done.stdout
+
+    def test_auto_takes_graphs_where_there_are_any(
+        self, trained: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kinds = {path: type(Engine.load(path, threads=1)._backend).__name__ for path in (trained, exported)}
+        assert kinds == {trained: "Eager", exported: "Graphs"}
+        monkeypatch.setattr(score, "_installed", lambda package: package != "onnxruntime")
+        assert type(Engine.load(exported, threads=1)._backend).__name__ == "Eager"
+
+    def test_a_setting_without_a_graph_is_scored_by_torch(
+        self, exported: Path, odd_rows: pl.DataFrame, engines: dict[str, Engine]
+    ) -> None:
+        scorer = Scorer.load(exported, depth=1, threads=1)
+        expected = engines["torch"].score(engines["torch"].encode(odd_rows), Setting(2, 1))
+        np.testing.assert_allclose(scorer.score_frame(odd_rows), expected.probability_B, atol=1e-6)
+
+    def test_code_of_a_model_from_outside_is_not_needed(self, copy: Path, odd_rows: pl.DataFrame) -> None:
+        """Nor is it imported: the graph has all there is to compute."""
+        forge(copy, lambda manifest: manifest["model"].update(name="antigravity:Net"))
+        engine = Engine.load(copy, threads=1)
+        assert np.isfinite(engine.score(engine.encode(odd_rows.head(5))).logit_B).all()
+        with pytest.raises(InputError, match="is code from outside this package"):
+            Engine.load(copy, backend="torch")
+        assert "antigravity" not in sys.modules
+
+
+def refused(path: Path, message: str = ".") -> None:
+    with pytest.raises(InputError, match=message):
+        Engine.load(path, backend="onnx", threads=1)
+
+
+def swap(path: Path, setting: Setting, graph: bytes) -> None:
+    (path / setting.file).write_bytes(graph)
+    forge(path)
+
+
+class TestDamage:
+    def test_bits_of_graphs(self, copy: Path) -> None:
+        rng = np.random.default_rng(0)
+        for setting in (FULL, SHALLOW):
+            whole = (copy / setting.file).read_bytes()
+            for at in rng.integers(0, len(whole), 25):
+                refused_with_a_flipped_bit(copy, setting.file, whole, int(at), int(rng.integers(8)))
+        Engine.load(copy, threads=1)
+
+    @pytest.mark.parametrize("harm", ["missing", "link", "linked folder", "pipe", "cut"])
+    def test_files_that_are_not_what_they_should_be(self, copy: Path, exported: Path, harm: str) -> None:
+        file = copy / FULL.file
+        if harm == "linked folder":
+            shutil.rmtree(file.parent)
+            file.parent.symlink_to(exported / "graphs")
+        elif harm == "cut":
+            file.write_bytes(file.read_bytes()[:-1])
+        else:
+            file.unlink()
+        if harm == "link":
+            file.symlink_to(exported / FULL.file)
+        elif harm == "pipe":
+            os.mkfifo(file)
+        refused(copy, "damaged" if harm == "cut" else "is missing")
+
+    def test_a_file_that_changes_after_it_was_verified(self, copy: Path) -> None:
+        artifact = read_artifact(copy)
+        (copy / FULL.file).write_bytes((copy / HOME.file).read_bytes())
+        with pytest.raises(InputError, match="is damaged"):
+            artifact.read_graph(FULL)
+
+
+class TestMalice:
+    """Someone who can make checksums."""
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda manifest: manifest["graphs"].append(manifest["graphs"][0]),
+            lambda manifest: manifest["graphs"][0].update(routes=3),
+            lambda manifest: manifest["graphs"][0].update(depth=3),
+            lambda manifest: manifest["graphs"][0].update(depth=None),
+            lambda manifest: manifest["graphs"][0].update(routes=-1),
+            lambda manifest: manifest["graphs"][0].update(routes="../x"),
+            lambda manifest: manifest["graphs"][0].update(file="/etc/passwd"),
+            lambda manifest: manifest["graphs"].pop(),
+            lambda manifest: manifest["files"].pop(FULL.file),
+            lambda manifest: manifest["files"].update({"graphs/x.onnx": manifest["files"][FULL.file]}),
+            lambda manifest: manifest["dial"][0].update(routes=9),
+            lambda manifest: manifest["model"]["config"].update(train_depths="12"),
+            lambda manifest: manifest["model"]["config"].pop("train_depths"),
+        ],
+    )
+    def test_manifest(self, copy: Path, change: Callable[[dict[str, Any]], object]) -> None:
+        forge(copy, change)
+        refused(copy)
+
+    @pytest.mark.parametrize("graph", [b"", b"\x80\x04\x95.", b"\xff" * 64, b"\x08\x0a" * 100])
+    def test_bytes_that_are_no_graph(
+        self, copy: Path, graph: bytes, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        swap(copy, FULL, graph)
+        refused(copy, "can't be loaded|don't fit together")
+        assert capfd.readouterr().err == ""
+
+    @pytest.mark.parametrize("place", ["secret.bin", "/etc/passwd", "../secret.bin", "*/_ORT_MEM_ADDR_/*"])
+    def test_a_graph_that_refers_to_other_files(self, copy: Path, place: str) -> None:
+        (copy / "secret.bin").write_bytes(b"\0" * 6400)
+        model = onnx.load_from_string((copy / FULL.file).read_bytes())
+        tensor = model.graph.initializer[0]
+        for key, value in (("location", place), ("offset", "0"), ("length", str(len(tensor.raw_data)))):
+            tensor.external_data.add(key=key, value=value)
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        swap(copy, FULL, model.SerializeToString())
+        refused(copy, "refers to data outside of itself")
+
+    def test_graphs_that_are_not_of_this_model(self, copy: Path) -> None:
+        """Another input, another table, another output: refused when it is loaded, not when a row comes."""
+        x, y = (
+            helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["b", 1]) for n in ("values", "logit")
+        )
+        ids = helper.make_tensor_value_info("ids", onnx.TensorProto.INT32, ["b", 3])
+        table = helper.make_tensor_value_info("nothing.weight", onnx.TensorProto.FLOAT, [2, 2])
+        sd = helper.make_tensor_value_info("disagreement", onnx.TensorProto.FLOAT, ["b", 1])
+        copies = [helper.make_node("Identity", ["values"], [name]) for name in ("logit", "disagreement")]
+        for inputs in ([x], [ids, x], [x, table]):
+            made = helper.make_graph(copies, "g", inputs, [y, sd])
+            opset = [helper.make_opsetid("", 20)]
+            swap(copy, FULL, helper.make_model(made, opset_imports=opset, ir_version=10).SerializeToString())
+            refused(copy, "don't fit together|holds no 'nothing.weight'")
+
+    def test_tables_that_are_no_numbers_or_too_small(self, copy: Path) -> None:
+        tensors = load_file(copy / WEIGHTS)
+        for change in ("nan", "small"):
+            table = tensors["embedding.table.weight"].copy()
+            if change == "nan":
+                table[-1, -1] = np.nan
+            save_file(
+                {**tensors, "embedding.table.weight": table if change == "nan" else table[:-1]},
+                copy / WEIGHTS,
+            )
+            forge(copy)
+            refused(copy, "NaN or infinity" if change == "nan" else "don't fit together")
+
+    def test_weights_of_a_graph_that_are_no_numbers(self, copy: Path, odd_rows: pl.DataFrame) -> None:
+        """Never a score of NaN."""
+        model = onnx.load_from_string((copy / FULL.file).read_bytes())
+        for tensor in model.graph.initializer:
+            if tensor.data_type == onnx.TensorProto.FLOAT:
+                array = np.full(tuple(tensor.dims), np.nan, np.float32)
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+        swap(copy, FULL, model.SerializeToString())
+        engine = Engine.load(copy, threads=1)
+        with pytest.raises(InputError, match="row 1: the model's logit is nan"):
+            engine.score(engine.encode(odd_rows.head(2)))
+
+
+class TestRefusal:
+    def test_a_graph_that_differs_from_torch_is_not_stored(
+        self, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        copy = Path(shutil.copytree(trained, tmp_path / "copy"))
+        before = contents(copy)
+        real = export_module.to_onnx
+
+        def wrong(*arguments: Any) -> bytes:
+            """A bias in one place."""
+            model = onnx.load_from_string(real(*arguments))
+            node = next(node for node in model.graph.node if "logit" in node.output)
+            node.output[0] = "right"
+            model.graph.node.append(helper.make_node("Add", ["right", "bit"], ["logit"]))
+            model.graph.initializer.append(numpy_helper.from_array(np.array(5e-5, np.float32), "bit"))
+            return bytes(model.SerializeToString())
+
+        monkeypatch.setattr(export_module, "to_onnx", wrong)
+        with pytest.raises(InputError, match=r"2 routes at depth 2 differs from torch by .*e-05 in a logit"):
+            export(copy, quiet=True)
+        assert contents(copy) == before
+
+    def test_a_full_disk_leaves_the_artifact_as_it_was(
+        self, exported: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        artifact = read_artifact(copy)
+        graphs = [export_module._stored(load_artifact(copy), setting) for setting in (FULL, HOME)]
+        before, real, left = contents(copy.parent), os.fsync, 0
+
+        def failing(fd: int) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(fd)
+
+        monkeypatch.setattr(os, "fsync", failing)
+        for failing_at in range(1, 100):
+            left = failing_at
+            try:
+                add_graphs(artifact, graphs)
+            except OSError:
+                assert contents(copy.parent) == before or read_artifact(copy).graphs == (FULL, HOME)
+                assert [path.name for path in copy.parent.iterdir()] == ["copy"]
+                continue
+            break
+        assert failing_at > 5
+        assert Engine.load(copy, threads=1).settings == (FULL, HOME)
+
+    def test_other_data_and_missing_data(self, trained: Path, prepared: PreparedData, recap: Recap) -> None:
+        done = recap("export", trained, "--int8")
+        assert done.code == 2 and "--int8 needs --data" in done.err
+        done = recap("export", trained, "--format", "pmml")
+        assert done.code == 2 and "known is onnx" in done.err
+        for arguments, words in (
+            (("--routes", 3), "3 routes, where the artifact has 2"),
+            (("--depth", 3), "depth 3 was not trained"),
+        ):
+            done = recap("export", trained, *arguments)
+            assert done.code == 2 and words in done.err
+
+    def test_data_it_was_not_trained_on(self, copy: Path, prepared: PreparedData) -> None:
+        forge(copy, lambda manifest: manifest["data"].update(fingerprint="0" * 32))
+        with pytest.raises(InputError, match="was trained on other data than"):
+            export(copy, data=prepared)
+
+
+@pytest.fixture(scope="module")
+def line(exported: Path, prepared: PreparedData) -> Line:
+    packed = load_artifact(exported)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export_module, "_speed", lambda *_: 1.3)
+        patch.setattr(export_module, "LARGEST_LOSS", 1e-2)
+        return export_module._line(packed, export_module._stored(packed, FULL), int8=True, data=prepared)
+
+
+@pytest.fixture
+def rounded(line: Line, copy: Path) -> Engine:
+    add_graphs(read_artifact(copy), [line.exported])
+    return Engine.load(copy, threads=1)
+
+
+class TestInt8:
+    def test_what_is_stored(
+        self, line: Line, rounded: Engine, engines: dict[str, Engine], odd_rows: pl.DataFrame
+    ) -> None:
+        assert rounded.manifest["graphs"][0]["precision"] == "int8"
+        # The steps of both towers, two of them branching; heads and thin products are too small to be worth it.
+        assert node_types(line.exported.graph).count("MatMulInteger") == 4
+        rows = rounded.encode(odd_rows)
+        gap = np.abs(rounded.score(rows).raw_logit_B - engines["onnx"].score(rows).raw_logit_B)
+        assert 0 < gap.mean() < 0.02
+        assert line.exported.parity > 1e-5
+
+    def test_the_change_is_measured_on_validation_rows(
+        self, line: Line, rounded: Engine, engines: dict[str, Engine], prepared: PreparedData
+    ) -> None:
+        batch = prepared.valid.batch(slice(None))
+        encoded = Encoded(batch.ids_BW, batch.values_BN, *np.zeros((2, 0), np.int64))
+        assert line.rounding is not None
+        for figure in ("auc", "logloss"):
+            one, other = (
+                getattr(metrics, figure)(prepared.valid.labels, engine.score(encoded).logit_B)
+                for engine in (rounded, engines["onnx"])
+            )
+            assert getattr(line.rounding, figure) == pytest.approx(one - other, abs=1e-6)
+
+    def test_a_row_scores_the_same_in_any_batch(self, rounded: Engine, odd_rows: pl.DataFrame) -> None:
+        """A row has a scale of its own, also beside one a thousand times as large."""
+        rows = rounded.encode(odd_rows.head(200))
+        rows.values_BN[10] *= 1e3
+        whole = rounded.score(rows).probability_B
+        for at in ([0], [7, 3], [10, 11], list(range(50, 117))):
+            np.testing.assert_allclose(rounded.score(take(rows, at)).probability_B, whole[at], atol=1e-6)
+
+    def test_rows_of_zeros(self, line: Line, exported: Path) -> None:
+        """They have no scale."""
+        session = open_session(line.exported.graph, threads=1)
+        table = np.zeros_like(load_file(exported / WEIGHTS)["embedding.table.weight"])
+        layout = read_artifact(exported).encoder.layout
+        rows = np.zeros((3, layout.num_columns), np.int32), np.ones((3, layout.num_values), np.float32)
+        plain = open_session(read_artifact(exported).read_graph(FULL), threads=1)
+        found, expected = (run(one, *rows, {"embedding.table.weight": table})[0] for one in (session, plain))
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("loss", "speed", "reason"),
+        [(2e-4, 1.3, "more than 0.0001 of logloss"), (5e-5, 0.9, "it is no faster")],
+    )
+    def test_left_out_where_it_costs_too_much_or_brings_nothing(
+        self, loss: float, speed: float, reason: str
+    ) -> None:
+        rounding = Rounding(auc=0.0, logloss=loss, speed=speed)
+        assert not rounding.pays and str(rounding).endswith(reason)
+        assert Rounding(0.0, 1e-4, 1.3).pays and str(Rounding(0.0, -1e-5, 1.3)).endswith(": stored")
+
+    def test_what_does_not_pay_leaves_the_graph_in_32_bits(
+        self, exported: Path, prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        packed = load_artifact(exported)
+        plain = export_module._stored(packed, FULL)
+        monkeypatch.setattr(export_module, "LARGEST_LOSS", -1.0)
+        line = export_module._line(packed, plain, int8=True, data=prepared)
+        assert line.exported is plain and line.rounding is not None and not line.rounding.pays
