@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from recap_ctr.data.encode import (
     MISSING_CODE,
+    PAD,
     PAD_CODE,
+    Encoded,
     Encoder,
     FittedField,
     Layout,
@@ -23,6 +25,7 @@ from recap_ctr.data.encode import (
     hash_codes,
     log_square,
     pieces,
+    standardise,
 )
 from recap_ctr.data.source import Block
 from recap_ctr.errors import InputError
@@ -337,3 +340,94 @@ def test_truth_values_are_the_same_however_they_are_spelled() -> None:
         "x",
     ]
     assert as_text(pl.Series([True, False, None])).to_list() == ["true", "false", None]
+
+
+def one_by_one(encoder: Encoder, block: Block) -> Encoded:
+    """Field after field, as the fields' own functions say."""
+    ids: list[np.ndarray[Any, Any]] = []
+    values = np.ones((block.frame.height, encoder.layout.num_values), np.float32)
+    missing, unseen = np.zeros((2, len(encoder.fields)), np.int64)
+    for i, (fitted, at) in enumerate(zip(encoder.fields, encoder.layout.fields, strict=True)):
+        if fitted.field.kind == "multi":
+            flat = pieces(block, fitted.field)
+            codes = fitted.codes(flat.values)
+            unseen[i] = (codes == MISSING_CODE).sum() - flat.values.null_count()
+            own = fitted.ids(flat.matrix(codes, at.width))
+            missing[i] = (own == PAD).all(axis=1).sum()
+        elif at.value_column is not None:
+            numbers = as_numbers(block, fitted.field)
+            absent = numbers.is_null().to_numpy()
+            filled = numbers.fill_null(0.0).to_numpy()
+            own = standardise(filled, absent, fitted, values[:, at.value_column])[:, None]
+            missing[i] = absent.sum()
+        else:
+            text = categories(block, fitted.field, fitted.edges)
+            codes = fitted.codes(text)
+            missing[i], own = text.null_count(), fitted.ids(codes)[:, None]
+            unseen[i] = (codes == MISSING_CODE).sum() - missing[i]
+        ids.append(own + at.offset)
+    return Encoded(np.concatenate(ids, axis=1).astype(np.int32), values, missing, unseen)
+
+
+TEXTS = st.sampled_from(
+    ["a", "b", "7", "7.0", "-1", "True", "true", "", "none", "ä", "x y", "y  z 7.0", "1e3", None]
+)
+NUMBERS = st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from([0.0, -1.0, 0.4, 7.0, float("nan")]))
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(st.data(), st.integers(0, 12))
+def test_all_fields_at_once_equal_one_after_the_other(data: st.DataObject, height: int) -> None:
+    """Texts of all fields go through polars together: whatever their types, vocabularies and missing values."""
+
+    def drawn(name: str, of: Any, dtype: Any) -> pl.Series:
+        return pl.Series(name, data.draw(st.lists(of, min_size=height, max_size=height)), dtype=dtype)
+
+    frame = pl.DataFrame(
+        [
+            drawn("text", TEXTS, pl.String),
+            drawn("other", TEXTS, pl.String),
+            drawn("empty", TEXTS, pl.String),
+            drawn("hashed", TEXTS, pl.String),
+            drawn("whole", st.one_of(st.none(), st.integers(-9, 9)), pl.Int64),
+            drawn("float", NUMBERS, pl.Float64),
+            drawn("yes", st.one_of(st.none(), st.booleans()), pl.Boolean),
+            drawn("tags", TEXTS, pl.String),
+            drawn("value", NUMBERS, pl.Float64),
+            drawn("square", NUMBERS, pl.Float64),
+            drawn("cut", NUMBERS, pl.Float64),
+        ]
+    )
+    known = pl.Series(["7", "a", "true", "x", "z", "-1", "0", "1"])
+    numeric: dict[str, Any] = {"kind": "numeric", "missing": ("-1", "0", "none")}
+    fields = (
+        Field(name="text", kind="categorical"),
+        Field(name="other", kind="categorical", missing=("none", "7")),
+        Field(name="empty", kind="categorical"),
+        Field(name="hashed", kind="categorical", hash_buckets=5),
+        Field(name="whole", kind="categorical", missing=("none", "7")),
+        Field(name="float", kind="categorical"),
+        Field(name="yes", kind="categorical"),
+        Field(name="tags", kind="multi", max_len=2),
+        Field(name="value", **numeric),
+        Field(name="square", transform="log-square", **numeric),
+        Field(name="cut", transform="quantiles", num_buckets=4, **numeric),
+    )
+    own = {"empty": pl.Series([], dtype=pl.String), "hashed": pl.Series([], dtype=pl.String)}
+    learnt = [
+        FittedField(field, own.get(field.name, known), np.ones(len(known), np.int64), 0.5, 2.0, edges)
+        for field in fields
+        for edges in [(-1.0, 0.0, 3.0) if field.name == "cut" else ()]
+    ]
+    encoder = Encoder(Schema(label="click", fields=fields), learnt)
+    rows = Block(frame, 1, "rows")
+    found, expected = encoder.encode(rows), one_by_one(encoder, rows)
+    for part in ("ids_BW", "values_BN", "num_missing", "num_unseen"):
+        np.testing.assert_array_equal(getattr(found, part), getattr(expected, part), err_msg=part)
+
+
+def test_a_value_reads_the_same_beside_any_other() -> None:
+    values = ["7.0", "True", "False", "x.0", "", "-3.0", None, "true"]
+    whole = as_text(pl.Series(values, dtype=pl.String)).to_list()
+    assert whole == ["7", "true", "false", "x.0", None, "-3", None, "true"]
+    assert [as_text(pl.Series([value], dtype=pl.String))[0] for value in values] == whole

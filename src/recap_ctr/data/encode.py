@@ -6,9 +6,9 @@ Shape suffixes: B rows, W id columns, N value columns.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,12 @@ def as_text(series: pl.Series, missing: Sequence[str] = ()) -> pl.Series:
         raise InputError(f"column {series.name!r} is of type {series.dtype}, which holds no categories")
     elif series.dtype != pl.String:
         series = series.cast(pl.String)
-    elif series.str.ends_with(
-        ".0"
-    ).any():  # whole numbers that passed through a float on their way to a text file
-        series = series.str.replace(r"^(-?[0-9]{1,15})\.0$", "$1")
-    elif (spelled := series.is_in(["True", "False"])).any():  # as Python writes them
-        series = series.zip_with(~spelled.fill_null(False), series.str.to_lowercase())
+    else:
+        # Whole numbers that passed through a float on their way to a text file; and as Python writes what is true.
+        if series.str.ends_with(".0").any():
+            series = series.str.replace(r"^(-?[0-9]{1,15})\.0$", "$1")
+        if (spelled := (series == "True") | (series == "False")).any():
+            series = series.zip_with(~spelled.fill_null(False), series.str.to_lowercase())
     for value in ("", *missing):
         same = series == value
         if same.any():
@@ -68,11 +68,16 @@ def as_text(series: pl.Series, missing: Sequence[str] = ()) -> pl.Series:
 
 def as_numbers(block: Block, field: Field) -> pl.Series:
     """Values as float64, null where missing; what is neither a finite number nor missing is an error."""
+    return pl.Series(field.name, _numbers(block, field), nan_to_null=True)
+
+
+def _numbers(block: Block, field: Field) -> npt.NDArray[np.float64]:
+    """The same for numpy, NaN where missing."""
     raw = column(block, field.name, "numeric field")
     if raw.dtype == pl.String:
         text = as_text(raw.str.strip_chars(), field.missing)
-        numbers = text.cast(pl.Float64, strict=False)
-        bad = (numbers.is_null() & text.is_not_null()).arg_true()
+        cast = text.cast(pl.Float64, strict=False)
+        bad = (cast.is_null() & text.is_not_null()).arg_true()
         if len(bad):
             raise InputError(
                 f"{block.origin}: row {block.first_row + bad[0]}, field {field.name!r}:"
@@ -80,22 +85,27 @@ def as_numbers(block: Block, field: Field) -> pl.Series:
                 fix="repair the value, list it under missing = [...], or make the field categorical",
             )
     elif raw.dtype.is_numeric() or raw.dtype in (pl.Boolean, pl.Null):
-        numbers = raw.cast(pl.Float64)
+        cast = raw.cast(pl.Float64)
     else:
         raise InputError(
             f"{block.origin}: field {field.name!r} is numeric, its column of type {raw.dtype} is not"
         )
+    numbers = cast.to_numpy(writable=True)
     # Missing by value, too, so that "-1" means -1.0 in a text file as it does in Parquet.
-    for value in pl.Series(field.missing, dtype=pl.String).cast(pl.Float64, strict=False).drop_nulls():
-        numbers = numbers.set((numbers == value).fill_null(False), None)
-    numbers = numbers.fill_nan(None)
-    infinite = numbers.is_infinite().fill_null(False).arg_true()
+    for value in _missing_numbers(field.missing):
+        numbers[numbers == value] = np.nan
+    infinite = np.flatnonzero(np.isinf(numbers))
     if len(infinite):
         raise InputError(
             f"{block.origin}: row {block.first_row + infinite[0]}, field {field.name!r}: infinity is not a value",
             fix="replace it by a number, or leave the cell empty (missing)",
         )
     return numbers
+
+
+@cache
+def _missing_numbers(missing: tuple[str, ...]) -> tuple[float, ...]:
+    return tuple(pl.Series(missing, dtype=pl.String).cast(pl.Float64, strict=False).drop_nulls())
 
 
 def log_square(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
@@ -111,20 +121,30 @@ def log_square(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
 
 def categories(block: Block, field: Field, edges: Sequence[float] = ()) -> pl.Series:
     """A one-value field's category per row as text, null where missing."""
+    return as_text(raw_categories(block, field, edges), missing_categories(field))
+
+
+def raw_categories(block: Block, field: Field, edges: Sequence[float] = ()) -> pl.Series:
+    """The same before `as_text`."""
     if field.kind == "categorical":
-        return as_text(column(block, field.name, "categorical field"), field.missing)
-    numbers = as_numbers(block, field)
-    present = numbers.is_not_null()
-    filled = numbers.fill_null(0.0).to_numpy()
+        return column(block, field.name, "categorical field")
+    numbers = _numbers(block, field)
+    absent = np.isnan(numbers)
+    filled = np.where(absent, 0.0, numbers)
     buckets = (
         log_square(filled)
         if field.transform == "log-square"
         else np.searchsorted(edges, filled, side="right")
     )
-    text = pl.Series(field.name, buckets).cast(pl.String).set(~present, None)
-    # Log-square keeps small numbers as they are, so `missing = ["0"]` also means bucket 0: 0.4 is as good as absent
-    # where 0 is. The number of a quantile means nothing.
-    return as_text(text, field.missing) if field.transform == "log-square" else text
+    text = pl.Series(field.name, buckets).cast(pl.String)
+    return text.set(pl.Series(absent), None) if absent.any() else text
+
+
+def missing_categories(field: Field) -> tuple[str, ...]:
+    """Log-square keeps small numbers as they are, so `missing = ["0"]` also means bucket 0: 0.4 is as good as absent
+    where 0 is. The number of a quantile means nothing."""
+    quantile = field.kind == "numeric" and field.transform == "quantiles"
+    return () if quantile else field.missing
 
 
 @dataclass(frozen=True)
@@ -187,13 +207,30 @@ class _Lookup:
                 break
         self._values = values.gather(order)
 
-    def __call__(self, values: pl.Series) -> Ints:
-        if len(self._order) == 0:
-            return np.full(len(values), MISSING_CODE, np.int32)
-        hashes = values.hash(self._seed).to_numpy()
-        at = np.minimum(np.searchsorted(self._hashes, hashes), len(self._order) - 1)
-        same = (self._hashes[at] == hashes) & (self._values.gather(at) == values).fill_null(False).to_numpy()
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    @property
+    def values(self) -> pl.Series:
+        """By rising hash."""
+        return self._values
+
+    def find(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
+        """Where in `values` each must be if it is there at all."""
+        return np.minimum(np.searchsorted(self._hashes, hashes), len(self) - 1).astype(np.uint32)
+
+    def codes(self, at: npt.NDArray[np.uint32], same: npt.NDArray[np.bool_]) -> Ints:
         return np.where(same, self._order[at], MISSING_CODE).astype(np.int32)
+
+    def __call__(self, values: pl.Series) -> Ints:
+        if len(self) == 0:
+            return np.full(len(values), MISSING_CODE, np.int32)
+        at = self.find(values.hash(self._seed).to_numpy())
+        return self.codes(at, (self._values[at] == values).fill_null(False).to_numpy())
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,14 +261,12 @@ class FittedField:
         return self.num_kept + 1
 
     @cached_property
-    def _lookup(self) -> _Lookup:
+    def lookup(self) -> _Lookup:
         return _Lookup(self.values)
 
     def codes(self, values: pl.Series) -> Ints:
         """Codes 0..n-1 of text values, `MISSING_CODE` for what is missing or unseen."""
-        return (
-            hash_codes(values, self.field.hash_buckets) if self.field.hash_buckets else self._lookup(values)
-        )
+        return hash_codes(values, self.field.hash_buckets) if self.field.hash_buckets else self.lookup(values)
 
     def ids(self, codes: Ints) -> Ints:
         return np.where(codes >= 0, codes + 1, np.where(codes == PAD_CODE, PAD, self.oov)).astype(np.int32)
@@ -343,29 +378,88 @@ class Encoder:
         ids_BW = np.empty((height, self.layout.num_columns), np.int32)
         values_BN = np.ones((height, self.layout.num_values), np.float32)
         missing, unseen = np.zeros((2, len(self.fields)), np.int64)
+        flat = {
+            i: pieces(block, fitted.field)
+            for i, fitted in enumerate(self.fields)
+            if fitted.field.kind == "multi"
+        }
+        texts = {
+            i: flat[i].values if i in flat else raw_categories(block, fitted.field, fitted.edges)
+            for i, fitted in enumerate(self.fields)
+            if not fitted.field.is_value
+        }
+        texts = self._as_text(texts)
+        codes = self._codes(texts)
         for i, (fitted, at) in enumerate(zip(self.fields, self.layout.fields, strict=True)):
-            field = fitted.field
-            if field.kind == "multi":
-                flat = pieces(block, field)
-                codes = fitted.codes(flat.values)
-                unseen[i] = np.count_nonzero((codes == MISSING_CODE) & flat.values.is_not_null().to_numpy())
-                ids = fitted.ids(flat.matrix(codes, field.width))
-                missing[i] = np.count_nonzero((ids == PAD).all(axis=1))
-            elif at.value_column is not None:
-                numbers = as_numbers(block, field)
-                absent = numbers.is_null().to_numpy()
-                ids = standardise(
-                    numbers.fill_null(0.0).to_numpy(), absent, fitted, values_BN[:, at.value_column]
-                )[:, None]
+            if at.value_column is not None:
+                numbers = _numbers(block, fitted.field)
+                absent = np.isnan(numbers)
+                filled = np.where(absent, 0.0, numbers)
+                ids = standardise(filled, absent, fitted, values_BN[:, at.value_column])[:, None]
                 missing[i] = np.count_nonzero(absent)
+            elif i in flat:
+                nulls = texts[i].null_count()
+                unseen[i] = np.count_nonzero(codes[i] == MISSING_CODE) - nulls
+                ids = fitted.ids(flat[i].matrix(codes[i], at.width))
+                missing[i] = np.count_nonzero((ids == PAD).all(axis=1))
             else:
-                text = categories(block, field, fitted.edges)
-                codes = fitted.codes(text)
-                missing[i] = text.null_count()
-                unseen[i] = np.count_nonzero(codes == MISSING_CODE) - missing[i]
-                ids = fitted.ids(codes)[:, None]
+                missing[i] = texts[i].null_count()
+                unseen[i] = np.count_nonzero(codes[i] == MISSING_CODE) - missing[i]
+                ids = fitted.ids(codes[i])[:, None]
             ids_BW[:, at.start : at.start + at.width] = ids + at.offset
         return Encoded(ids_BW, values_BN, missing, unseen)
+
+    # A call into polars costs more than its work on a few rows. So those of all fields go through it together.
+
+    def _as_text(self, raw: dict[int, pl.Series]) -> dict[int, pl.Series]:
+        """`as_text` of all fields: it changes nothing that it made, so what isn't text yet may meet it twice."""
+        groups: dict[tuple[str, ...], dict[int, pl.Series]] = {}
+        for i, series in raw.items():
+            absent = missing_categories(self.fields[i].field)
+            text = series if series.dtype == pl.String else as_text(series, absent)
+            groups.setdefault(absent, {})[i] = text
+        found: dict[int, pl.Series] = {}
+        for absent, group in groups.items():
+            found |= _split(as_text(_joined(group.values()), absent), group)
+        return {i: found[i] for i in raw}
+
+    def _codes(self, texts: dict[int, pl.Series]) -> dict[int, Ints]:
+        """`FittedField.codes` of all fields."""
+        joint = {i: text for i, text in texts.items() if i in self._joint_offsets}
+        found = {i: self.fields[i].codes(text) for i, text in texts.items() if i not in joint}
+        if not joint:
+            return found
+        text = _joined(joint.values())
+        ends = np.cumsum([len(part) for part in joint.values()])
+        hashes = np.split(text.hash(0).to_numpy(), ends[:-1])
+        places = [self.fields[i].lookup.find(own) for i, own in zip(joint, hashes, strict=True)]
+        offsets = [self._joint_offsets[i] for i in joint]
+        at = np.concatenate([place + offset for place, offset in zip(places, offsets, strict=True)])
+        same = np.split((self._joint_values[at] == text).fill_null(False).to_numpy(), ends[:-1])
+        for i, place, equal in zip(joint, places, same, strict=True):
+            found[i] = self.fields[i].lookup.codes(place, equal)
+        return found
+
+    @cached_property
+    def _joint_offsets(self) -> dict[int, np.uint32]:
+        """Where the vocabulary of a field begins in `_joint_values`; of those alone that are hashed by seed 0."""
+        offsets: dict[int, np.uint32] = {}
+        end = 0
+        for i, fitted in enumerate(self.fields):
+            if (
+                fitted.field.is_value
+                or fitted.field.hash_buckets
+                or not len(fitted.values)
+                or fitted.lookup.seed
+            ):
+                continue
+            offsets[i] = np.uint32(end)
+            end += len(fitted.values)
+        return offsets
+
+    @cached_property
+    def _joint_values(self) -> pl.Series:
+        return _joined(self.fields[i].lookup.values for i in self._joint_offsets)
 
     def save(self, directory: Path) -> list[dict[str, Any]]:
         """Write the vocabularies below `directory`; return the rest as plain JSON values."""
@@ -401,6 +495,17 @@ class Encoder:
                 )
             fields.append(fitted)
         return cls(schema, fields)
+
+
+def _joined(parts: Iterable[pl.Series]) -> pl.Series:
+    return pl.concat([part.alias("") for part in parts], rechunk=True)
+
+
+def _split(joined: pl.Series, like: dict[int, pl.Series]) -> dict[int, pl.Series]:
+    found, start = {}, 0
+    for i, part in like.items():
+        found[i], start = joined[start : start + len(part)], start + len(part)
+    return found
 
 
 def vocabulary_file(index: int) -> str:
