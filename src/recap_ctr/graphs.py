@@ -1,7 +1,7 @@
 """The exported graphs of an artifact, run by ONNX Runtime: no torch, any number of threads at once.
 
 A graph's inputs are `ids` and `values`, and each table of vectors under its name in the file of weights: tables are by
-far the largest part of a model, and all graphs share one copy of them (docs/decisions/0013).
+far the largest part of a model, and all graphs share one copy of them (docs/decisions/0015).
 Shapes: B rows, W id columns, N value columns, V table rows, d vector size.
 """
 
