@@ -10,7 +10,7 @@ from typing import Literal
 
 Kind = Literal["line", "points", "bars"]
 WIDTH, HEIGHT = 640, 380
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 78, 16, 12, 46
 # Okabe and Ito's colours, which colour-blind readers tell apart; the page's dark theme lightens some.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#555555")
 MARKS = ("circle", "square", "triangle", "diamond")
