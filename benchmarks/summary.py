@@ -1,6 +1,6 @@
-"""The numbers of README.md and docs/results.md, from the committed reports: `python -m benchmarks.summary` prints them.
+"""The numbers of README.md, docs/results.md and docs/deploy.md, from the committed reports.
 
-`--write` puts them there, between their markers; a test compares.
+`python -m benchmarks.summary` prints them; `--write` puts them there, between their markers; a test compares.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from recap_ctr.bench.tables import spread
 
 HERE = Path(__file__).parent
 README, RESULTS = HERE.parent / "README.md", HERE.parent / "docs" / "results.md"
+DEPLOY = HERE.parent / "docs" / "deploy.md"
 START, END = "<!-- {}: python -m benchmarks.summary --write -->", "<!-- end of {} -->"
 
 
@@ -144,6 +145,33 @@ def headline() -> list[str]:
     ]
 
 
+def graphs() -> list[str]:
+    """What `benchmarks.speed.onnx` printed last."""
+    found = load(HERE / "speed" / "results" / "onnx.json")
+    sizes = list(found["microseconds_per_row"])
+    lines = [
+        f"| time relative to the graph in 32 bits | {' | '.join(f'{int(size):,} rows' for size in sizes)} |",
+        f"|---|{'---|' * len(sizes)}",
+    ]
+    for model, by_size in found["torch_over_onnx"].items():
+        lines.append(f"| {model}: torch | {' | '.join(f'{by_size[size]:.2f}' for size in sizes)} |")
+        rounded = found["onnx_over_int8"][model]
+        lines.append(f"| {model}: int8 | {' | '.join(f'{1 / rounded[size]:.2f}' for size in sizes)} |")
+    times = found["microseconds_per_row"]
+    for model in found["torch_over_onnx"]:
+        own = " | ".join(f"{times[size][f'{model}, onnx']:,.1f} µs a row" for size in sizes)
+        lines.append(f"| {model}: the graph itself | {own} |")
+    rates = found["rows_per_second"]
+    return [
+        *lines,
+        "",
+        f"RECAP with 8 routes scores {found['recap_rows_per_second_over_five_fcns']:.2f} times the rows a second of"
+        f" five FCNs on the same engine ({rates['ours']:,} and {rates['five']:,}, 512 rows at a time), at"
+        f" {found['recap_cost_over_one_fcn']:.2f} of the cost of one ({found['threads']} thread,"
+        f" {found['machine']['processor']}).",
+    ]
+
+
 def measured() -> list[str]:
     return [*table("overview", "ml-1m"), "", *speed()]
 
@@ -152,6 +180,7 @@ BLOCKS = {
     "headline": (README, headline),
     "measured": (README, measured),
     "results": (RESULTS, results),
+    "graphs": (DEPLOY, graphs),
 }
 """Generated parts: the file, and what makes the lines."""
 

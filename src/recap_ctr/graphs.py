@@ -61,7 +61,7 @@ class Graphs:
     """All settings of an artifact that have a graph, ready to run."""
 
     def __init__(self, artifact: Artifact, threads: int) -> None:
-        self.settings = artifact.graphs
+        self.settings, self.threads = artifact.graphs, threads
         self._sessions: dict[Setting, Any] = {}
         for setting in self.settings:
             graph = artifact.read_graph(setting)

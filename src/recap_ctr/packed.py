@@ -72,7 +72,7 @@ class Eager:
     """Any setting of a model, by torch: single routes are folded into the weights once, when first asked for."""
 
     def __init__(self, model: PackedModel) -> None:
-        self.settings = model.dial
+        self.settings, self.threads = model.dial, torch.get_num_threads()
         self._model, self._ready = model, dict[Setting, nn.Module]()
         self._lock = Lock()
         self._module(self.settings[0])

@@ -53,6 +53,7 @@ class Backend(Protocol):
     """What runs a model: encoded rows to raw logits and their disagreement."""
 
     settings: tuple[Setting, ...]
+    threads: int
 
     def logits(
         self, setting: Setting, ids_BW: Ints, values_BN: Values
@@ -68,6 +69,8 @@ class Engine:
         self.calibration = artifact.calibration
         self.settings = backend.settings
         """What can be asked for, most accurate and most costly first; the first is the default."""
+        self.threads = backend.threads
+        """That work on one call."""
         # Vocabularies are sorted at their first use: now, and not at the first request.
         names = [fitted.field.name for fitted in self.encoder.fields]
         self.encode(pl.DataFrame({name: [None] for name in names}, dict.fromkeys(names, pl.String)))
