@@ -84,7 +84,8 @@ class Service:
             response, late = await self._score(request, start)
         except Problem as problem:
             self._count(problem.status)
-            log_refusal(status=problem.status, reason=problem.message[:200])
+            # What is wrong with a body may quote it: that is for the client alone.
+            log_refusal(status=problem.status, **({} if problem.status == 400 else {"reason": problem.message}))
             raise
         except ClientDisconnect:
             self._count(499)
@@ -108,9 +109,7 @@ class Service:
         version = self.version
         codec = version.codec
         asked = codec.from_json(body) if content_type == JSON else codec.from_arrow(body, content_type)
-        fixed = version.setting(
-            asked.routes or settings.get("routes"), asked.depth or settings.get("depth")
-        )
+        fixed = version.setting(asked.routes or settings.get("routes"), asked.depth or settings.get("depth"))
         wanted = asked.deadline_ms or settings.get("deadline_ms") or self.config.deadline_ms
         deadline = start + wanted / 1000
         columns = dict.fromkeys(SCORES, np.zeros(0))
@@ -137,7 +136,9 @@ class Service:
     async def _body(self, request: Request) -> bytes:
         limits = self.config.limits
         too_large = Problem(
-            413, f"the body is larger than {limits.body_bytes:,} bytes", fix="send the rows in several requests"
+            413,
+            f"the body is larger than {limits.body_bytes:,} bytes",
+            fix="send the rows in several requests",
         )
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) > limits.body_bytes:
@@ -239,7 +240,9 @@ class Service:
         return _json(document(self.version.codec, self.config, token=self.token is not None))
 
     async def page(self, _: Request) -> Response:
-        return Response(html(), media_type="text/html; charset=utf-8", headers={"content-security-policy": POLICY})
+        return Response(
+            html(), media_type="text/html; charset=utf-8", headers={"content-security-policy": POLICY}
+        )
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -297,7 +300,9 @@ def _content_type(request: Request) -> str:
     if kind not in (JSON, arrow.STREAM, arrow.FILE) or not plain or packed:
         what = f"content encoding {packed[:50]!r}" if packed else f"content type {given[:200]!r}"
         raise Problem(
-            415, f"{what} is not read here", fix=f"send {JSON}, {arrow.STREAM} or {arrow.FILE}, not compressed"
+            415,
+            f"{what} is not read here",
+            fix=f"send {JSON}, {arrow.STREAM} or {arrow.FILE}, not compressed",
         )
     return kind
 
@@ -343,7 +348,9 @@ async def _problem(_: Request, error: Exception) -> Response:
 
 async def _http_problem(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = _to_response(Problem(error.status_code, error.detail.lower(), fix="/openapi.json lists all addresses"))
+    response = _to_response(
+        Problem(error.status_code, error.detail.lower(), fix="/openapi.json lists all addresses")
+    )
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
     return response

@@ -27,7 +27,7 @@ _MAX_METADATA = 1 << 20
 _MAX_COLUMNS = 4096
 
 
-class _Broken(Exception):
+class _BrokenError(Exception):
     pass
 
 
@@ -38,7 +38,7 @@ def read(body: bytes, content_type: str, limits: Limits) -> pl.DataFrame:
             _check_file(body, limits)
             return pl.read_ipc(io.BytesIO(body))
         return pl.read_ipc_stream(io.BytesIO(body[: _check_stream(body, limits)]))
-    except _Broken as error:
+    except _BrokenError as error:
         reason = str(error)
     except (struct.error, *UNREADABLE):  # whose words tell a client nothing
         reason = "it is damaged"
@@ -60,24 +60,24 @@ def _check_stream(body: bytes, limits: Limits) -> int:
     at = rows = 0
     while at < len(body) and (message := _message(body, at)) is not None:
         if (message.kind == _SCHEMA) != (at == 0):
-            raise _Broken("it does not begin with its only schema")
+            raise _BrokenError("it does not begin with its only schema")
         if message.kind == _SCHEMA:
             _check_schema(message.metadata, message.header)
         else:
             rows = _count(message, rows, limits)
         at = message.end
     if at == 0:
-        raise _Broken("it is empty")
+        raise _BrokenError("it is empty")
     return at
 
 
 def _check_file(body: bytes, limits: Limits) -> None:
     """A file's footer says where its messages are."""
     if len(body) < 24 or not body.startswith(MAGIC) or not body.endswith(MAGIC):
-        raise _Broken("it is cut, or no file at all")
+        raise _BrokenError("it is cut, or no file at all")
     start = len(body) - 10 - _number("<I", body, len(body) - 10)
     if start < 8 or len(body) - start > _MAX_METADATA:
-        raise _Broken("its footer is damaged, or too long")
+        raise _BrokenError("its footer is damaged, or too long")
     footer = body[start:-10]
     table = _number("<I", footer, 0)
     schema = _field(footer, table, 1)
@@ -87,7 +87,7 @@ def _check_file(body: bytes, limits: Limits) -> None:
         for at in _vector(footer, _field(footer, table, number), 24):
             message = _message(body[:start], _number("<q", footer, at))
             if message is None or message.kind != kind:
-                raise _Broken("its footer is damaged")
+                raise _BrokenError("its footer is damaged")
             rows = _count(message, rows, limits)
 
 
@@ -104,23 +104,23 @@ class _Message(NamedTuple):
 def _message(body: bytes, at: int) -> _Message | None:
     """The message at a place; None for the mark of a stream's end."""
     if at < 0 or body[at : at + 4] != _CONTINUED:
-        raise _Broken("it is cut, or no stream at all")
+        raise _BrokenError("it is cut, or no stream at all")
     length = _number("<i", body, at + 4)
     if length == 0:
         return None
     if not 0 < length <= min(_MAX_METADATA, len(body) - at - 8):
-        raise _Broken("it is cut, or its metadata are too long")
+        raise _BrokenError("it is cut, or its metadata are too long")
     metadata = body[at + 8 : at + 8 + length]
     message = _number("<I", metadata, 0)
     kind = _number("<B", metadata, _field(metadata, message, 1))
     header = _field(metadata, message, 2)
     if kind not in (_SCHEMA, _DICTIONARY, _RECORDS) or not header:
-        raise _Broken(f"it holds a message of kind {kind}")
+        raise _BrokenError(f"it holds a message of kind {kind}")
     long = _field(metadata, message, 3)
     size = _number("<q", metadata, long) if long else 0
     end = at + 8 + length + size
     if not 0 <= size <= len(body) or end > len(body):
-        raise _Broken("it is cut")
+        raise _BrokenError("it is cut")
     return _Message(kind, metadata, header + _number("<I", metadata, header), size, end)
 
 
@@ -140,7 +140,7 @@ def _count(message: _Message, rows: int, limits: Limits) -> int:
 def _check_schema(metadata: bytes, table: int) -> None:
     columns = _vector(metadata, _field(metadata, table, 1), 4)
     if len(columns) > _MAX_COLUMNS:
-        raise _Broken(f"it has {len(columns):,} columns")
+        raise _BrokenError(f"it has {len(columns):,} columns")
     for at in columns:
         _check_type(metadata, at + _number("<I", metadata, at), 0)
 
@@ -149,7 +149,7 @@ def _check_type(metadata: bytes, table: int, depth: int) -> None:
     kind = _number("<B", metadata, _field(metadata, table, 2))
     children = _vector(metadata, _field(metadata, table, 5), 4)
     if kind not in _TYPES or depth > 1 or len(children) != (kind in _LISTS):
-        raise _Broken("a column is neither of numbers, text, Booleans, dates nor lists of these")
+        raise _BrokenError("a column is neither of numbers, text, Booleans, dates nor lists of these")
     for at in children:
         _check_type(metadata, at + _number("<I", metadata, at), depth + 1)
 
@@ -157,25 +157,25 @@ def _check_type(metadata: bytes, table: int, depth: int) -> None:
 def _check_batch(metadata: bytes, table: int, size: int, limits: Limits) -> int:
     """Rows of a batch whose buffers all lie within its `size` bytes."""
     if _field(metadata, table, 3):
-        raise _Broken("its buffers are compressed")
+        raise _BrokenError("its buffers are compressed")
     long = _field(metadata, table, 0)
     rows = _number("<q", metadata, long) if long else 0
     most = max(limits.rows, 8 * size)  # a Boolean takes one bit
     for at in _vector(metadata, _field(metadata, table, 1), 16):
         if not 0 <= _number("<q", metadata, at) <= most:
-            raise _Broken("a column claims more values than there are bytes")
+            raise _BrokenError("a column claims more values than there are bytes")
     for at in _vector(metadata, _field(metadata, table, 2), 16):
         offset, length = _number("<q", metadata, at), _number("<q", metadata, at + 8)
         if offset < 0 or length < 0 or offset + length > size:
-            raise _Broken("a buffer lies outside the body")
+            raise _BrokenError("a buffer lies outside the body")
     if rows < 0:
-        raise _Broken("a batch has fewer rows than none")
+        raise _BrokenError("a batch has fewer rows than none")
     return rows
 
 
 def _number(form: str, data: bytes, at: int) -> int:
     if at <= 0 and form != "<I":  # unpack_from would count from the end; no table begins at 0
-        raise _Broken("it is damaged")
+        raise _BrokenError("it is damaged")
     found: int = struct.unpack_from(form, data, max(at, 0))[0]
     return found
 
@@ -196,5 +196,5 @@ def _vector(data: bytes, at: int, width: int) -> range:
     start = at + _number("<I", data, at)
     count = _number("<I", data, start)
     if count * width > len(data) - start - 4:
-        raise _Broken("it is damaged")
+        raise _BrokenError("it is damaged")
     return range(start + 4, start + 4 + count * width, width)

@@ -33,7 +33,9 @@ class Pending:
     fixed: int | None
     """The setting it insists on."""
     deadline: float
-    answer: "asyncio.Future[Answer]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    answer: "asyncio.Future[Answer]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
     @property
     def rows(self) -> int:
@@ -64,7 +66,13 @@ class Batcher:
     """`done` is told each batch, on the event loop, after its requests have their answers."""
 
     def __init__(
-        self, *, dial: bool, batch_rows: int, max_requests: int, done: Callable[[Batch], None], log: Callable[..., None]
+        self,
+        *,
+        dial: bool,
+        batch_rows: int,
+        max_requests: int,
+        done: Callable[[Batch], None],
+        log: Callable[..., None],
     ) -> None:
         self._dial, self._batch_rows, self._max_requests = dial, batch_rows, max_requests
         self._done, self._log = done, log
@@ -85,9 +93,7 @@ class Batcher:
         with self._wake:
             return self._held, sum(pending.rows for pending in self._line)
 
-    async def score(
-        self, table: Table, version: Version, fixed: int | None, deadline: float
-    ) -> Answer:
+    async def score(self, table: Table, version: Version, fixed: int | None, deadline: float) -> Answer:
         """Join the line, and wait; raises Problem 429 if the deadline can't be kept."""
         self._admit(table.height, version, fixed, deadline)
         pending = Pending(table, version, fixed, deadline)
@@ -198,11 +204,16 @@ class Batcher:
                     return [], 0
             first = self._line[0]
             waiting = [
-                (p.rows, p.deadline - now - self._lag, None if p.fixed is None else p.version.costs.seconds(p.fixed, p.rows))
+                (
+                    p.rows,
+                    p.deadline - now - self._lag,
+                    None if p.fixed is None else p.version.costs.seconds(p.fixed, p.rows),
+                )
                 for p in self._line
                 if p.version is first.version
             ]
-            requests, rows = [], 0
+            requests: list[Pending] = []
+            rows = 0
             while self._line:
                 after = self._line[0]
                 if after.version is not first.version or after.fixed != first.fixed:
@@ -235,7 +246,9 @@ class Batcher:
                 problem = Problem(400, error.message, fix=error.fix)
             else:
                 self._log("scoring failed", level="error", reason=f"{type(error).__name__}: {error}")
-                problem = Problem(500, "scoring failed", fix="tell whoever runs this server; its log says more")
+                problem = Problem(
+                    500, "scoring failed", fix="tell whoever runs this server; its log says more"
+                )
             return Batch(version, setting, requests, rows, clock() - start, None), [problem]
         ready = clock()
         results: list[Answer | Problem] = []

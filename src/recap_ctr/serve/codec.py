@@ -6,7 +6,7 @@ its scores.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any
@@ -93,7 +93,7 @@ class Codec:
             raise Problem(400, "the body must hold either rows or columns", fix='send {"rows": [{...}, ...]}')
         if asked.rows is not None:
             height = len(asked.rows)
-            given = zip(*map(msgspec.structs.astuple, asked.rows), strict=True)
+            given: Iterable[Any] = zip(*map(msgspec.structs.astuple, asked.rows), strict=True)
         else:
             given, height = self._same_length(msgspec.structs.astuple(asked.columns))
         columns: dict[str, Values] = {}
@@ -133,7 +133,9 @@ class Codec:
                 for part, table in zip(parts, tables, strict=True)
             ]
             return pl.concat(whole) if len(whole) > 1 else whole[0]
-        lists = ([None] * table.height if part is None else part for part, table in zip(parts, tables, strict=True))
+        lists = (
+            [None] * table.height if part is None else part for part, table in zip(parts, tables, strict=True)
+        )
         return pl.Series(field.name, list(chain.from_iterable(lists)), dtype=kind)
 
     def _spread(self, context: Sequence[Any], columns: dict[str, Values], height: int) -> None:
@@ -151,7 +153,9 @@ class Codec:
             columns[name] = one.new_from_index(0, height) if isinstance(one, pl.Series) else [*one] * height
 
     def _same_length(self, given: Sequence[Any]) -> tuple[Sequence[Any], int]:
-        lengths = {name: len(values) for name, values in zip(self.fields, given, strict=True) if values is not None}
+        lengths = {
+            name: len(values) for name, values in zip(self.fields, given, strict=True) if values is not None
+        }
         if len(set(lengths.values())) > 1:
             first, height = next(iter(lengths.items()))
             other = next(name for name, length in lengths.items() if length != height)
@@ -169,9 +173,9 @@ class Codec:
                 return as_numbers(Block(series.to_frame(), 1, ORIGIN), field).rename(name)
             if field.kind == "multi" and isinstance(series.dtype, (pl.List, pl.Array)):
                 lists = series.cast(pl.List(series.dtype.inner))
-                if (most := lists.list.len().max()) is not None and int(str(most)) > self._limits.values:
-                    row = int(str(lists.list.len().arg_max())) + 1
-                    raise _too_long(name, row, f"{most} values, where {self._limits.values} are allowed")
+                long = (lists.list.len() > self._limits.values).fill_null(False).arg_true()
+                if len(long):
+                    raise _too_long(name, long[0] + 1, f"more than {self._limits.values:,} values")
                 self._text(name, lists.explode())  # for its checks
                 if lists.dtype == pl.List(pl.String):
                     return lists
@@ -192,8 +196,7 @@ class Codec:
         text = as_text(series)
         long = (text.str.len_chars() > self._limits.value_length).fill_null(False).arg_true()
         if len(long):
-            size = len(text[long[0]])
-            raise _too_long(name, long[0] + 1, f"{size:,} characters, where {self._limits.value_length:,} are allowed")
+            raise _too_long(name, long[0] + 1, f"more than {self._limits.value_length:,} characters")
         return text
 
     def _explain(self, error: Exception) -> Problem:
@@ -211,7 +214,8 @@ class Codec:
         fix = "see /openapi.json for what fits"
         if unknown:
             fix = "known are rows, columns, context, routes, depth and deadline_ms"
-        if "length <=" in said and at in ("$.rows", "$.columns"):
+        column = _COLUMN.match(at)
+        if "`array` of length <=" in said and (at == "$.rows" or (column and not column[2])):
             return Problem(413, f"more than {self._limits.rows:,} rows", fix="send them in several requests")
         return Problem(400, f"{_where(at)}: {said}", fix=fix)
 
@@ -236,22 +240,17 @@ def columns_of(scores: Scores, start: int, stop: int) -> dict[str, Floats]:
 
 
 def _request_type(fields: Sequence[Field], limits: Limits) -> type[msgspec.Struct]:
-    """A struct that holds just what may be sent: field f of the schema is its attribute number f."""
+    """A struct that holds just what may be sent: attribute f0 is the schema's first field, and so on."""
     text = Annotated[str, Meta(max_length=limits.value_length)]
-    value = text | int | float | bool | None
-    several = Annotated[list[value], Meta(max_length=limits.values)] | text | int | float | bool | None  # type: ignore[valid-type]
-    kinds = {"categorical": value, "numeric": float | text | None, "multi": several}
+    one = text | int | float | bool | None
+    several = Annotated[list[one], Meta(max_length=limits.values)] | text | int | float | bool | None
+    kinds: dict[str, Any] = {"categorical": one, "numeric": float | text | None, "multi": several}
     names = {f"f{number}": field.name for number, field in enumerate(fields)}
     options: dict[str, Any] = {"rename": names, "forbid_unknown_fields": True, "gc": False}
-    row = msgspec.defstruct(
-        "Row", [(at, kinds[field.kind], None) for at, field in zip(names, fields, strict=True)], **options
-    )
-    column: Callable[[Any], Any] = lambda kind: Annotated[list[kind], Meta(max_length=limits.rows)] | None  # noqa: E731
-    columns = msgspec.defstruct(
-        "Columns",
-        [(at, column(kinds[field.kind]), None) for at, field in zip(names, fields, strict=True)],
-        **options,
-    )
+    values = [(at, kinds[field.kind]) for at, field in zip(names, fields, strict=True)]
+    lists = [(at, Annotated[list[kind], Meta(max_length=limits.rows)]) for at, kind in values]  # type: ignore[valid-type]
+    row = msgspec.defstruct("Row", [(at, kind, None) for at, kind in values], **options)
+    columns = msgspec.defstruct("Columns", [(at, kind | None, None) for at, kind in lists], **options)
     count = Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None
     return msgspec.defstruct(
         "ScoreRequest",
@@ -327,7 +326,11 @@ def _where(at: str) -> str:
         row_number = f"row {int(column[2]) + 1}, " if column[2] else ""
         return f"{row_number}field {column[1]!r}"
     if at.startswith("$.context"):
-        return f"the context, field {at[len('$.context.') :]!r}" if len(at) > len("$.context.") else "the context"
+        return (
+            f"the context, field {at[len('$.context.') :]!r}"
+            if len(at) > len("$.context.")
+            else "the context"
+        )
     return at.removeprefix("$.") if at != "$" else "the body"
 
 

@@ -19,7 +19,10 @@ LATENCY = "recap_request_seconds"
 HELP = {
     "recap_requests_total": ("counter", "Requests to /score, by status of the answer."),
     "recap_rows_total": ("counter", "Rows scored, by setting of the dial."),
-    "recap_lowered_total": ("counter", "Answers for which the dial took a cheaper setting than the best one."),
+    "recap_lowered_total": (
+        "counter",
+        "Answers for which the dial took a cheaper setting than the best one.",
+    ),
     "recap_late_total": ("counter", "Answers that took longer than their deadline."),
     "recap_batches_total": ("counter", "Batches scored; several requests may share one."),
     "recap_busy_seconds_total": ("counter", "Time spent encoding and scoring."),
@@ -28,11 +31,17 @@ HELP = {
     LATENCY: ("histogram", "Time from a request's head to its answer, 200 only."),
     "recap_waiting_requests": ("gauge", "Requests accepted and not yet answered."),
     "recap_waiting_rows": ("gauge", "Their rows."),
-    "recap_worker_starts_total": ("counter", "Starts of workers: more than there are of them means that some died."),
+    "recap_worker_starts_total": (
+        "counter",
+        "Starts of workers: more than there are of them means that some died.",
+    ),
     "recap_swaps_total": ("counter", "Artifacts offered while serving, by outcome; each worker counts."),
     "recap_shadow_rows_total": ("counter", "Rows scored by an offered artifact beside the serving one."),
     "recap_uncounted_total": ("counter", "What was counted under names too long or too many to keep."),
-    "recap_shadow_difference_total": ("counter", "Sum over these rows of how far the probabilities are apart."),
+    "recap_shadow_difference_total": (
+        "counter",
+        "Sum over these rows of how far the probabilities are apart.",
+    ),
 }
 _UNCOUNTED = "recap_uncounted_total"
 _GAUGES = tuple(name for name, (kind, _) in HELP.items() if kind == "gauge")
@@ -107,8 +116,12 @@ def labelled(name: str, **labels: object) -> str:
     >>> labelled("recap_rows_total", routes=8, depth="full")
     'recap_rows_total{routes="8",depth="full"}'
     """
-    escaped = ((key, str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for key, value in labels.items())
-    return f"{name}{{{','.join(f'{key}=\"{value}\"' for key, value in escaped)}}}"
+    pairs = (f'{key}="{_escape(str(value))}"' for key, value in labels.items())
+    return name + "{" + ",".join(pairs) + "}"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def exposition(totals: dict[str, float], info: Sequence[str] = ()) -> str:

@@ -9,6 +9,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,14 +57,14 @@ class Costs:
 
 
 def measure(engine: Engine, rows: Callable[[int], pl.DataFrame], seconds: float) -> Costs:
-    """Time the engine at each setting and size; the time is divided among them, and each is run three times at least."""
+    """Time the engine at each setting and size, three times at least; `seconds` are divided among them."""
     share = seconds / (len(SIZES) * (len(engine.settings) + 1))
     costs = []
     frames = [rows(size) for size in SIZES]
-    encoding = [_median(lambda frame=frame: engine.encode(frame), share) for frame in frames]  # type: ignore[misc]
+    encoding = [_median(partial(engine.encode, frame), share) for frame in frames]
     encoded = [engine.encode(frame) for frame in frames]
     for setting in engine.settings:
-        scoring = [_median(lambda part=part: engine.score(part, setting), share) for part in encoded]  # type: ignore[misc]
+        scoring = [_median(partial(engine.score, part, setting), share) for part in encoded]
         whole = [one + other for one, other in zip(encoding, scoring, strict=True)]
         costs.append(tuple(max(whole[: at + 1]) for at in range(len(whole))))  # more rows never cost less
     return Costs(SIZES, tuple(costs))

@@ -18,7 +18,9 @@ _PROBLEM = {
 
 def document(codec: Codec, config: ServeConfig, *, token: bool) -> dict[str, Any]:
     """Precise: a body that fits is scored, unless load or its deadline forbids; one that doesn't is a 400."""
-    (schema,), components = msgspec.json.schema_components([codec.request_type], ref_template="#/components/schemas/{name}")
+    (schema,), components = msgspec.json.schema_components(
+        [codec.request_type], ref_template="#/components/schemas/{name}"
+    )
     asked = components["ScoreRequest"]
     settings = {name: asked["properties"][name] for name in ("context", "routes", "depth", "deadline_ms")}
     given = {}
@@ -39,10 +41,14 @@ def document(codec: Codec, config: ServeConfig, *, token: bool) -> dict[str, Any
         "/score": {
             "post": {
                 "summary": "Score rows",
-                "description": "Fields that are missing or null are scored as unknown; the context is added to every row.",
+                "description": "Missing and null are scored as unknown; the context is added to every row.",
                 "parameters": [
-                    _parameter("routes", "For Arrow; a JSON body can say it, too, and takes precedence.", number),
-                    _parameter("depth", "For Arrow; a JSON body can say it, too, and takes precedence.", number),
+                    _parameter(
+                        "routes", "For Arrow; a JSON body can say it, too, and takes precedence.", number
+                    ),
+                    _parameter(
+                        "depth", "For Arrow; a JSON body can say it, too, and takes precedence.", number
+                    ),
                     _parameter(
                         "deadline_ms",
                         "For Arrow; a JSON body can say it, too, and takes precedence.",
@@ -51,7 +57,10 @@ def document(codec: Codec, config: ServeConfig, *, token: bool) -> dict[str, Any
                 ],
                 "requestBody": {
                     "required": True,
-                    "content": {JSON: {"schema": {"oneOf": [_ref("ScoreRows"), _ref("ScoreColumns")]}}, **binary},
+                    "content": {
+                        JSON: {"schema": {"oneOf": [_ref("ScoreRows"), _ref("ScoreColumns")]}},
+                        **binary,
+                    },
                 },
                 "responses": {
                     "200": {
@@ -62,7 +71,9 @@ def document(codec: Codec, config: ServeConfig, *, token: bool) -> dict[str, Any
                         },
                     },
                     **_problems(400, 408, 413, 415),
-                    "429": _problem("Too busy to keep the deadline.", {"Retry-After": {"schema": {"type": "integer"}}}),
+                    "429": _problem(
+                        "Too busy to keep the deadline.", {"Retry-After": {"schema": {"type": "integer"}}}
+                    ),
                     **_problems(503),
                 },
             }
@@ -76,7 +87,12 @@ def document(codec: Codec, config: ServeConfig, *, token: bool) -> dict[str, Any
         "/": _get("A page to try the model on.", "text/html", {"type": "string"}),
     }
     paths["/vocabulary/{field}"]["get"]["parameters"] = [
-        {"name": "field", "in": "path", "required": True, "schema": {"type": "string", "enum": list(codec.fields)}},
+        {
+            "name": "field",
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "enum": list(codec.fields)},
+        },
         _parameter("prefix", "What the values begin with.", {"type": "string", "maxLength": 200}),
     ]
     found: dict[str, Any] = {
@@ -107,7 +123,12 @@ def _answers() -> dict[str, Any]:
     score = {name: {"type": "number"} for name in SCORES}
     row = {"type": "object", "properties": score, "required": list(SCORES), "additionalProperties": False}
     column = {name: {"type": "array", "items": {"type": "number"}} for name in SCORES}
-    columns = {"type": "object", "properties": column, "required": list(SCORES), "additionalProperties": False}
+    columns = {
+        "type": "object",
+        "properties": column,
+        "required": list(SCORES),
+        "additionalProperties": False,
+    }
     kinds = {"RowScores": ("rows", {"type": "array", "items": row}), "ColumnScores": ("columns", columns)}
     return {
         name: {

@@ -1,7 +1,7 @@
 """What the server answers instead of scores."""
 
 
-class Problem(Exception):
+class Problem(Exception):  # noqa: N818 (an answer, not a fault of ours)
     """A request that is not answered: its status, what is wrong with it, and what to do about it."""
 
     def __init__(

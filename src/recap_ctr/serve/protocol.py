@@ -9,7 +9,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from recap_ctr.serve.settings import Limits
 
 
-class _TooLarge(Exception):
+class _TooLargeError(Exception):
     pass
 
 
@@ -65,12 +65,14 @@ def limited(limits: Limits) -> type[HttpToolsProtocol]:
             self._named_bytes += size
             if self._named_bytes > limits.header_bytes:
                 self._refusal = 431, "the request's head is too large"
-                raise _TooLarge
+                raise _TooLargeError
 
         def _too_slow(self) -> None:
             self._timer = None
             if not self.transport.is_closing():
-                self._refuse(408, f"the request's head took longer than {limits.header_seconds:g} s to arrive")
+                self._refuse(
+                    408, f"the request's head took longer than {limits.header_seconds:g} s to arrive"
+                )
 
         def _stop_timer(self) -> None:
             if self._timer is not None:
@@ -79,7 +81,9 @@ def limited(limits: Limits) -> type[HttpToolsProtocol]:
 
         def _refuse(self, status: int, message: str) -> None:
             body = msgspec.json.encode({"error": message})
-            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(
+                body
+            )
             self.transport.write(STATUS_LINE[status] + head + body)
             self.transport.close()
 

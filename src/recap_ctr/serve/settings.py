@@ -1,15 +1,12 @@
 """What a server is told when it starts; it passes from the supervisor to the workers as JSON."""
 
 import ipaddress
-import os
-from pathlib import Path
 
 import msgspec
 
+from recap_ctr.access import TOKEN
 from recap_ctr.errors import InputError
 
-TOKEN = "RECAP_TOKEN"  # environment variable
-MIN_TOKEN = 16
 MEBI = 1 << 20
 
 
@@ -69,26 +66,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def read_token(file: Path | None) -> str | None:
-    """The bearer token, from a file or else from the environment; None if neither is given."""
-    if file is not None:
-        try:
-            token = file.read_text(encoding="utf-8").strip()
-        except UnicodeDecodeError:
-            raise InputError(f"{file} is not text", fix="put the token on its only line") from None
-        origin = str(file)
-    elif TOKEN in os.environ:
-        token, origin = os.environ[TOKEN].strip(), f"the environment variable {TOKEN}"
-    else:
-        return None
-    if len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
-        raise InputError(
-            f"the token in {origin} is no token: {MIN_TOKEN} or more printable ASCII characters, no blanks",
-            fix="make one with: openssl rand -hex 32",
-        )
-    return token
 
 
 def check_exposure(config: ServeConfig, token: str | None) -> None:

@@ -1,8 +1,8 @@
 """The supervisor: it holds the listening socket, keeps the workers alive, and decides which artifact serves.
 
-What serves is a snapshot, so that a worker that comes back finds the same bytes, whatever has become of the original. An
-offered artifact is loaded by every worker; only when all of them take it does it serve. SIGHUP offers what stands at the
-path now, SIGUSR1 goes back to the version before, SIGTERM and SIGINT finish what was accepted.
+What serves is a snapshot, so that a worker that comes back finds the same bytes, whatever has become of the original.
+An offered artifact is loaded by every worker; only when all of them take it does it serve. SIGHUP offers what stands at
+the path now, SIGUSR1 goes back to the version before, SIGTERM and SIGINT finish what was accepted.
 """
 
 import os
@@ -91,8 +91,7 @@ class Supervisor:
             self._catch_signals()
             self._current = self._take_snapshot()
             self._offered = self._seen = _signature(_inside(self._artifact))
-            for slot in range(self._config.workers):
-                self._start(slot)
+            self._start(0)  # the others follow once it has measured what settings cost
             while not self._stopping:
                 self._step()
         finally:
@@ -136,7 +135,8 @@ class Supervisor:
             end.setblocking(False)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         self._before = {
-            number: signal.signal(number, lambda number, _: self._signals.append(number)) for number in _SIGNALS
+            number: signal.signal(number, lambda number, _: self._signals.append(number))
+            for number in _SIGNALS
         }
         self._selector.register(self._wakeup, selectors.EVENT_READ)
 
@@ -198,13 +198,21 @@ class Supervisor:
         offer = self._offer
         if said["did"] == "ready":
             child.is_ready, self._failures = True, 0
-            log("worker ready", slot=child.slot, worker=child.process.pid, model=said["model"], seconds=said["seconds"])
+            log(
+                "worker ready",
+                slot=child.slot,
+                worker=child.process.pid,
+                model=said["model"],
+                seconds=said["seconds"],
+            )
             if child.snapshot != self._current:  # it was overtaken by a swap while it started
                 child.control.shutdown(socket.SHUT_WR)
             elif not self._model:
                 self._models[child.snapshot] = said["model"]
                 log("serving", address=self.address, model=self._model, workers=self._config.workers)
                 self._ready(self.address, self._model)
+                for slot in range(1, self._config.workers):
+                    self._start(slot)
             if offer is not None:
                 offer.undecided.add(child.slot)
                 child.tell(do="load", number=offer.number, path=str(offer.snapshot))
@@ -310,7 +318,11 @@ class Supervisor:
     def _record(self, outcome: str, **details: Any) -> None:
         level = "warning" if outcome == "refused" else "info"
         log(outcome, level=level, **details)
-        self._history = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "outcome": outcome, **details}
+        self._history = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "outcome": outcome,
+            **details,
+        }
 
     def _take_snapshot(self) -> Path:
         self._number += 1
@@ -369,7 +381,9 @@ def _inside(path: Path) -> Path:
 def _copy(source: Path, into: Path) -> None:
     """Plain files of a directory and of those right below it; nothing that leads elsewhere is followed."""
     if not (source / "manifest.json").is_file():
-        raise InputError(f"{source} holds no artifact", fix="give a directory that `recap train` or `recap fit` wrote")
+        raise InputError(
+            f"{source} holds no artifact", fix="give a directory that `recap train` or `recap fit` wrote"
+        )
     into.mkdir()
     for entry in sorted(source.resolve().iterdir()):
         mode = entry.lstat().st_mode

@@ -69,7 +69,9 @@ def load(path: Path, config: ServeConfig, costs: Path, seconds: float) -> Versio
     frame = sample_rows(engine.encoder, PROBE_ROWS)
     encoded = engine.encode(frame)
     for setting in engine.settings:
-        _check_finite(engine.score(encoded, setting).probability_B, f"at routes {setting.routes}, depth {setting.depth}")
+        _check_finite(
+            engine.score(encoded, setting).probability_B, f"at routes {setting.routes}, depth {setting.depth}"
+        )
     known = costs / f"costs-{name}.json"
     if known.exists():
         found = Costs.from_dict(msgspec.json.decode(known.read_bytes()))
@@ -79,7 +81,9 @@ def load(path: Path, config: ServeConfig, costs: Path, seconds: float) -> Versio
         partial.write_bytes(msgspec.json.encode(found.to_dict()))
         partial.replace(known)
     card = path / CARD
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() and not card.is_symlink() else ""
+    text = (
+        card.read_text(encoding="utf-8", errors="replace") if card.is_file() and not card.is_symlink() else ""
+    )
     return Version(
         name, engine, Codec(engine.encoder, config.limits), found, text, time.perf_counter() - start
     )
@@ -95,7 +99,9 @@ def sample_rows(encoder: Encoder, count: int) -> pl.DataFrame:
             low, high = (fitted.edges[0], fitted.edges[-1]) if fitted.edges else (0.0, 2.0 * fitted.scale)
             drawn = pl.Series(field.name, np.linspace(low, high, count) if count > 1 else np.array([low]))
         elif len(fitted.values):
-            drawn = fitted.values.gather((places * (2 * number + 3)) % min(len(fitted.values), 1000)).alias(field.name)
+            drawn = fitted.values.gather((places * (2 * number + 3)) % min(len(fitted.values), 1000)).alias(
+                field.name
+            )
         else:
             drawn = pl.Series(field.name, [f"{number}-{place}" for place in places], dtype=pl.String)
         columns.append(drawn.set(pl.Series(places == 0), None))
@@ -157,7 +163,11 @@ def about(version: Version, history: dict[str, Any]) -> dict[str, Any]:
         ],
         "settings": [
             describe_setting(setting)
-            | {"milliseconds": {str(rows): round(1000 * version.costs.seconds(at, rows), 3) for rows in (1, 100, 500)}}
+            | {
+                "milliseconds": {
+                    str(rows): round(1000 * version.costs.seconds(at, rows), 3) for rows in (1, 100, 500)
+                }
+            }
             | {"quality": _quality(manifest, setting)}
             for at, setting in enumerate(version.engine.settings)
         ],

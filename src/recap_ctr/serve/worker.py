@@ -1,6 +1,6 @@
 """One worker: an engine, an event loop, and a line to the supervisor that it can't outlive.
 
-    python -m recap_ctr.serve.worker    (by the supervisor alone: file descriptors and settings come from it)
+python -m recap_ctr.serve.worker    (by the supervisor alone: file descriptors and settings come from it)
 """
 
 import gc
@@ -23,7 +23,7 @@ from recap_ctr.serve.protocol import limited
 from recap_ctr.serve.settings import ServeConfig
 from recap_ctr.serve.versions import Version, check_fits, load, shadow
 
-
+KEEP_ALIVE_SECONDS = 75
 BESIDE_SECONDS = 0.2  # to time an engine while another one serves
 
 
@@ -56,7 +56,27 @@ class Held:
         return load(Path(path), self._start.config, Path(self._start.state), seconds)
 
 
+def make_server(service: Service, config: ServeConfig) -> uvicorn.Server:
+    return uvicorn.Server(
+        uvicorn.Config(
+            make_app(service),
+            http=limited(config.limits),
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=config.limits.connections,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=max(1, int(config.grace_seconds)),
+            backlog=2048,
+        )
+    )
+
+
 class Worker:
+    """`orders` are the lines of the supervisor, after the first one."""
+
     def __init__(
         self, start: Start, control: socket.socket, orders: Iterable[bytes], listener: socket.socket
     ) -> None:
@@ -64,22 +84,7 @@ class Worker:
         self._held = Held(start)
         self._counters = Counters(Path(start.state) / f"counters-{start.slot:03d}.bin")
         self._service = Service(start.config, self._held, self._counters, start.token)
-        config, limits = start.config, start.config.limits
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                make_app(self._service),
-                http=limited(limits),
-                ws="none",
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                limit_concurrency=limits.connections,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=max(1, int(config.grace_seconds)),
-                backlog=2048,
-            )
-        )
+        self._server = make_server(self._service, start.config)
 
     def run(self) -> int:
         try:
@@ -120,7 +125,9 @@ class Worker:
                 try:
                     found = self._try(order["path"])
                 except Exception as error:  # whatever is wrong with it, the serving one goes on
-                    reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+                    reason = (
+                        str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+                    )
                     self._say(did="refused", number=order["number"], reason=reason)
                 else:
                     self._say(did="loaded", number=order["number"], **found)
@@ -136,7 +143,9 @@ class Worker:
                 held.history = order["history"]
                 self._counters.add(labelled("recap_swaps_total", outcome="refused"))
             case "rollback":
-                if held.previous is None:  # it could not be loaded again here: start anew, with what serves now
+                if (
+                    held.previous is None
+                ):  # it could not be loaded again here: start anew, with what serves now
                     self._server.should_exit = True
                 held.current, held.previous = held.previous or held.current, held.current
                 held.history = order["history"]
