@@ -92,7 +92,9 @@ def load(path: Path, threads: int) -> FakeEngine:
     """The loader that tests give to workers."""
     manifest = json.loads((path / "manifest.json").read_bytes())
     if manifest.get("broken") == "checksum":
-        raise InputError(f"{path}/model is damaged: it differs from its checksum", fix="copy the artifact again")
+        raise InputError(
+            f"{path}/model is damaged: it differs from its checksum", fix="copy the artifact again"
+        )
     return FakeEngine(manifest)
 
 

@@ -81,7 +81,9 @@ class Address(NamedTuple):
         return f"http://127.0.0.1:{self.port}"
 
 
-def version_of(engine: Engine, config: ServeConfig, name: str = "test", costs: Costs | None = None) -> Version:
+def version_of(
+    engine: Engine, config: ServeConfig, name: str = "test", costs: Costs | None = None
+) -> Version:
     """A version whose settings cost next to nothing, unless told otherwise."""
     free = Costs((1, 512), tuple((1e-6, 1e-4) for _ in engine.settings))
     return Version(name, engine, Codec(engine.encoder, config.limits), costs or free, "# a card", 0.0)
@@ -96,7 +98,9 @@ def within(
     with tempfile.TemporaryDirectory() as state, socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         serving = Fixed(version_of(engine, config, costs=costs))
-        server = make_server(Service(config, serving, Counters(Path(state) / "counters-000.bin"), token), config)
+        server = make_server(
+            Service(config, serving, Counters(Path(state) / "counters-000.bin"), token), config
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -23,9 +23,15 @@ ENCODER = fake_encoder()
 LIMITS = Limits(rows=20, value_length=50, values=6)
 CODEC = Codec(ENCODER, LIMITS)
 
-text = st.sampled_from(["a", "b", "c.com", "7", "7.0", "true", "True", "", "new", "ünïcode", str(10**17), "x|y", "-1"])
-scalar = st.one_of(text, st.integers(-(10**20), 10**20), st.booleans(), st.sampled_from([7.0, 0.5, 1e-7, 3.0]))
-numbers = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["5", " 7.5 ", "1e3", ""]))
+text = st.sampled_from(
+    ["a", "b", "c.com", "7", "7.0", "true", "True", "", "new", "ünïcode", str(10**17), "x|y", "-1"]
+)
+scalar = st.one_of(
+    text, st.integers(-(10**20), 10**20), st.booleans(), st.sampled_from([7.0, 0.5, 1e-7, 3.0])
+)
+numbers = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["5", " 7.5 ", "1e3", ""])
+)
 tags = st.one_of(
     st.lists(st.one_of(st.none(), st.sampled_from(["x", "y", "new", "", 1, 1.0])), max_size=6),
     st.sampled_from(["x", "x|y|z|x", "", "|", "new|x"]),
@@ -58,7 +64,8 @@ def reference(rows: list[dict[str, Any]]) -> Encoded:
         return "|".join(written(one) or "" for one in value)
 
     columns = [
-        pl.Series(field.name, [cell(row.get(field.name)) for row in rows], dtype=pl.String) for field in FIELDS
+        pl.Series(field.name, [cell(row.get(field.name)) for row in rows], dtype=pl.String)
+        for field in FIELDS
     ]
     return ENCODER.encode(Block(pl.DataFrame(columns), 1, "reference"))
 
@@ -73,7 +80,9 @@ def assert_same(one: Encoded, other: Encoded) -> None:
 
 
 def by_columns(rows: list[dict[str, Any]]) -> bytes:
-    return json.dumps({"columns": {field.name: [row.get(field.name) for row in rows] for field in FIELDS}}).encode()
+    return json.dumps(
+        {"columns": {field.name: [row.get(field.name) for row in rows] for field in FIELDS}}
+    ).encode()
 
 
 def to_arrow(rows: list[dict[str, Any]], kind: str) -> bytes:
@@ -119,7 +128,9 @@ def test_joined_requests_are_their_rows_in_order(requests: list[list[dict[str, A
 
 @settings(max_examples=40, deadline=None)
 @given(rows_of, st.sampled_from(FIELDS), st.data())
-def test_a_context_is_the_same_as_its_value_in_every_row(rows: list[dict[str, Any]], field: Any, data: Any) -> None:
+def test_a_context_is_the_same_as_its_value_in_every_row(
+    rows: list[dict[str, Any]], field: Any, data: Any
+) -> None:
     value = data.draw(values[field.kind])
     bare = [{name: cell for name, cell in row.items() if name != field.name} for row in rows]
     sent = CODEC.from_json(json.dumps({"rows": bare, "context": {field.name: value}}).encode())
@@ -129,7 +140,10 @@ def test_a_context_is_the_same_as_its_value_in_every_row(rows: list[dict[str, An
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ('{"rows": [{"site": "a"}, {"sight": "a"}]}', ["row 2", "no field 'sight'", "fields are site, user id"]),
+        (
+            '{"rows": [{"site": "a"}, {"sight": "a"}]}',
+            ["row 2", "no field 'sight'", "fields are site, user id"],
+        ),
         ('{"columns": {"sight": ["a"]}}', ["no field 'sight'"]),
         ('{"context": {"sight": "a"}, "rows": []}', ["no field 'sight'"]),
         ('{"rows": [{}, {"site": {"a": 1}}]}', ["row 2", "field 'site'", "object"]),

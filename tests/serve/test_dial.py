@@ -17,7 +17,9 @@ lines = st.lists(
 
 
 def test_costs_are_linear_between_and_beyond_their_sizes() -> None:
-    assert [COSTS.seconds(0, rows) for rows in (0, 1, 10, 55, 100, 200)] == pytest.approx([0, 1, 2, 6.5, 11, 21])
+    assert [COSTS.seconds(0, rows) for rows in (0, 1, 10, 55, 100, 200)] == pytest.approx(
+        [0, 1, 2, 6.5, 11, 21]
+    )
     assert COSTS.cheapest == 2
     assert Costs.from_dict(COSTS.to_dict()) == COSTS
     # Three batches of ten, and a rest of five.
