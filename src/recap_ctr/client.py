@@ -7,9 +7,9 @@ import http.client
 import io
 import json
 import random
+import re
 import ssl
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -95,10 +95,18 @@ class Client:
             self._fields = [field["name"] for field in self.model()["fields"]]
         return self._fields
 
-    def score(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Probability, logit, raw_logit and disagreement of each row; columns that are no fields stay here."""
+    def score(self, frame: pl.DataFrame, first_row: int = 1) -> pl.DataFrame:
+        """Probability, logit, raw_logit and disagreement of each row; columns that are no fields stay here.
+
+        Errors count rows from `first_row`.
+        """
         given = frame.select([name for name in self.fields if name in frame.columns])
-        parts = [self._score(part) for part in _chunks(given, self._chunk_rows)]
+        parts = []
+        for start in range(0, max(given.height, 1), self._chunk_rows):
+            try:
+                parts.append(self._score(given.slice(start, self._chunk_rows)))
+            except InputError as error:  # which counts the rows of its request
+                raise InputError(_recounted(error.message, start + first_row - 1), fix=error.fix) from None
         return pl.concat(parts)
 
     def _score(self, part: pl.DataFrame) -> pl.DataFrame:
@@ -184,7 +192,7 @@ def score_rows(
                     f"{block.origin} has none of the model's fields",
                     fix=f"fields are {', '.join(client.fields[:40])}",
                 )
-            scores = client.score(block.frame)
+            scores = client.score(block.frame, block.first_row)
             for name in scores.columns:
                 if name in columns:
                     raise InputError(
@@ -195,9 +203,13 @@ def score_rows(
     return list(unused), list(absent)
 
 
-def _chunks(frame: pl.DataFrame, rows: int) -> Iterator[pl.DataFrame]:
-    for start in range(0, max(frame.height, 1), rows):
-        yield frame.slice(start, rows)
+def _recounted(message: str, before: int) -> str:
+    """A message about a row of one request, as one about a row of all that is sent.
+
+    >>> _recounted("row 2, field 'price': 'cheap' is not a number", 1000)
+    "row 1002, field 'price': 'cheap' is not a number"
+    """
+    return re.sub(r"\brow (\d+)", lambda found: f"row {int(found[1]) + before}", message, count=1)
 
 
 def _reason(status: int, answer: bytes) -> str:

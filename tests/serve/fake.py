@@ -1,7 +1,7 @@
 """An engine without a model: it loads in no time, scores by arithmetic, and takes just the time it is told to.
 
-Its artifact is a manifest: `seed` decides the scores, `row_us` is the time of a row at the best setting, `start_us` that of
-a batch, and `broken` says how it is damaged.
+Its artifact is a manifest: `seed` decides the scores, `row_us` is the time of a row at the best setting, `start_us`
+that of a batch, and `broken` says how it is damaged.
 """
 
 import json

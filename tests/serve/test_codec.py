@@ -201,26 +201,29 @@ def test_arrow_rows_end_at_their_limit(kind: str) -> None:
     assert error.value.status == 413
 
 
-def test_values_end_at_their_limits() -> None:
-    most, several = LIMITS.value_length, LIMITS.values
-    for field, fits, long in (
-        ("site", "s" * most, "s" * (most + 1)),
-        ("tags", ["t"] * several, ["t"] * (several + 1)),
-        ("tags", ["t" * most], ["t" * (most + 1)]),
-    ):
-        for value, right in ((fits, True), (long, False)):
-            ways = (
-                lambda value=value: CODEC.from_json(json.dumps({"rows": [{}, {field: value}]}).encode()),
-                lambda value=value: CODEC.from_arrow(
-                    arrow.write(pl.DataFrame({field: [None, value]}), arrow.STREAM), arrow.STREAM
-                ),
-            )
-            for way in ways:
-                if right:
-                    assert way().table.height == 2
-                else:
-                    with pytest.raises(Problem, match=f"row [12], field '{field}"):
-                        way()
+MOST, SEVERAL = LIMITS.value_length, LIMITS.values
+
+
+@pytest.mark.parametrize(
+    ("field", "fits", "long"),
+    [
+        ("site", "s" * MOST, "s" * (MOST + 1)),
+        ("tags", ["t"] * SEVERAL, ["t"] * (SEVERAL + 1)),
+        ("tags", ["t" * MOST], ["t" * (MOST + 1)]),
+    ],
+)
+def test_values_end_at_their_limits(field: str, fits: Any, long: Any) -> None:
+    def as_json(value: Any) -> int:
+        return CODEC.from_json(json.dumps({"rows": [{}, {field: value}]}).encode()).table.height
+
+    def as_arrow(value: Any) -> int:
+        body = arrow.write(pl.DataFrame({field: [None, value]}), arrow.STREAM)
+        return CODEC.from_arrow(body, arrow.STREAM).table.height
+
+    for way in (as_json, as_arrow):
+        assert way(fits) == 2
+        with pytest.raises(Problem, match=f"row 2, field '{field}"):
+            way(long)
 
 
 @pytest.mark.parametrize(

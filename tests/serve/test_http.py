@@ -177,6 +177,8 @@ def test_metrics_count_what_happened() -> None:
 def test_a_token_is_wanted_everywhere_but_for_health_and_page() -> None:
     with within(FakeEngine({}), SMALL, token=TOKEN) as address:
         right = f"Bearer {TOKEN}"
+        wrong = (TOKEN, right + "x", right[:-1], f"Basic {TOKEN}", right.lower())
+        heads: list[dict[str, str]] = [{}, *({"authorization": text} for text in wrong)]
         for path in (
             "/model",
             "/metrics",
@@ -186,9 +188,8 @@ def test_a_token_is_wanted_everywhere_but_for_health_and_page() -> None:
             "/score",
             "//model",
         ):
-            for given_header in ({}, {"authorization": TOKEN}, {"authorization": right + "x"}, {"authorization": right[:-1]},
-                          {"authorization": f"Basic {TOKEN}"}, {"authorization": right.lower()}):  # fmt: skip
-                answer = address.ask("POST" if path == "/score" else "GET", path, headers=given_header)
+            for head in heads:
+                answer = address.ask("POST" if path == "/score" else "GET", path, headers=head)
                 assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer"
         for path in ("/", "/health/live", "/health/ready"):
             assert address.ask("GET", path).status == 200
@@ -251,9 +252,14 @@ def test_heads_end_at_their_limit_and_in_time(fake: Address) -> None:
 
 
 def test_what_is_no_http_is_a_400(fake: Address) -> None:
-    for junk in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
-                 b"POST /score HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
-                 b"POST /score HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"):  # fmt: skip
+    post = b"POST /score HTTP/1.1\r\n"
+    for junk in (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"hello\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        post + b"content-length: -1\r\n\r\n",
+        post + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    ):
         assert fake.raw(junk).startswith(b"HTTP/1.1 400")
 
 
@@ -345,17 +351,17 @@ def test_a_tight_deadline_lowers_the_dial_and_says_so() -> None:
 
 
 def test_under_load_the_dial_goes_down_and_then_requests_are_refused() -> None:
-    requests: list[dict[str, Any]] = [{"rows": [ROW]}] * 60
-    with within(FakeEngine(SLOW), ServeConfig(artifact="", deadline_ms=200), costs=SLOW_COSTS) as address:
+    requests: list[dict[str, Any]] = [{"rows": [ROW] * 5}] * 60  # 1.2 s of work at the cheapest setting
+    with within(FakeEngine(SLOW), ServeConfig(artifact="", deadline_ms=400), costs=SLOW_COSTS) as address:
         found = at_once(address, requests)
         refused = [(answer, seconds) for answer, seconds in found if answer.status == 429]
         scored = [(answer, seconds) for answer, seconds in found if answer.status == 200]
-        assert len(refused) + len(scored) == 60 and len(scored) >= 8 and len(refused) >= 10
-        assert {answer.json()["routes"] for answer, _ in scored} > {1}
+        assert len(refused) + len(scored) == 60 and len(scored) >= 5 and len(refused) >= 5
+        assert scored[0][0].json()["routes"] > 1 and scored[-1][0].json()["lowered"]
         assert all(int(answer.headers["retry-after"]) >= 1 for answer, _ in refused)
         assert np.median([seconds for _, seconds in refused]) < 0.1
-        assert np.quantile([seconds for _, seconds in scored], 0.9) < 0.5
-        after = address.score({"rows": [ROW], "deadline_ms": 1000}).json()
+        assert np.quantile([seconds for _, seconds in scored], 0.9) < 0.6
+        after = address.score({"rows": [ROW], "deadline_ms": 2000}).json()
         assert after["routes"] == 8, "it recovers at once"
 
 

@@ -97,7 +97,7 @@ function show(answers) {
   const best = answers[0];
   const low = sigmoid(best.logit - 2 * best.disagreement), high = sigmoid(best.logit + 2 * best.disagreement);
   const said = best.disagreement > 0
-    ? `Between ${number(low, 4)} and ${number(high, 4)} for nearly all of its routes, which disagree by ${number(best.disagreement, 4)}.`
+    ? `About ${number(low, 4)} to ${number(high, 4)} for nearly all of its routes, whose logits differ by ${number(best.disagreement, 4)}.`
     : "One route: nothing to disagree about.";
   by("result").replaceChildren(
     element("p", number(best.probability, 4), { class: "answer", id: "probability" }),
@@ -119,7 +119,7 @@ function show(answers) {
 
 // Charts in the manner of the reports: plain SVG in the page's own colours.
 function chart(figure, title, labels, series, digits) {
-  const W = 640, H = 220, L = 64, R = 16, T = 12, B = 30;
+  const W = 640, H = 220, L = 64, R = series[0].points ? 16 : 34, T = 12, B = 30;
   const all = series.flatMap((s) => [...s.y, ...(s.low ?? []), ...(s.high ?? [])]).filter(Number.isFinite);
   if (!all.length) { figure.replaceChildren(); return; }
   let low = Math.min(...all), high = Math.max(...all);
