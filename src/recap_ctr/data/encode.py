@@ -53,10 +53,11 @@ def as_text(series: pl.Series, missing: Sequence[str] = ()) -> pl.Series:
         raise InputError(f"column {series.name!r} is of type {series.dtype}, which holds no categories")
     elif series.dtype != pl.String:
         series = series.cast(pl.String)
-    else:  # both, lest a value's spelling depend on its neighbours
-        if series.str.ends_with(".0").any():  # whole numbers that passed through a float on their way to a text file
+    else:
+        # Whole numbers that passed through a float on their way to a text file; and as Python writes what is true.
+        if series.str.ends_with(".0").any():
             series = series.str.replace(r"^(-?[0-9]{1,15})\.0$", "$1")
-        if (spelled := series.is_in(["True", "False"])).any():  # as Python writes them
+        if (spelled := (series == "True") | (series == "False")).any():
             series = series.zip_with(~spelled.fill_null(False), series.str.to_lowercase())
     for value in ("", *missing):
         same = series == value
