@@ -32,7 +32,7 @@ class Answers:
         self.status.append(status)
 
     def milliseconds(self, status: int = 200) -> Floats:
-        return 1000 * np.array(self.seconds)[np.array(self.status, np.int64) == status]
+        return np.asarray(1000 * np.array(self.seconds)[np.array(self.status, np.int64) == status])
 
 
 class Connection(asyncio.Protocol):

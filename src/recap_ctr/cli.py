@@ -1120,6 +1120,98 @@ def predict(
 
 
 @app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="An artifact, a run, or prepared data.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say what a directory of ours is and what is in it.
+
+    Example: recap inspect run/artifact
+    """
+    from recap_ctr.data.shards import read_manifest
+    from recap_ctr.storage import read_json
+
+    manifest_file = path / "manifest.json"
+    found = read_json(manifest_file) if manifest_file.is_file() else None
+    if isinstance(found, dict) and found.get("kind") == "prepared data":
+        manifest = read_manifest(path)
+        if as_json:
+            _print_json(manifest)
+            return
+        typer.echo(f"prepared data {path}, fingerprint {manifest['fingerprint']}")
+        _table(
+            ["split", "rows", "clicked"],
+            [[k, f"{s['rows']:,}", f"{s['positives']:,}"] for k, s in manifest["splits"].items()],
+        )
+        _table(["field", "vocabulary"], [[f["name"], f"{f['size']:,}"] for f in manifest["fields"]])
+        return
+    _training()
+    from recap_ctr.artifact import load_artifact
+
+    artifact = load_artifact(path)
+    manifest = artifact.manifest
+    if as_json:
+        _print_json(manifest)
+        return
+    about = manifest["data"]
+    typer.echo(
+        f"artifact {path}: {artifact.name}, {manifest['parameters']:,} parameters, every file as its checksum says"
+    )
+    typer.echo(f"trained on {about['rows']:,} rows of {about['name']} (fingerprint {about['fingerprint']})")
+    _figures_table(manifest["metrics"], None)
+    fields = zip(artifact.encoder.fields, artifact.encoder.layout.fields, strict=True)
+    _table(
+        ["field", "kind", "values"],
+        [[at.name, fitted.field.kind, f"{fitted.num_kept:,}"] for fitted, at in fields],
+    )
+
+
+@app.command()
+def synthetic(
+    out: Annotated[Path, typer.Option("--out", help="File to write (.csv, .tsv, .parquet, .arrow).")],
+    rows: Annotated[int, typer.Option("--rows", min=2, help="How many rows.")] = 150_000,
+    fields: Annotated[int, typer.Option("--fields", min=3, help="How many fields.")] = 7,
+    bayes: Annotated[
+        bool, typer.Option("--bayes", help="Keep each row's true logit, as column bayes_logit.")
+    ] = False,
+    seed: Seed = 1,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Draw synthetic clicks with planted interactions, whose best possible logloss and AUC are known.
+
+    Example: recap synthetic --rows 1000000 --out clicks.csv
+    """
+    from dataclasses import asdict
+
+    from recap_ctr.data.sink import open_sink
+    from recap_ctr.data.synthetic import FORMAT, SyntheticConfig, SyntheticData
+    from recap_ctr.storage import is_made, record
+
+    drawn = SyntheticData(SyntheticConfig(rows=rows, num_fields=fields, seed=seed))
+    inputs = {**asdict(drawn.config), "format": FORMAT, "bayes": bayes}
+    if is_made(out, inputs, force=force):
+        _report_made(out, as_json, quiet)
+        return
+    with open_sink(out) as sink:
+        for block in drawn.blocks():
+            sink.write(block if bayes else block.drop("bayes_logit"))
+    record(out, inputs)
+    best = asdict(drawn.bayes())
+    if as_json:
+        _print_json({"out": str(out), "rows": rows, "bayes": best})
+        return
+    _tell(quiet, f"{out}: {rows:,} rows, {best['base_rate']:.1%} clicked.")
+    _tell(
+        quiet,
+        f"The best possible model scores AUC {best['auc']:.4f} and logloss {best['logloss']:.4f};"
+        f" the base rate {best['base_logloss']:.4f}.",
+    )
+
+
+@app.command()
 def serve(
     artifact: Annotated[
         Path, typer.Argument(help="An artifact, the run that holds one, or a link to either.")
@@ -1287,98 +1379,6 @@ def score(
             quiet,
             f"The server changed its model on the way: {', '.join(seen.models)}. Score again for one version.",
         )
-
-
-@app.command()
-def inspect(
-    path: Annotated[Path, typer.Argument(help="An artifact, a run, or prepared data.")],
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Say what a directory of ours is and what is in it.
-
-    Example: recap inspect run/artifact
-    """
-    from recap_ctr.data.shards import read_manifest
-    from recap_ctr.storage import read_json
-
-    manifest_file = path / "manifest.json"
-    found = read_json(manifest_file) if manifest_file.is_file() else None
-    if isinstance(found, dict) and found.get("kind") == "prepared data":
-        manifest = read_manifest(path)
-        if as_json:
-            _print_json(manifest)
-            return
-        typer.echo(f"prepared data {path}, fingerprint {manifest['fingerprint']}")
-        _table(
-            ["split", "rows", "clicked"],
-            [[k, f"{s['rows']:,}", f"{s['positives']:,}"] for k, s in manifest["splits"].items()],
-        )
-        _table(["field", "vocabulary"], [[f["name"], f"{f['size']:,}"] for f in manifest["fields"]])
-        return
-    _training()
-    from recap_ctr.artifact import load_artifact
-
-    artifact = load_artifact(path)
-    manifest = artifact.manifest
-    if as_json:
-        _print_json(manifest)
-        return
-    about = manifest["data"]
-    typer.echo(
-        f"artifact {path}: {artifact.name}, {manifest['parameters']:,} parameters, every file as its checksum says"
-    )
-    typer.echo(f"trained on {about['rows']:,} rows of {about['name']} (fingerprint {about['fingerprint']})")
-    _figures_table(manifest["metrics"], None)
-    fields = zip(artifact.encoder.fields, artifact.encoder.layout.fields, strict=True)
-    _table(
-        ["field", "kind", "values"],
-        [[at.name, fitted.field.kind, f"{fitted.num_kept:,}"] for fitted, at in fields],
-    )
-
-
-@app.command()
-def synthetic(
-    out: Annotated[Path, typer.Option("--out", help="File to write (.csv, .tsv, .parquet, .arrow).")],
-    rows: Annotated[int, typer.Option("--rows", min=2, help="How many rows.")] = 150_000,
-    fields: Annotated[int, typer.Option("--fields", min=3, help="How many fields.")] = 7,
-    bayes: Annotated[
-        bool, typer.Option("--bayes", help="Keep each row's true logit, as column bayes_logit.")
-    ] = False,
-    seed: Seed = 1,
-    force: Force = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Draw synthetic clicks with planted interactions, whose best possible logloss and AUC are known.
-
-    Example: recap synthetic --rows 1000000 --out clicks.csv
-    """
-    from dataclasses import asdict
-
-    from recap_ctr.data.sink import open_sink
-    from recap_ctr.data.synthetic import FORMAT, SyntheticConfig, SyntheticData
-    from recap_ctr.storage import is_made, record
-
-    drawn = SyntheticData(SyntheticConfig(rows=rows, num_fields=fields, seed=seed))
-    inputs = {**asdict(drawn.config), "format": FORMAT, "bayes": bayes}
-    if is_made(out, inputs, force=force):
-        _report_made(out, as_json, quiet)
-        return
-    with open_sink(out) as sink:
-        for block in drawn.blocks():
-            sink.write(block if bayes else block.drop("bayes_logit"))
-    record(out, inputs)
-    best = asdict(drawn.bayes())
-    if as_json:
-        _print_json({"out": str(out), "rows": rows, "bayes": best})
-        return
-    _tell(quiet, f"{out}: {rows:,} rows, {best['base_rate']:.1%} clicked.")
-    _tell(
-        quiet,
-        f"The best possible model scores AUC {best['auc']:.4f} and logloss {best['logloss']:.4f};"
-        f" the base rate {best['base_logloss']:.4f}.",
-    )
 
 
 @app.command()
