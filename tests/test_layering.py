@@ -7,6 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "recap_ctr"
 RANKS = {
+    "access": 0, "client": 2, "serve": 11,
     "errors": 0, "storage": 0, "config": 0, "schema": 0, "metrics": 0, "progress": 0, "environment": 0,
     "plugins": 0,
     "engine": 1, "data": 1, "logits": 2,
@@ -21,7 +22,6 @@ RANKS = {
     "runs": 10,
     "probe": 11, "recipe": 12, "bench": 13, "survey": 13, "tune": 13,
     "demo": 14, "sklearn": 14,
-    "access": 0, "client": 2, "serve": 10,
     "cli": 15, "__main__": 16, "__init__": 16,
 }  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -85,7 +85,9 @@ class Service:
         except Problem as problem:
             self._count(problem.status)
             # What is wrong with a body may quote it: that is for the client alone.
-            log_refusal(status=problem.status, **({} if problem.status == 400 else {"reason": problem.message}))
+            log_refusal(
+                status=problem.status, **({} if problem.status == 400 else {"reason": problem.message})
+            )
             raise
         except ClientDisconnect:
             self._count(499)
