@@ -7,7 +7,6 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "recap_ctr"
 RANKS = {
-    "access": 0, "client": 2, "serve": 11,
     "errors": 0, "storage": 0, "config": 0, "schema": 0, "metrics": 0, "progress": 0, "environment": 0,
     "plugins": 0,
     "engine": 1, "data": 1, "logits": 2,
@@ -16,6 +15,7 @@ RANKS = {
     "axes": 4, "update": 4, "distil": 4, "spaces": 4,
     "predict": 5, "train": 5,
     "calibrate": 6,
+    "access": 0, "client": 2, "serve": 11,
     "evaluate": 7,
     "artifact": 8,
     "diagnose": 8, "report": 9, "score": 9,
