@@ -180,8 +180,7 @@ def about(version: Version, history: dict[str, Any]) -> dict[str, Any]:
 
 def _quality(manifest: dict[str, Any], setting: Setting) -> dict[str, Any] | None:
     """AUC and logloss on validation rows at a setting, where the artifact has them."""
-    dial = manifest.get("dial") or []
-    for entry in dial.get("settings", []) if isinstance(dial, dict) else dial:
+    for entry in manifest.get("dial", []):
         if entry["routes"] == setting.routes and entry["depth"] == setting.depth:
             return {name: value for name, value in entry.items() if name not in ("routes", "depth")}
     return None
