@@ -68,7 +68,7 @@ def test_pace_follows_batches_and_forgives() -> None:
 
 
 def test_measured_costs_follow_the_engine() -> None:
-    engine = FakeEngine({"start_us": 1000, "row_us": 20})
+    engine = FakeEngine({"start_us": 1000, "row_us": 100})
     costs = measure(engine, lambda rows: sample_rows(engine.encoder, rows), 0.3)
     assert len(costs.seconds_by_setting) == len(engine.settings)
     assert costs.seconds(0, 512) > 1.5 * costs.seconds(2, 512) > 0.002
