@@ -8,8 +8,8 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "recap_ctr"
 RANKS = {
     "errors": 0, "storage": 0, "tensors": 1, "config": 0, "schema": 0, "metrics": 0, "progress": 0, "environment": 0,
-    "plugins": 0,
-    "engine": 1, "data": 1, "logits": 2,
+    "plugins": 0, "access": 0,
+    "engine": 1, "data": 1, "logits": 2, "client": 2,
     "nn": 2, "losses": 2,
     "models": 3,
     "axes": 4, "update": 4, "distil": 4, "spaces": 4,
@@ -18,7 +18,7 @@ RANKS = {
     "evaluate": 7,
     "artifact": 8,
     "packed": 9, "graphs": 9, "diagnose": 8, "report": 9, "score": 10,
-    "quantise": 10, "export": 11, "runs": 11, "dial": 11,
+    "quantise": 10, "export": 11, "runs": 11, "dial": 11, "serve": 12,
     "probe": 12, "recipe": 13, "bench": 14, "survey": 14, "tune": 14,
     "planner": 15,
     "demo": 15, "sklearn": 15,

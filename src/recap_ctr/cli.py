@@ -1417,6 +1417,176 @@ def synthetic(
 
 
 @app.command()
+def serve(
+    artifact: Annotated[
+        Path, typer.Argument(help="An artifact, the run that holds one, or a link to either.")
+    ],
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; others than loopback need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8000,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, max=256, help="Processes, each with the model in memory.")
+    ] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", min=1, max=1024, help="Threads of each worker.  [default: cores over workers]"
+        ),
+    ] = None,
+    deadline_ms: Annotated[
+        float,
+        typer.Option(
+            "--deadline-ms", min=1, max=60_000, help="Answer within so long, at a lower dial if need be."
+        ),
+    ] = 100.0,
+    dial: Annotated[
+        bool,
+        typer.Option(
+            "--dial/--no-dial", help="Lower routes and depth under load, and refuse what would be late."
+        ),
+    ] = True,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Take a new version as soon as one stands at ARTIFACT; else on SIGHUP."),
+    ] = False,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with the bearer token.  [default: RECAP_TOKEN]")
+    ] = None,
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Log every scored request, too; never what is in its rows.")
+    ] = False,
+    max_body_mib: Annotated[
+        int, typer.Option("--max-body-mib", min=1, max=1024, help="Largest body, in MiB.")
+    ] = 8,
+    max_rows: Annotated[
+        int, typer.Option("--max-rows", min=1, max=1_000_000, help="Most rows of one request.")
+    ] = 10_000,
+    quiet: Quiet = False,
+) -> None:
+    """Serve an artifact over HTTP: JSON and Arrow, a bounded latency, new versions without a lost request.
+
+    Its log is JSON, a line an event, on standard output.
+
+    Example: recap serve model --port 8000 --deadline-ms 50
+    """
+    from recap_ctr.access import read_token
+
+    try:
+        from recap_ctr.serve.settings import MEBI, Limits, ServeConfig
+        from recap_ctr.serve.supervisor import Supervisor
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("recap_ctr"):
+            raise
+        raise InputError(f"serving needs {error.name}", fix="pip install 'recap-ctr[serve]'") from None
+
+    config = ServeConfig(
+        artifact=str(artifact),
+        host=host,
+        port=port,
+        workers=workers,
+        threads=threads or max(1, num_cores() // workers),
+        deadline_ms=deadline_ms,
+        dial=dial,
+        watch=watch,
+        access_log=access_log,
+        limits=Limits(body_bytes=max_body_mib * MEBI, rows=max_rows),
+    )
+
+    def ready(address: str, model: str) -> None:
+        _tell(
+            quiet,
+            f"Version {model} of {artifact} answers at {address}: a page to try it on, and POST {address}/score.",
+        )
+        _tell(
+            quiet,
+            f"Next: recap score {address} ROWS.csv --out scores.csv. New version: kill -HUP {os.getpid()};"
+            f" back: kill -USR1; stop: Ctrl-C.",
+        )
+
+    Supervisor(config, read_token(token_file), ready).run()
+
+
+@app.command()
+def score(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A server, such as http://127.0.0.1:8000.")],
+    rows: Annotated[list[str], typer.Argument(metavar="ROWS...", help="Raw rows; - is standard input.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="File to write (.csv, .tsv, .parquet, .arrow).  [default: CSV to standard output]"
+        ),
+    ] = None,
+    routes: UsedRoutes = None,
+    depth: UsedDepth = None,
+    deadline_ms: Annotated[
+        float, typer.Option("--deadline-ms", min=1, max=60_000, help="What each request asks of the server.")
+    ] = 10_000.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Seconds for one request, retries included.")
+    ] = 60.0,
+    chunk_rows: Annotated[
+        int, typer.Option("--chunk-rows", min=1, max=1_000_000, help="Rows of one request.")
+    ] = 1000,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with the bearer token.  [default: RECAP_TOKEN]")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Score raw rows on a server: every column is kept; probability, logit, raw_logit and disagreement are added.
+
+    Example: recap score http://127.0.0.1:8000 rows.csv --out scores.csv
+    """
+    from dataclasses import asdict
+
+    from recap_ctr.access import read_token
+    from recap_ctr.client import Client, ServerError, score_rows
+    from recap_ctr.data.sink import open_sink
+    from recap_ctr.data.source import FileSource
+
+    if as_json and out is None:
+        raise InputError(
+            "--json needs --out: both would write to standard output", fix="add --out scores.csv"
+        )
+    if out is not None and out.exists() and not force:
+        raise InputError(f"{out} exists", fix="choose another --out, or replace it with --force")
+    asked: dict[str, Any] = {"routes": routes, "depth": depth, "deadline_ms": deadline_ms, "timeout": timeout}
+    with Client(url, token=read_token(token_file), chunk_rows=chunk_rows, **asked) as client:
+        try:
+            with open_sink(out) as sink:
+                unused, absent = score_rows(client, FileSource(rows), sink, quiet=quiet)
+        except ServerError as error:
+            say(f"error: {error}\n  fix: see whether the server runs, then run the same command again")
+            sys.exit(1)
+        seen = client.summary
+    if as_json:
+        _print_json({"out": str(out), **asdict(seen), "unused": unused, "absent": absent})
+        return
+    _tell(quiet, f"{seen.rows:,} rows in {seen.requests:,} requests, {seen.retries:,} of them sent again.")
+    for names, meaning in (
+        (unused, "Columns that are no fields of the model, and stayed here"),
+        (absent, "Fields without a column, scored as missing"),
+    ):
+        if names:
+            _tell(quiet, f"{meaning}: {', '.join(names)}.")
+    if seen.lowered:
+        _tell(
+            quiet,
+            f"{seen.lowered:,} requests were answered at a lowered dial: the server is busy. For the best scores"
+            " give --routes and --depth, or come back later.",
+        )
+    if len(seen.models) > 1:
+        _tell(
+            quiet,
+            f"The server changed its model on the way: {', '.join(seen.models)}. Score again for one version.",
+        )
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Directory for everything the demo makes.")] = Path(
         "recap-demo"

@@ -331,6 +331,12 @@ def test_whole_numbers_that_passed_through_a_float_are_the_same_value() -> None:
     assert as_text(text).to_list() == ["7", "7", "-3", "1.50", "x.0", "v1.0", "12345678901234567.0", None]
 
 
+def test_a_values_spelling_does_not_depend_on_its_neighbours() -> None:
+    values = ["7.0", "True", "False", "x", "", "truth", None]
+    alone = [as_text(pl.Series([value], dtype=pl.String))[0] for value in values]
+    assert as_text(pl.Series(values)).to_list() == alone == ["7", "true", "false", "x", None, "truth", None]
+
+
 def test_truth_values_are_the_same_however_they_are_spelled() -> None:
     assert as_text(pl.Series(["True", "False", None, "TRUE", "x"])).to_list() == [
         "true",

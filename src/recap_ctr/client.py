@@ -1,0 +1,231 @@
+"""A client of `recap serve`: Arrow bodies in chunks, one kept connection, deadlines, and retries where they help.
+
+Standard library and polars only. Scoring the same rows twice does no harm: whatever fails on its way is sent again.
+"""
+
+import http.client
+import io
+import json
+import random
+import re
+import ssl
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import polars as pl
+
+from recap_ctr.data.sink import Sink
+from recap_ctr.data.source import Source
+from recap_ctr.errors import InputError
+from recap_ctr.progress import meter
+
+ARROW = "application/vnd.apache.arrow.stream"
+_AGAIN = (408, 429, 503)
+_BROKEN = (OSError, http.client.HTTPException)
+
+
+class ServerError(RuntimeError):
+    """The server did not answer, or not with scores, although the request was right."""
+
+
+@dataclass
+class Summary:
+    """What a client has been answered so far."""
+
+    rows: int = 0
+    requests: int = 0
+    retries: int = 0
+    lowered: int = 0
+    """Requests that the server answered at a cheaper setting than its best."""
+    models: tuple[str, ...] = ()
+    """Versions that answered, in order."""
+
+
+class Client:
+    """Scores rows on a server, in requests of `chunk_rows`. Not to be shared by threads.
+
+    `deadline_ms` is what each request asks of the server; `timeout` is how many seconds one may take on its whole way,
+    waits and retries included.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        deadline_ms: float | None = None,
+        timeout: float = 60.0,
+        chunk_rows: int = 1000,
+        routes: int | None = None,
+        depth: int | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise InputError(f"{url} is no address of a server", fix="give one such as http://127.0.0.1:8000")
+        self._parts, self._token, self._timeout, self._chunk_rows = parts, token, timeout, chunk_rows
+        asked = {"routes": routes, "depth": depth, "deadline_ms": deadline_ms}
+        self._query = urlencode({name: value for name, value in asked.items() if value is not None})
+        self._connection: http.client.HTTPConnection | None = None
+        self._fields: list[str] | None = None
+        self.summary = Summary()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def model(self) -> dict[str, Any]:
+        """What the server says of its model: fields, settings, quality."""
+        found: dict[str, Any] = json.loads(self._ask("GET", "/model")[1])
+        return found
+
+    @property
+    def fields(self) -> list[str]:
+        """Names of the model's fields, asked for once."""
+        if self._fields is None:
+            self._fields = [field["name"] for field in self.model()["fields"]]
+        return self._fields
+
+    def score(self, frame: pl.DataFrame, first_row: int = 1) -> pl.DataFrame:
+        """Probability, logit, raw_logit and disagreement of each row; columns that are no fields stay here.
+
+        Errors count rows from `first_row`.
+        """
+        given = frame.select([name for name in self.fields if name in frame.columns])
+        parts = []
+        for start in range(0, max(given.height, 1), self._chunk_rows):
+            try:
+                parts.append(self._score(given.slice(start, self._chunk_rows)))
+            except InputError as error:  # which counts the rows of its request
+                raise InputError(_recounted(error.message, start + first_row - 1), fix=error.fix) from None
+        return pl.concat(parts)
+
+    def _score(self, part: pl.DataFrame) -> pl.DataFrame:
+        body = io.BytesIO()
+        part.write_ipc_stream(body)
+        path = f"/score?{self._query}" if self._query else "/score"
+        headers, answer = self._ask("POST", path, body.getvalue())
+        scores = pl.read_ipc_stream(io.BytesIO(answer))
+        if scores.height != part.height:
+            raise ServerError(f"{part.height} rows were sent and {scores.height} answered")
+        seen = self.summary
+        seen.rows += part.height
+        seen.requests += 1
+        seen.lowered += headers.get("recap-lowered") == "true"
+        model = headers.get("recap-model", "")
+        if model not in seen.models:
+            seen.models += (model,)
+        return scores
+
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[dict[str, str], bytes]:
+        """The answer's headers and body; tries again until the time is up."""
+        end = time.monotonic() + self._timeout
+        wait, reason = 0.1, "no time was given"
+        while (left := end - time.monotonic()) > 0:
+            try:
+                status, headers, answer = self._once(method, path, body, left)
+            except _BROKEN as error:
+                self.close()
+                reason = f"no answer from {self._parts.netloc}: {error or type(error).__name__}"
+            else:
+                if status == 200:
+                    return headers, answer
+                reason = _reason(status, answer)
+                if status not in _AGAIN or (status == 429 and "retry-after" not in headers):
+                    raise _refusal(status, reason)
+                with suppress(ValueError):
+                    wait = max(wait, float(headers.get("retry-after", "")))
+            pause = wait * random.uniform(1.0, 1.5)  # spread over time, lest all clients come back at once
+            if pause > end - time.monotonic():
+                break
+            time.sleep(pause)
+            self.summary.retries += 1
+            wait = min(2 * wait, 5.0)
+        raise ServerError(f"{reason}\n  (tried for {self._timeout:g} s)")
+
+    def _once(
+        self, method: str, path: str, body: bytes | None, left: float
+    ) -> tuple[int, dict[str, str], bytes]:
+        if self._connection is None:
+            self._connection = self._connect()
+        connection = self._connection
+        connection.timeout = left
+        if connection.sock is not None:
+            connection.sock.settimeout(left)
+        headers = {"content-type": ARROW} if body is not None else {}
+        if self._token is not None:
+            headers["authorization"] = f"Bearer {self._token}"
+        connection.request(method, quote(self._parts.path.rstrip("/")) + path, body, headers)
+        answer = connection.getresponse()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, found, answer.read()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port, context=ssl.create_default_context())
+        return http.client.HTTPConnection(host, port)
+
+
+def score_rows(
+    client: Client, source: Source, sink: Sink, *, quiet: bool = False
+) -> tuple[list[str], list[str]]:
+    """Append scores to every row, in order, a block at a time; return columns that are no fields, and absent fields."""
+    unused: dict[str, None] = {}
+    absent: dict[str, None] = {}
+    with meter("scoring", source.total_bytes or None, "rows", quiet=quiet) as shown:
+        for block, size in source.blocks():
+            columns = block.frame.columns
+            unused |= dict.fromkeys(name for name in columns if name not in client.fields)
+            absent |= dict.fromkeys(name for name in client.fields if name not in columns)
+            if not set(columns) & set(client.fields):
+                raise InputError(
+                    f"{block.origin} has none of the model's fields",
+                    fix=f"fields are {', '.join(client.fields[:40])}",
+                )
+            scores = client.score(block.frame, block.first_row)
+            for name in scores.columns:
+                if name in columns:
+                    raise InputError(
+                        f"{block.origin} has a column {name!r} already", fix="rename it before scoring"
+                    )
+            sink.write(pl.concat([block.frame, scores], how="horizontal"))
+            shown.advance(block.frame.height, size)
+    return list(unused), list(absent)
+
+
+def _recounted(message: str, before: int) -> str:
+    """A message about a row of one request, as one about a row of all that is sent.
+
+    >>> _recounted("row 2, field 'price': 'cheap' is not a number", 1000)
+    "row 1002, field 'price': 'cheap' is not a number"
+    """
+    return re.sub(r"\brow (\d+)", lambda found: f"row {int(found[1]) + before}", message, count=1)
+
+
+def _reason(status: int, answer: bytes) -> str:
+    try:
+        said = json.loads(answer)
+        return str(said["error"]) + (f"\n  fix: {said['fix']}" if "fix" in said else "")
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered with status {status}"
+
+
+def _refusal(status: int, reason: str) -> Exception:
+    if status == 401:
+        return InputError(
+            "the server wants a token, or another one", fix="set RECAP_TOKEN, or give --token-file"
+        )
+    if status in (400, 413, 415, 404):
+        message, _, fix = reason.partition("\n  fix: ")
+        return InputError(message, fix=fix or None)
+    return ServerError(reason)

@@ -1,0 +1,34 @@
+"""What the server asks of an engine, and where it gets one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import polars as pl
+
+from recap_ctr import score
+from recap_ctr.data.encode import Encoded, Encoder
+from recap_ctr.score import Floats as Floats
+from recap_ctr.score import Scores as Scores
+from recap_ctr.score import Setting as Setting
+
+
+class Engine(Protocol):
+    """Raw rows to scores, at one of several settings: that of `recap_ctr.score`, or one that stands for it."""
+
+    manifest: dict[str, Any]
+    encoder: Encoder
+
+    @property
+    def settings(self) -> Sequence[Setting]:
+        """Most accurate first; the first is the default."""
+        ...
+
+    def encode(self, frame: pl.DataFrame) -> Encoded: ...
+
+    def score(self, encoded: Encoded, setting: Setting | None = None) -> Scores: ...
+
+
+def load_engine(path: Path, threads: int) -> Engine:
+    """Load and check an artifact; raises InputError when anything about it is wrong."""
+    return score.Engine.load(path, threads=threads)

@@ -1,0 +1,255 @@
+"use strict";
+const by = (id) => document.getElementById(id);
+const POLL_MS = 2000, KEPT = 90;
+let model = null, token = "";
+
+const element = (tag, text, attributes = {}) => {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+};
+const number = (value, digits) => (value === null || value === undefined ? "" : Number(value).toFixed(digits));
+const settingName = (s) => `${s.routes} route${s.routes === 1 ? "" : "s"}` + (s.depth === null ? "" : `, depth ${s.depth}`);
+
+const fail = (text) => { by("problem").textContent = text; by("problem").hidden = !text; };
+
+async function ask(path, body) {
+  const options = { headers: token ? { authorization: `Bearer ${token}` } : {} };
+  if (body) Object.assign(options, { method: "POST", body: JSON.stringify(body) });
+  if (body) options.headers["content-type"] = "application/json";
+  const answer = await fetch(path, options);
+  by("login").hidden = answer.status !== 401;
+  if (!answer.ok) {
+    const said = await answer.json();
+    throw new Error(said.error + (said.fix ? `\n${said.fix}` : ""));
+  }
+  return answer;
+}
+
+// The form: one input a field, with suggestions from the vocabulary.
+function build() {
+  by("fields").replaceChildren(...model.fields.map((field, at) => {
+    const box = element("div", "");
+    const input = element("input", "", { id: `f${at}`, autocomplete: "off", spellcheck: "false" });
+    const several = field.kind === "multi" ? `, several joined by “${field.separator}”` : "";
+    box.append(element("label", `${field.name} (${field.kind}${several})`, { for: input.id }), input);
+    if (field.kind === "numeric") input.inputMode = "decimal";
+    if (field.suggestions) {
+      const list = element("datalist", "", { id: `list${at}` });
+      input.setAttribute("list", list.id);
+      input.addEventListener("input", () => suggest(field, input, list));
+      input.addEventListener("focus", () => { if (!list.children.length) suggest(field, input, list); });
+      box.append(list);
+    }
+    return box;
+  }));
+}
+
+async function values(field, prefix) {
+  const path = `/vocabulary/${encodeURIComponent(field.name)}?prefix=${encodeURIComponent(prefix)}`;
+  return (await (await ask(path)).json()).values;
+}
+
+async function suggest(field, input, list) {
+  const text = input.value;
+  const start = field.kind === "multi" ? text.lastIndexOf(field.separator) + field.separator.length : 0;
+  const before = start >= field.separator?.length ? text.slice(0, start) : "";
+  const found = await values(field, text.slice(before.length)).catch(() => []);
+  if (input.value === text) list.replaceChildren(...found.map((value) => element("option", "", { value: before + value })));
+}
+
+async function fill() {
+  await Promise.all(model.fields.map(async (field, at) => {
+    if (field.suggestions) by(`f${at}`).value = (await values(field, ""))[0] ?? "";
+  }));
+  await score();
+}
+
+function row() {
+  const found = {};
+  model.fields.forEach((field, at) => {
+    const text = by(`f${at}`).value.trim();
+    if (text !== "") found[field.name] = text;
+  });
+  return found;
+}
+
+const sigmoid = (z) => 1 / (1 + Math.exp(-z));
+
+// One row at every setting: the first one is the answer.
+async function score() {
+  fail("");
+  try {
+    const rows = [row()];
+    const answers = await Promise.all(model.settings.map(async (s) => {
+      const asked = { rows, routes: s.routes, deadline_ms: 10000 };
+      if (s.depth !== null) asked.depth = s.depth;
+      return (await (await ask("/score", asked)).json()).rows[0];
+    }));
+    show(answers);
+  } catch (error) {
+    fail(error.message);
+  }
+}
+
+function show(answers) {
+  const best = answers[0];
+  const low = sigmoid(best.logit - 2 * best.disagreement), high = sigmoid(best.logit + 2 * best.disagreement);
+  const said = best.disagreement > 0
+    ? `About ${number(low, 4)} to ${number(high, 4)} for nearly all of its routes, whose logits differ by ${number(best.disagreement, 4)}.`
+    : "One route: nothing to disagree about.";
+  by("result").replaceChildren(
+    element("p", number(best.probability, 4), { class: "answer", id: "probability" }),
+    element("p", `Probability of a click at ${settingName(model.settings[0])}. ${said} Logit ${number(best.logit, 4)}, before calibration ${number(best.raw_logit, 4)}.`),
+  );
+  by("settings").replaceChildren(...model.settings.map((s, at) => {
+    const line = element("tr", "", at ? {} : { class: "ours" });
+    const ms = s.milliseconds, quality = s.quality ?? {};
+    for (const text of [settingName(s), number(answers[at].probability, 5), number(answers[at].disagreement, 4),
+      number(ms["1"], 2), number(ms["100"], 1), number(ms["500"], 1), number(quality.auc, 5), number(quality.logloss, 5)])
+      line.append(element("td", text));
+    return line;
+  }));
+  const ends = answers.map((a) => [sigmoid(a.logit - 2 * a.disagreement), sigmoid(a.logit + 2 * a.disagreement)]);
+  chart(by("spread"), "Probability of this row by setting, with two standard deviations between routes", model.settings.map(settingName), [
+    { name: "probability", y: answers.map((a) => a.probability), low: ends.map((e) => e[0]), high: ends.map((e) => e[1]), points: true },
+  ], 4);
+}
+
+// Charts in the manner of the reports: plain SVG in the page's own colours.
+function chart(figure, title, labels, series, digits) {
+  const W = 640, H = 220, L = 64, R = series[0].points ? 16 : 34, T = 12, B = 30;
+  const all = series.flatMap((s) => [...s.y, ...(s.low ?? []), ...(s.high ?? [])]).filter(Number.isFinite);
+  if (!all.length) { figure.replaceChildren(); return; }
+  let low = Math.min(...all), high = Math.max(...all);
+  if (!series[0].points) low = 0;
+  if (high === low) { high += Math.abs(high) * 0.05 || 1; low -= series[0].points ? Math.abs(low) * 0.05 : 0; }
+  const x = (at) => L + ((W - L - R) * (at + (series[0].points ? 0.5 : 0))) / Math.max(1, labels.length - (series[0].points ? 0 : 1));
+  const y = (value) => T + ((H - T - B) * (high - value)) / (high - low);
+  const space = "http://www.w3.org/2000/svg";
+  const draw = (tag, attributes, text) => {
+    const made = document.createElementNS(space, tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    if (text !== undefined) made.textContent = text;
+    return made;
+  };
+  const svg = draw("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": title });
+  for (let at = 0; at <= 4; at++) {
+    const value = low + ((high - low) * at) / 4;
+    svg.append(draw("line", { class: "grid", x1: L, x2: W - R, y1: y(value), y2: y(value) }),
+      draw("text", { x: L - 6, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(digits)));
+  }
+  const every = Math.ceil(labels.length / 6);
+  labels.forEach((label, at) => {
+    if (at % every === 0) svg.append(draw("text", { x: x(at), y: H - 8, "text-anchor": "middle" }, label));
+  });
+  series.forEach((s, which) => {
+    if (s.points) {
+      s.y.forEach((value, at) => {
+        svg.append(draw("line", { class: "whisker", x1: x(at), x2: x(at), y1: y(s.low[at]), y2: y(s.high[at]) }));
+        const mark = draw("circle", { class: `mark s${which}`, cx: x(at), cy: y(value), r: 5, tabindex: 0 });
+        mark.append(draw("title", {}, `${labels[at]}: ${value.toFixed(digits)}`));
+        svg.append(mark);
+      });
+      return;
+    }
+    const path = s.y.map((value, at) => (Number.isFinite(value) ? `${x(at)},${y(value)}` : "")).filter(Boolean).join(" ");
+    svg.append(draw("polyline", { class: `line s${which}`, points: path }));
+  });
+  const legend = element("ul", "", { class: "legend" });
+  if (series.length > 1) series.forEach((s, which) => {
+    const key = draw("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" });
+    key.append(draw("circle", { class: `s${which}`, cx: 6, cy: 6, r: 5 }));
+    const entry = element("li", s.name);
+    entry.prepend(key);
+    legend.append(entry);
+  });
+  figure.replaceChildren(element("strong", title), svg, ...(series.length > 1 ? [legend] : []));
+}
+
+// Load: counters of all workers, read every two seconds; what happened between two readings is their difference.
+const history = [];
+let last = null;
+
+function parse(text) {
+  const found = {};
+  for (const line of text.split("\n")) {
+    const at = line.lastIndexOf(" ");
+    if (line && !line.startsWith("#")) found[line.slice(0, at)] = Number(line.slice(at + 1));
+  }
+  return found;
+}
+
+function quantile(now, before, share) {
+  const bucket = /^recap_request_seconds_bucket\{le="(.+)"\}$/;
+  const found = Object.keys(now).map((name) => bucket.exec(name)).filter(Boolean)
+    .map((match) => [match[1] === "+Inf" ? Infinity : Number(match[1]), now[match[0]] - (before[match[0]] ?? 0)])
+    .sort((a, b) => a[0] - b[0]);
+  const total = found.length ? found[found.length - 1][1] : 0;
+  return total ? 1000 * found.find(([, count]) => count >= share * total)[0] : NaN;
+}
+
+const sum = (now, before, prefix) => Object.keys(now).filter((name) => name.startsWith(prefix))
+  .reduce((total, name) => total + now[name] - (before[name] ?? 0), 0);
+
+async function poll() {
+  try {
+    const at = Date.now(), now = parse(await (await ask("/metrics")).text());
+    if (last) {
+      const seconds = (at - last.at) / 1000, before = last.now;
+      history.push({
+        time: new Date(at).toLocaleTimeString([], { hour12: false }),
+        p50: quantile(now, before, 0.5), p99: quantile(now, before, 0.99),
+        scored: sum(now, before, 'recap_requests_total{status="200"}') / seconds,
+        refused: (sum(now, before, "recap_requests_total") - sum(now, before, 'recap_requests_total{status="200"}')) / seconds,
+        lowered: sum(now, before, "recap_lowered_total") / seconds,
+      });
+      if (history.length > KEPT) history.shift();
+      draw(now);
+    }
+    last = { at, now };
+  } catch { /* the next reading may go better */ }
+}
+
+function draw(now) {
+  const latest = history[history.length - 1], labels = history.map((h) => h.time);
+  by("now").textContent = `${latest.scored.toFixed(1)} answers a second, ${latest.lowered.toFixed(1)} of them at a lowered dial, `
+    + `${latest.refused.toFixed(1)} refused; ${now.recap_waiting_requests ?? 0} waiting; ${sum(now, {}, "recap_rows_total").toLocaleString("en")} rows scored in all.`;
+  chart(by("latency"), "Latency, ms (upper ends of √2-wide buckets)", labels, [
+    { name: "p50", y: history.map((h) => h.p50) }, { name: "p99", y: history.map((h) => h.p99) }], 1);
+  chart(by("rate"), "Requests a second", labels, [
+    { name: "answered", y: history.map((h) => h.scored) }, { name: "at a lowered dial", y: history.map((h) => h.lowered) },
+    { name: "refused", y: history.map((h) => h.refused) }], 1);
+}
+
+async function start() {
+  fail("");
+  try {
+    model = await (await ask("/model")).json();
+  } catch (error) {
+    fail(error.message);
+    return;
+  }
+  const parameters = model.parameters ? `, ${model.parameters.toLocaleString("en")} parameters` : "";
+  by("title").textContent = `RECAP: ${model.name}, version ${model.model}`;
+  by("lead").textContent = `Scores rows of ${model.fields.length} fields at ${model.settings.length} setting${model.settings.length === 1 ? "" : "s"} of the dial${parameters}.`;
+  by("metrics").replaceChildren(...Object.entries(model.metrics ?? {}).map(([split, found]) => {
+    const line = element("tr", "");
+    for (const text of [`${split}, ${found.rows.toLocaleString("en")}`, number(found.raw.auc, 5), number(found.raw.logloss, 5), number(found.calibrated.logloss, 5)])
+      line.append(element("td", text));
+    return line;
+  }));
+  by("swap").textContent = model.swap.outcome ? `Last offered version: ${model.swap.outcome} ${model.swap.time}. ${model.swap.reason ?? ""}` : "";
+  by("card").textContent = model.card;
+  build();
+  await fill();
+  await poll();
+  setInterval(poll, POLL_MS);
+}
+
+by("row").addEventListener("submit", (event) => { event.preventDefault(); score(); });
+by("fill").addEventListener("click", fill);
+by("clear").addEventListener("click", () => { for (const input of by("fields").querySelectorAll("input")) input.value = ""; });
+by("login").addEventListener("submit", (event) => { event.preventDefault(); token = by("token").value; start(); });
+start();

@@ -1,0 +1,31 @@
+"""The page at `/`: one file with everything inside, which asks this server and nobody else."""
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+from string import Template
+
+
+def _read(package: str, name: str) -> str:
+    return (files(package) / name).read_text(encoding="utf-8")
+
+
+_STYLE = _read("recap_ctr.report", "style.css") + _read("recap_ctr.serve", "page.css")
+_SCRIPT = _read("recap_ctr.serve", "page.js")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+# Only our own style and script run, whatever a value on the page may contain.
+POLICY = (
+    f"default-src 'none'; connect-src 'self'; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)};"
+    " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@cache
+def html() -> str:
+    return Template(_read("recap_ctr.serve", "page.html")).substitute(style=_STYLE, script=_SCRIPT)

@@ -1,0 +1,77 @@
+"""What a server is told when it starts; it passes from the supervisor to the workers as JSON."""
+
+import ipaddress
+
+import msgspec
+
+from recap_ctr.access import TOKEN
+from recap_ctr.errors import InputError
+
+MEBI = 1 << 20
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client may ask of the server; beyond it the answer is 4xx, before anything large is allocated."""
+
+    body_bytes: int = 8 * MEBI
+    rows: int = 10_000
+    value_length: int = 4096
+    """Characters of one value."""
+    values: int = 1000
+    """Values of one multi field in one row."""
+    header_bytes: int = 16 << 10
+    header_seconds: float = 10.0
+    body_seconds: float = 10.0
+    requests: int = 1024
+    """Requests that one worker holds at a time."""
+    connections: int = 4096
+    """Connections that one worker holds at a time."""
+    deadline_ms: float = 60_000.0
+    """The longest deadline that a request may set."""
+    batch_rows: int = 512
+    """Requests are joined into one batch up to this many rows."""
+
+
+class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One server. `loader` names the function that makes an engine of a path: `(path, threads) -> Engine`."""
+
+    artifact: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 1
+    threads: int = 1
+    """Threads that each worker's engine computes with."""
+    deadline_ms: float = 100.0
+    """The deadline of requests that set none."""
+    dial: bool = True
+    watch: bool = False
+    access_log: bool = False
+    grace_seconds: float = 30.0
+    """How long accepted requests may take to finish when the server stops."""
+    cost_seconds: float = 1.0
+    """How long to measure the engine at the start."""
+    limits: Limits = Limits()
+    loader: str = "recap_ctr.serve.engine:load_engine"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(config: ServeConfig, token: str | None) -> None:
+    """What others can reach must ask who they are."""
+    if token is None and not is_loopback(config.host):
+        raise InputError(
+            f"--host {config.host} can be reached from other machines, and no token is set",
+            fix=f"set {TOKEN} or --token-file, or serve on 127.0.0.1 behind a proxy",
+        )

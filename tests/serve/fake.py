@@ -1,0 +1,92 @@
+"""An engine without a model: it loads in no time, scores by arithmetic, and takes just the time it is told to.
+
+Its artifact is a manifest: `seed` decides the scores, `row_us` is the time of a row at the best setting, `start_us`
+that of a batch, and `broken` says how it is damaged.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from recap_ctr.data.encode import Encoded, Encoder, FittedField
+from recap_ctr.data.source import Block
+from recap_ctr.errors import InputError
+from recap_ctr.schema import Field, Schema
+from recap_ctr.serve.engine import Scores, Setting
+
+FIELDS = (
+    Field(name="site", kind="categorical"),
+    Field(name="user id", kind="categorical", missing=("-1",)),
+    Field(name="price", kind="numeric"),
+    Field(name="age", kind="numeric", transform="quantiles", num_buckets=4),
+    Field(name="tags", kind="multi", max_len=3, separator="|"),
+    Field(name="device", kind="categorical", hash_buckets=50),
+)
+
+
+def fake_encoder(extra: bool = False) -> Encoder:
+    fields = FIELDS + ((Field(name="extra", kind="categorical"),) if extra else ())
+
+    def fitted(field: Field) -> FittedField:
+        kept = {
+            "site": ["a", "b", "c.com", "7", "true"],
+            "user id": [str(10**17 + k) for k in range(40)] + ["3", "0.5"],
+            "age": ["0", "1", "2", "3"],
+            "tags": ["x", "y", "z", "1"],
+        }.get(field.name, ["q"] if field.name == "extra" else [])
+        edges = (10.0, 20.0, 30.0) if field.name == "age" else ()
+        values = pl.Series(kept, dtype=pl.String)
+        return FittedField(field, values, np.arange(len(kept), 0, -1), 5.0, 2.0, edges)
+
+    return Encoder(Schema(label="click", fields=fields), [fitted(field) for field in fields])
+
+
+class FakeEngine:
+    settings = (Setting(8, 4), Setting(4, 4), Setting(1, 4), Setting(1, 2))
+    costs = (1.0, 0.5, 0.2, 0.1)
+
+    def __init__(self, manifest: dict[str, Any], sleep: Callable[[float], None] = time.sleep) -> None:
+        self.manifest = manifest
+        self.encoder = fake_encoder(bool(manifest.get("extra")))
+        self._sleep = sleep
+        rng = np.random.default_rng(manifest.get("seed", 0))
+        self._weights = rng.normal(size=(len(self.settings), self.encoder.layout.num_rows))
+
+    def encode(self, frame: pl.DataFrame) -> Encoded:
+        return self.encoder.encode(Block(frame, 1, "the request"))
+
+    def score(self, encoded: Encoded, setting: Setting | None = None) -> Scores:
+        at = self.settings.index(setting or self.settings[0])
+        rows = len(encoded.ids_BW)
+        seconds = 1e-6 * (self.manifest.get("start_us", 0) + rows * self.manifest.get("row_us", 0))
+        if seconds:
+            self._sleep(seconds * self.costs[at])
+        raw_B = self._weights[at][encoded.ids_BW].mean(axis=1) + encoded.values_BN.mean(axis=1) / 100
+        if self.manifest.get("broken") == "nan":
+            raw_B = raw_B * np.nan
+        logit_B = 2.0 * raw_B - 0.5
+        return Scores(1 / (1 + np.exp(-logit_B)), logit_B, raw_B, np.abs(raw_B) / (at + 1))
+
+
+def load(path: Path, threads: int) -> FakeEngine:
+    """The loader that tests give to workers."""
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    if manifest.get("broken") == "checksum":
+        raise InputError(
+            f"{path}/model is damaged: it differs from its checksum", fix="copy the artifact again"
+        )
+    return FakeEngine(manifest)
+
+
+def write(path: Path, **manifest: Any) -> Path:
+    """Put a fake artifact in place, in one step, as a real one would be."""
+    path.mkdir(parents=True, exist_ok=True)
+    partial = path / ".partial"
+    partial.write_text(json.dumps(manifest))
+    partial.replace(path / "manifest.json")
+    return path

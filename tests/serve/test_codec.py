@@ -1,0 +1,312 @@
+"""Bodies to tables: whatever way rows are sent, they are encoded as the encoder itself would."""
+
+import io
+import json
+import math
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recap_ctr.data.encode import Encoded
+from recap_ctr.data.source import Block
+from recap_ctr.serve import arrow
+from recap_ctr.serve.codec import Codec
+from recap_ctr.serve.problem import Problem
+from recap_ctr.serve.settings import Limits
+from tests.serve.fake import FIELDS, fake_encoder
+
+ENCODER = fake_encoder()
+LIMITS = Limits(rows=20, value_length=50, values=6)
+CODEC = Codec(ENCODER, LIMITS)
+
+text = st.sampled_from(
+    ["a", "b", "c.com", "7", "7.0", "true", "True", "", "new", "ünïcode", str(10**17), "x|y", "-1"]
+)
+scalar = st.one_of(
+    text, st.integers(-(10**20), 10**20), st.booleans(), st.sampled_from([7.0, 0.5, 1e-7, 3.0])
+)
+numbers = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["5", " 7.5 ", "1e3", ""])
+)
+tags = st.one_of(
+    st.lists(st.one_of(st.none(), st.sampled_from(["x", "y", "new", "", 1, 1.0])), max_size=6),
+    st.sampled_from(["x", "x|y|z|x", "", "|", "new|x"]),
+)
+values = {"categorical": scalar, "numeric": numbers, "multi": tags}
+rows_of = st.lists(
+    st.fixed_dictionaries({}, optional={field.name: st.none() | values[field.kind] for field in FIELDS}),
+    min_size=1,
+    max_size=8,
+)
+
+
+def written(value: Any) -> str | None:
+    """A value as the encoder spells it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    if value == 1e-7:
+        return "1e-7"  # as polars writes it
+    return None if value is None else str(value)
+
+
+def reference(rows: list[dict[str, Any]]) -> Encoded:
+    """Each value as text in a column of its own, as it would stand in a file; lists joined by their separator."""
+
+    def cell(value: Any) -> str | None:
+        if not isinstance(value, list):
+            return written(value)
+        return "|".join(written(one) or "" for one in value)
+
+    columns = [
+        pl.Series(field.name, [cell(row.get(field.name)) for row in rows], dtype=pl.String)
+        for field in FIELDS
+    ]
+    return ENCODER.encode(Block(pl.DataFrame(columns), 1, "reference"))
+
+
+def encoded(*tables: Any) -> Encoded:
+    return ENCODER.encode(Block(CODEC.join(tables), 1, "tables"))
+
+
+def assert_same(one: Encoded, other: Encoded) -> None:
+    assert np.array_equal(one.ids_BW, other.ids_BW)
+    assert np.array_equal(one.values_BN, other.values_BN)
+
+
+def by_columns(rows: list[dict[str, Any]]) -> bytes:
+    return json.dumps(
+        {"columns": {field.name: [row.get(field.name) for row in rows] for field in FIELDS}}
+    ).encode()
+
+
+def to_arrow(rows: list[dict[str, Any]], kind: str) -> bytes:
+    """Columns of their own type where all values share one, text else."""
+    columns = []
+    for field in FIELDS:
+        cells = [row.get(field.name) for row in rows]
+        kinds = {type(cell) for cell in cells} - {type(None)}
+        if field.kind == "multi":
+            lists = [cell.split("|") if isinstance(cell, str) else cell for cell in cells]
+            texts = [None if one is None else [written(value) for value in one] for one in lists]
+            columns.append(pl.Series(field.name, texts, dtype=pl.List(pl.String)))
+        elif kinds in ({float}, {str}, {bool}):
+            columns.append(pl.Series(field.name, cells))
+        else:
+            columns.append(pl.Series(field.name, [written(cell) for cell in cells], dtype=pl.String))
+    return arrow.write(pl.DataFrame(columns), kind)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows_of)
+def test_all_formats_mean_the_same(rows: list[dict[str, Any]]) -> None:
+    want = reference(rows)
+    assert_same(encoded(CODEC.from_json(json.dumps({"rows": rows}).encode()).table), want)
+    assert_same(encoded(CODEC.from_json(by_columns(rows)).table), want)
+    for kind in (arrow.STREAM, arrow.FILE):
+        assert_same(encoded(CODEC.from_arrow(to_arrow(rows, kind), kind).table), want)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(rows_of, min_size=2, max_size=4), st.randoms())
+def test_joined_requests_are_their_rows_in_order(requests: list[list[dict[str, Any]]], rng: Any) -> None:
+    tables = []
+    for rows in requests:
+        way = rng.randrange(3)
+        if way == 2:
+            tables.append(CODEC.from_arrow(to_arrow(rows, arrow.STREAM), arrow.STREAM).table)
+        else:
+            body = by_columns(rows) if way else json.dumps({"rows": rows}).encode()
+            tables.append(CODEC.from_json(body).table)
+    assert_same(encoded(*tables), reference([row for rows in requests for row in rows]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows_of, st.sampled_from(FIELDS), st.data())
+def test_a_context_is_the_same_as_its_value_in_every_row(
+    rows: list[dict[str, Any]], field: Any, data: Any
+) -> None:
+    value = data.draw(values[field.kind])
+    bare = [{name: cell for name, cell in row.items() if name != field.name} for row in rows]
+    sent = CODEC.from_json(json.dumps({"rows": bare, "context": {field.name: value}}).encode())
+    assert_same(encoded(sent.table), reference([{**row, field.name: value} for row in bare]))
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            '{"rows": [{"site": "a"}, {"sight": "a"}]}',
+            ["row 2", "no field 'sight'", "fields are site, user id"],
+        ),
+        ('{"columns": {"sight": ["a"]}}', ["no field 'sight'"]),
+        ('{"context": {"sight": "a"}, "rows": []}', ["no field 'sight'"]),
+        ('{"rows": [{}, {"site": {"a": 1}}]}', ["row 2", "field 'site'", "object"]),
+        ('{"rows": [{}, {}, {"price": true}]}', ["row 3", "field 'price'", "bool"]),
+        ('{"rows": [{"price": "cheap"}]}', ["row 1", "'price'", "'cheap' is not a number"]),
+        ('{"columns": {"price": [1, "cheap"]}}', ["row 2", "'price'", "'cheap'"]),
+        ('{"columns": {"price": [1, []]}}', ["row 2", "'price'"]),
+        ('{"rows": [{"price": 1e999}]}', ["row 1", "'price'", "out of range"]),
+        ('{"rows": [{"price": "inf"}]}', ["row 1", "'price'", "infinity"]),
+        ('{"rows": [{"price": NaN}]}', ["not valid JSON"]),
+        ('{"rows": [{"tags": [["x"]]}]}', ["row 1", "tags"]),
+        ('{"rows": [{"site": "a"}], "context": {"site": "b"}}', ["'site'", "both"]),
+        ('{"columns": {"site": ["a"], "price": [1, 2]}}', ["'site' has 1", "'price' 2"]),
+        ('{"rows": [], "columns": {}}', ["either rows or columns"]),
+        ("{}", ["either rows or columns"]),
+        ('{"rows": [], "route": 3}', ["unknown field `route`", "routes"]),
+        ('{"rows": [], "routes": 0}', ["routes"]),
+        ('{"rows": [], "deadline_ms": "soon"}', ["deadline_ms"]),
+        ('{"rows": "x"}', ["rows"]),
+        ("[]", ["the body"]),
+        ("", ["not valid JSON"]),
+        ('{"rows": [{"site": "\\ud800"}]}', ["not valid JSON"]),
+        ('{"rows":' + "[" * 200_000, ["row 1"]),
+    ],
+)
+def test_errors_name_field_row_and_fix(body: str, words: list[str]) -> None:
+    with pytest.raises(Problem) as error:
+        CODEC.from_json(body.encode())
+    said = f"{error.value.message} {error.value.fix}"
+    assert error.value.status == 400 and error.value.fix
+    for word in words:
+        assert word in said
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_rows_end_at_their_limit(by_rows: bool) -> None:
+    def body(count: int) -> bytes:
+        rows = [{"site": "a"}] * count
+        return json.dumps({"rows": rows}).encode() if by_rows else by_columns(rows)
+
+    for count in (LIMITS.rows - 1, LIMITS.rows):
+        assert CODEC.from_json(body(count)).table.height == count
+    with pytest.raises(Problem) as error:
+        CODEC.from_json(body(LIMITS.rows + 1))
+    assert error.value.status == 413
+
+
+@pytest.mark.parametrize("kind", [arrow.STREAM, arrow.FILE])
+def test_arrow_rows_end_at_their_limit(kind: str) -> None:
+    frame = pl.DataFrame({"site": ["a"] * (LIMITS.rows + 1)})
+    for count in (LIMITS.rows - 1, LIMITS.rows):
+        assert CODEC.from_arrow(arrow.write(frame.head(count), kind), kind).table.height == count
+    with pytest.raises(Problem) as error:
+        CODEC.from_arrow(arrow.write(frame, kind), kind)
+    assert error.value.status == 413
+
+
+MOST, SEVERAL = LIMITS.value_length, LIMITS.values
+
+
+@pytest.mark.parametrize(
+    ("field", "fits", "long"),
+    [
+        ("site", "s" * MOST, "s" * (MOST + 1)),
+        ("tags", ["t"] * SEVERAL, ["t"] * (SEVERAL + 1)),
+        ("tags", ["t" * MOST], ["t" * (MOST + 1)]),
+    ],
+)
+def test_values_end_at_their_limits(field: str, fits: Any, long: Any) -> None:
+    def as_json(value: Any) -> int:
+        return CODEC.from_json(json.dumps({"rows": [{}, {field: value}]}).encode()).table.height
+
+    def as_arrow(value: Any) -> int:
+        body = arrow.write(pl.DataFrame({field: [None, value]}), arrow.STREAM)
+        return CODEC.from_arrow(body, arrow.STREAM).table.height
+
+    for way in (as_json, as_arrow):
+        assert way(fits) == 2
+        with pytest.raises(Problem, match=f"row 2, field '{field}"):
+            way(long)
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (pl.Series("sight", ["a"]), ["no field 'sight'"]),
+        (pl.Series("site", [b"a"]), ["neither"]),
+        (pl.Series("site", [{"a": 1}]), ["neither"]),
+        (pl.Series("tags", [[["x"]]]), ["neither"]),
+        (pl.Series("site", ["a"]).implode(), ["'site'"]),
+        (pl.Series("price", ["1", "cheap"]), ["row 2", "'price'", "'cheap'"]),
+        (pl.Series("price", [1.0, math.inf]), ["row 2", "'price'", "infinity"]),
+        (pl.Series("site", [1.0, -math.inf]), ["row 2", "'site'", "infinity"]),
+        (pl.Series("price", [["1"]]), ["'price'"]),
+    ],
+)
+def test_arrow_errors_name_field_and_row(column: pl.Series, words: list[str]) -> None:
+    with pytest.raises(Problem) as error:
+        CODEC.from_arrow(arrow.write(column.to_frame(), arrow.STREAM), arrow.STREAM)
+    assert error.value.status == 400
+    for word in words:
+        assert word in f"{error.value.message} {error.value.fix}"
+
+
+def test_arrow_types_that_mean_the_same() -> None:
+    texts = pl.Series("site", ["7", "a", None])
+    for column in (texts, texts.cast(pl.Categorical), texts.cast(pl.Enum(["7", "a"]))):
+        table = CODEC.from_arrow(arrow.write(column.to_frame(), arrow.STREAM), arrow.STREAM).table
+        assert_same(encoded(table), reference([{"site": "7"}, {"site": "a"}, {}]))
+    for kind in (pl.Int8, pl.UInt64, pl.Float32, pl.Float64, pl.Int64):
+        column = pl.Series("site", [7, None], dtype=kind)
+        table = CODEC.from_arrow(arrow.write(column.to_frame(), arrow.STREAM), arrow.STREAM).table
+        assert_same(encoded(table), reference([{"site": "7"}, {}]))
+
+
+@pytest.mark.parametrize("kind", [arrow.STREAM, arrow.FILE])
+def test_compressed_and_foreign_arrow_is_refused(kind: str) -> None:
+    frame = pl.DataFrame({"site": ["a"] * 20})
+    packed = io.BytesIO()
+    (frame.write_ipc if kind == arrow.FILE else frame.write_ipc_stream)(packed, compression="zstd")
+    with pytest.raises(Problem, match="compressed"):
+        CODEC.from_arrow(packed.getvalue(), kind)
+    other = arrow.FILE if kind == arrow.STREAM else arrow.STREAM
+    for body in (b"", b"PAR1", b"\xff" * 40, arrow.write(frame, other)):
+        with pytest.raises(Problem) as error:
+            CODEC.from_arrow(body, kind)
+        assert error.value.status == 400
+
+
+WHOLE = {
+    kind: arrow.write(
+        pl.DataFrame(
+            {
+                "site": pl.Series(["a", None, "a longer value than fits a view"], dtype=pl.Categorical),
+                "user id": ["1", "a longer value than fits a view", None],
+                "price": [1.0, None, 2.0],
+                "tags": [["x"], None, ["y", "z"]],
+            }
+        ),
+        kind,
+    )
+    for kind in (arrow.STREAM, arrow.FILE)
+}
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from([arrow.STREAM, arrow.FILE]),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4),
+    st.floats(0, 1),
+    st.booleans(),
+)
+def test_damaged_arrow_is_refused_or_read(
+    kind: str, changes: list[tuple[float, int]], end: float, cut: bool
+) -> None:
+    body = bytearray(WHOLE[kind])
+    for place, value in changes:
+        body[int(place * len(body))] = value
+    if cut:
+        body = body[: int(end * len(body))]
+    try:
+        table = CODEC.from_arrow(bytes(body), kind).table
+    except Problem as problem:
+        assert problem.status in (400, 413)
+    else:
+        assert len(encoded(table).ids_BW) == table.height <= LIMITS.rows

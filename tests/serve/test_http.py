@@ -1,0 +1,409 @@
+"""The server over real sockets: the same scores in every format, limits, access, deadlines, and hostile bytes."""
+
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from recap_ctr.serve import arrow
+from recap_ctr.serve.codec import SCORES
+from recap_ctr.serve.dial import Costs
+from recap_ctr.serve.engine import load_engine
+from recap_ctr.serve.settings import Limits, ServeConfig
+from tests.serve.fake import FakeEngine
+from tests.serve.running import JSON, Address, Answer, within
+
+LIMITS = Limits(
+    body_bytes=4000, rows=50, value_length=100, header_bytes=2000, header_seconds=0.6, body_seconds=0.6
+)
+SMALL = ServeConfig(artifact="", deadline_ms=20_000, limits=LIMITS)
+TOKEN = "a-token-of-some-length"
+ROW = {"site": "a", "user id": 10**17 + 3, "price": 6.5, "tags": ["x", "new"]}
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[Address]:
+    with within(FakeEngine({}), SMALL) as address:
+        yield address
+
+
+def metrics(address: Address, **headers: str) -> dict[str, float]:
+    text = address.ask("GET", "/metrics", headers=headers).body.decode()
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
+def in_arrow(answer: Answer, kind: str) -> dict[str, list[float]]:
+    read = pl.read_ipc if kind == arrow.FILE else pl.read_ipc_stream
+    return read(io.BytesIO(answer.body)).to_dict(as_series=False)
+
+
+def test_formats_agree_with_the_engine_on_a_trained_model(packed: Path, click_log: pl.DataFrame) -> None:
+    """Unseen, missing and several values among them, in batches of any size."""
+    engine = load_engine(packed, 1)
+    rng = np.random.default_rng(0)
+    frame = click_log.sample(200, seed=1).drop("row", "click").with_columns(pl.col("user").cast(pl.String))
+    for name in frame.columns:
+        gone = pl.Series(rng.random(frame.height) < 0.1)
+        frame = frame.with_columns(pl.when(gone).then(None).otherwise(pl.col(name)).alias(name))
+    frame = frame.with_columns(
+        pl.when(pl.Series(rng.random(200) < 0.2))
+        .then(pl.lit("unheard-of"))
+        .otherwise(pl.col("ad"))
+        .alias("ad")
+    )
+    want = engine.score(engine.encode(frame))
+    config = ServeConfig(artifact="", deadline_ms=20_000)
+    with within(engine, config) as address:
+        rows = [{name: value for name, value in row.items() if value is not None} for row in frame.to_dicts()]
+        by_rows = address.score({"rows": rows}).json()
+        by_columns = address.score({"columns": frame.to_dict(as_series=False)}).json()
+        found = {
+            "rows": {name: [row[name] for row in by_rows["rows"]] for name in SCORES},
+            "columns": by_columns["columns"],
+        }
+        for kind in (arrow.STREAM, arrow.FILE):
+            answer = address.ask("POST", "/score", arrow.write(frame, kind), {"content-type": kind})
+            assert answer.status == 200 and answer.headers["recap-lowered"] == "false"
+            found[kind] = in_arrow(answer, kind)
+        alone = [address.score({"rows": [row]}).json()["rows"][0]["logit"] for row in rows[:10]]
+    for scores in found.values():
+        for name, array in zip(
+            SCORES, (want.probability_B, want.logit_B, want.raw_logit_B, want.disagreement_B), strict=True
+        ):
+            assert np.abs(np.array(scores[name]) - array).max() < 1e-6
+    assert np.abs(np.array(alone) - want.logit_B[:10]).max() < 1e-5
+
+
+def test_answers_say_what_was_used(fake: Address) -> None:
+    best = fake.score({"rows": [ROW]}).json()
+    assert (best["routes"], best["depth"], best["lowered"], best["model"]) == (8, 4, False, "test")
+    other = fake.score({"rows": [ROW], "routes": 1, "depth": 2}).json()
+    assert (other["routes"], other["depth"], other["lowered"]) == (1, 2, False)
+    assert other["rows"][0]["logit"] != best["rows"][0]["logit"]
+    assert fake.score({"rows": [ROW], "routes": 4}).json()["depth"] == 4
+    none = fake.score({"rows": [ROW], "routes": 3})
+    assert none.status == 400 and "routes 8, depth 4" in none.json()["fix"]
+    body = arrow.write(pl.DataFrame([{"site": "a"}]), arrow.STREAM)
+    answer = fake.ask("POST", "/score?routes=1&depth=2", body, {"content-type": arrow.STREAM})
+    assert (answer.headers["recap-routes"], answer.headers["recap-depth"]) == ("1", "2")
+    for query in (
+        "routes=0",
+        "routes=x",
+        "depth=1.5",
+        "deadline_ms=inf",
+        "deadline_ms=1e9",
+        "route=1",
+        "routes=1&routes=1",
+    ):
+        assert fake.ask("POST", f"/score?{query}", body, {"content-type": arrow.STREAM}).status == 400
+    assert fake.score({"rows": []}).json()["rows"] == []
+    assert fake.score({"columns": {}}).json()["columns"] == {name: [] for name in SCORES}
+
+
+def test_other_addresses(fake: Address) -> None:
+    model = fake.ask("GET", "/model").json()
+    assert [field["name"] for field in model["fields"]][:2] == ["site", "user id"]
+    assert [(one["routes"], one["depth"]) for one in model["settings"]] == [(8, 4), (4, 4), (1, 4), (1, 2)]
+    assert model["card"] == "# a card"
+    assert fake.ask("GET", "/health/live").json() == {"live": True}
+    assert fake.ask("GET", "/health/ready").json()["ready"] is True
+    found = fake.ask("GET", "/vocabulary/user%20id?prefix=1000").json()["values"]
+    assert len(found) == 40 and found[0] == str(10**17)
+    assert fake.ask("GET", "/vocabulary/device").json()["values"] == []
+    assert fake.ask("GET", "/vocabulary/site?prefix=zz").json()["values"] == []
+    assert fake.ask("GET", "/vocabulary/nothing").status == 404
+    assert fake.ask("GET", f"/vocabulary/site?prefix={'x' * 201}").status == 400
+    page = fake.ask("GET", "/")
+    assert page.status == 200 and "default-src 'none'" in page.headers["content-security-policy"]
+    for method, path, status in (
+        ("GET", "/score", 405),
+        ("POST", "/model", 405),
+        ("GET", "/nothing", 404),
+        ("GET", "/model/", 404),
+    ):
+        answer = fake.ask(method, path)
+        assert answer.status == status and answer.json()["error"]
+
+
+def test_the_document_describes_the_bodies(fake: Address) -> None:
+    document = fake.ask("GET", "/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    assert schemas["Row"]["additionalProperties"] is False
+    assert set(schemas["Row"]["properties"]) == {"site", "user id", "price", "age", "tags", "device"}
+    assert schemas["ScoreRows"]["required"] == ["rows"]
+    assert set(document["paths"]) == {
+        "/score", "/model", "/vocabulary/{field}", "/health/live", "/health/ready", "/metrics", "/openapi.json", "/",
+    }  # fmt: skip
+
+    def refs(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            yield from ([value["$ref"]] if "$ref" in value else [])
+            for inner in value.values():
+                yield from refs(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                yield from refs(inner)
+
+    assert {ref.rpartition("/")[2] for ref in refs(document)} <= set(schemas)
+
+
+def test_metrics_count_what_happened() -> None:
+    with within(FakeEngine({})) as address:
+        address.score({"rows": [ROW, {"site": "never seen"}]})
+        address.score({"rows": [{"sight": 1}]})
+        found = metrics(address)
+        assert found["recap_requests_total"] == 2 and found["recap_rows_total"] == 2
+        assert found["recap_request_seconds_count"] == 1 and found["recap_batches_total"] == 1
+        assert found["recap_unseen_total"] == 2  # a site and a tag
+        text = address.ask("GET", "/metrics").body.decode()
+        assert 'recap_requests_total{status="400"} 1' in text
+        assert 'recap_rows_total{routes="8",depth="4"} 2' in text
+
+
+def test_a_token_is_wanted_everywhere_but_for_health_and_page() -> None:
+    with within(FakeEngine({}), SMALL, token=TOKEN) as address:
+        right = f"Bearer {TOKEN}"
+        wrong = (TOKEN, right + "x", right[:-1], f"Basic {TOKEN}", right.lower())
+        heads: list[dict[str, str]] = [{}, *({"authorization": text} for text in wrong)]
+        for path in (
+            "/model",
+            "/metrics",
+            "/openapi.json",
+            "/vocabulary/site",
+            "/nothing",
+            "/score",
+            "//model",
+        ):
+            for head in heads:
+                answer = address.ask("POST" if path == "/score" else "GET", path, headers=head)
+                assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer"
+        for path in ("/", "/health/live", "/health/ready"):
+            assert address.ask("GET", path).status == 200
+        assert address.ask("GET", "/model", headers={"authorization": right}).status == 200
+        assert address.score({"rows": [ROW]}, authorization=right).status == 200
+        assert address.ask("GET", "/openapi.json", headers={"authorization": right}).json()["security"]
+
+
+def test_bodies_end_at_their_limit(fake: Address) -> None:
+    def padded(size: int) -> bytes:
+        body = json.dumps({"rows": [ROW]}).encode()
+        return body + b" " * (size - len(body))
+
+    for size in (LIMITS.body_bytes - 1, LIMITS.body_bytes):
+        assert fake.ask("POST", "/score", padded(size), JSON).status == 200
+    assert fake.ask("POST", "/score", padded(LIMITS.body_bytes + 1), JSON).status == 413
+    # Without a length, or with a false one, what counts is what comes.
+    head = b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    chunks = b"".join(b"%x\r\n%s\r\n" % (500, b" " * 500) for _ in range(9))
+    assert fake.raw(head + b"transfer-encoding: chunked\r\n\r\n", chunks).startswith(b"HTTP/1.1 413")
+    assert fake.raw(head + b"content-length: 99999999999\r\n\r\n{}").startswith(b"HTTP/1.1 413")
+
+
+def test_content_types_have_one_codec_each(fake: Address) -> None:
+    body = json.dumps({"rows": [ROW]})
+    for kind in (
+        "",
+        "text/plain",
+        "application/json; charset=latin-1",
+        "application/x-pickle",
+        "application/jsonx",
+    ):
+        assert fake.ask("POST", "/score", body, {"content-type": kind}).status == 415
+    assert fake.ask("POST", "/score", body, {**JSON, "content-encoding": "gzip"}).status == 415
+    assert fake.ask("POST", "/score", body, {"content-type": "Application/JSON; charset=UTF-8"}).status == 200
+    assert fake.ask("POST", "/score", body, {"content-type": arrow.STREAM}).status == 400
+
+
+def test_heads_end_at_their_limit_and_in_time(fake: Address) -> None:
+    def with_head(size: int) -> bytes:
+        start = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-pad: "
+        return start + b"p" * (size - len(start) - 4) + b"\r\n\r\n"
+
+    assert fake.raw(with_head(LIMITS.header_bytes - 100)).startswith(b"HTTP/1.1 200")
+    assert fake.raw(with_head(LIMITS.header_bytes + 100)).startswith(b"HTTP/1.1 431")
+    assert fake.raw(b"GET /" + b"x" * LIMITS.header_bytes).startswith(b"HTTP/1.1 431")
+    assert fake.raw(b"GET /health/live HTTP/1.1\r\n").startswith(b"HTTP/1.1 408")
+    assert fake.raw().startswith(b"HTTP/1.1 408"), "who connects and says nothing"
+    start = time.monotonic()
+    slowly = [bytes([byte]) for byte in b"GET /health/live HTTP/1.1\r\nhost: x\r\n"]
+    assert b"408" in fake.raw(*slowly, pause=0.05)
+    assert time.monotonic() - start < 4
+    head = b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
+    assert fake.raw(head, b"{").startswith(b"HTTP/1.1 408")
+    again = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+    twice = fake.raw(again, b"GET /health", pause=0.05)
+    assert twice.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in twice, (
+        "a second head on a kept connection"
+    )
+
+
+def test_what_is_no_http_is_a_400(fake: Address) -> None:
+    post = b"POST /score HTTP/1.1\r\n"
+    for junk in (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"hello\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        post + b"content-length: -1\r\n\r\n",
+        post + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    ):
+        assert fake.raw(junk).startswith(b"HTTP/1.1 400")
+
+
+def test_connections_that_break_off_do_no_harm(fake: Address) -> None:
+    import socket
+
+    head = b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 60\r\n\r\n"
+    body = json.dumps({"rows": [{"site": "a"}]}).encode().ljust(60)
+    for cut in (0, 10, len(head), len(head) + 10, len(head) + 60):
+        with socket.create_connection(("127.0.0.1", fake.port)) as connection:
+            connection.sendall((head + body)[:cut])
+    assert fake.score({"rows": [ROW]}).status == 200
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+named = st.dictionaries(
+    st.sampled_from(["site", "price", "tags", "age", "user id", "other"]), json_values, max_size=4
+)
+asked = st.fixed_dictionaries(
+    {},
+    optional={
+        "rows": st.lists(named, max_size=3) | json_values,
+        "columns": st.dictionaries(
+            st.sampled_from(["site", "price", "tags"]), st.lists(json_values, max_size=3)
+        ),
+        "context": named | json_values,
+        "routes": json_values,
+        "depth": json_values,
+        "deadline_ms": json_values,
+    },
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(asked.map(lambda value: json.dumps(value).encode()), st.binary(max_size=60)))
+def test_any_body_is_scored_or_refused(fake: Address, body: bytes) -> None:
+    answer = fake.ask("POST", "/score", body, JSON)
+    assert answer.status in (200, 400, 413)
+    found = answer.json()
+    if answer.status == 200:
+        scores = (
+            [row["probability"] for row in found["rows"]]
+            if "rows" in found
+            else found["columns"]["probability"]
+        )
+        assert all(0 <= score <= 1 for score in scores)
+    else:
+        assert found["error"] and "Traceback" not in found["error"]
+
+
+# Settings of 40, 20, 8 and 4 ms a row, as `row_us` makes them.
+SLOW = {"row_us": 40_000}
+SLOW_COSTS = Costs((1, 512), tuple((0.04 * share, 512 * 0.04 * share) for share in FakeEngine.costs))
+
+
+def at_once(address: Address, requests: list[dict[str, Any]]) -> list[tuple[Answer, float]]:
+    """All answers, with how long each took."""
+    found: list[tuple[Answer, float]] = [(Answer(0, {}, b""), 0.0)] * len(requests)
+
+    def send(at: int) -> None:
+        start = time.monotonic()
+        found[at] = address.score(requests[at]), time.monotonic() - start
+
+    threads = [threading.Thread(target=send, args=(at,)) for at in range(len(requests))]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.002)
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_a_tight_deadline_lowers_the_dial_and_says_so() -> None:
+    with within(FakeEngine(SLOW), ServeConfig(artifact="", deadline_ms=1000), costs=SLOW_COSTS) as address:
+        assert address.score({"rows": [ROW]}).json()["routes"] == 8
+        tight = address.score({"rows": [ROW], "deadline_ms": 45}).json()
+        assert (tight["routes"], tight["lowered"]) == (1, True)
+        never = address.score({"rows": [ROW] * 50, "deadline_ms": 45})
+        assert never.status == 400 and "fewer rows" in never.json()["fix"]
+        insists = address.score({"rows": [ROW], "routes": 8, "deadline_ms": 60}).json()
+        assert (insists["routes"], insists["lowered"]) == (8, False)
+        too_dear = address.score({"rows": [ROW], "routes": 8, "deadline_ms": 20})
+        assert too_dear.status == 400 and "setting asked for" in too_dear.json()["error"]
+        assert metrics(address)["recap_lowered_total"] == 1
+
+
+def test_under_load_the_dial_goes_down_and_then_requests_are_refused() -> None:
+    requests: list[dict[str, Any]] = [{"rows": [ROW] * 5}] * 60  # 1.2 s of work at the cheapest setting
+    with within(FakeEngine(SLOW), ServeConfig(artifact="", deadline_ms=400), costs=SLOW_COSTS) as address:
+        found = at_once(address, requests)
+        refused = [(answer, seconds) for answer, seconds in found if answer.status == 429]
+        scored = [(answer, seconds) for answer, seconds in found if answer.status == 200]
+        assert len(refused) + len(scored) == 60 and len(scored) >= 5 and len(refused) >= 5
+        assert any(answer.json()["routes"] == 1 and answer.json()["lowered"] for answer, _ in scored)
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer, _ in refused)
+        # How late answers are is for an idle machine to tell: benchmarks/speed/serve.py.
+        assert np.median([seconds for _, seconds in refused]) < np.median([seconds for _, seconds in scored])
+        after = address.score({"rows": [ROW], "deadline_ms": 5000}).json()
+        assert after["routes"] == 8, "it recovers at once"
+
+
+def test_without_the_dial_requests_wait_and_keep_their_setting() -> None:
+    with within(
+        FakeEngine({"row_us": 10_000}), ServeConfig(artifact="", deadline_ms=50, dial=False)
+    ) as address:
+        found = at_once(address, [{"rows": [ROW]}] * 20)
+        assert {answer.status for answer, _ in found} == {200}
+        assert {answer.json()["routes"] for answer, _ in found} == {8}
+        assert max(seconds for _, seconds in found) > 0.1
+
+
+def test_requests_held_at_a_time_are_limited() -> None:
+    config = ServeConfig(artifact="", dial=False, limits=Limits(requests=3, batch_rows=1))
+    with within(FakeEngine({"row_us": 50_000}), config) as address:
+        found = at_once(address, [{"rows": [ROW]}] * 10)
+        assert sorted(answer.status for answer, _ in found).count(200) in range(3, 6)
+        assert {answer.status for answer, _ in found} == {200, 429}
+
+
+def test_requests_that_wait_share_a_batch() -> None:
+    with within(FakeEngine({"start_us": 60_000}), ServeConfig(artifact="", deadline_ms=5000)) as address:
+        found = at_once(address, [{"rows": [ROW, {"site": str(at)}]} for at in range(12)])
+        assert {answer.status for answer, _ in found} == {200}
+        counted = metrics(address)
+        assert counted["recap_rows_total"] == 24 and counted["recap_batches_total"] <= 4
+        lone = [address.score({"rows": [ROW, {"site": str(at)}]}).json() for at in range(12)]
+        assert [answer.json()["rows"] for answer, _ in found] == [one["rows"] for one in lone]
+
+
+def test_one_bad_request_does_not_harm_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine({"start_us": 40_000})
+    plain = engine.score
+
+    def fragile(encoded: Any, setting: Any = None) -> Any:
+        if encoded.num_missing[0] > 0:
+            raise RuntimeError("no site")
+        return plain(encoded, setting)
+
+    monkeypatch.setattr(engine, "score", fragile)
+    with within(engine, ServeConfig(artifact="", deadline_ms=5000)) as address:
+        found = at_once(address, [{"rows": [ROW]}, {"rows": [ROW]}, {"rows": [{}]}, {"rows": [ROW]}])
+        assert [answer.status for answer, _ in found] == [200, 200, 500, 200]
+        assert "RuntimeError" not in found[2][0].body.decode()

@@ -1,0 +1,124 @@
+"""The page, in a real browser: it scores a row, by keyboard too, and asks nobody but its server."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from recap_ctr.serve.page import POLICY, html
+from recap_ctr.serve.settings import ServeConfig
+from tests.serve.browser import CHROMIUM, Browser
+from tests.serve.fake import FakeEngine
+from tests.serve.running import Address, within
+
+TAB, ENTER = 9, 13
+TOKEN = "a-token-of-some-length"
+browser_needed = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install Debian's chromium")
+Open = Callable[..., Browser]
+
+
+@pytest.fixture
+def browse(tmp_path: Path) -> Iterator[Open]:
+    opened: list[Browser] = []
+
+    def begin(width: int = 1280, height: int = 900, *, dark: bool = False) -> Browser:
+        opened.append(Browser(tmp_path / f"profile{len(opened)}", width, height, dark=dark))
+        return opened[-1]
+
+    yield begin
+    for browser in opened:
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Address]:
+    with within(FakeEngine({"model": {"name": "recap"}, "parameters": 1234})) as address:
+        yield address
+
+
+def test_page_is_one_file_that_fetches_nothing_else() -> None:
+    text = html()
+    assert not re.findall(r"(?:src|href)=\"(?!#|data:)", text)
+    assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "unsafe" not in POLICY and "connect-src 'self'" in POLICY
+
+
+@browser_needed
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
+def test_a_row_is_scored_at_every_setting(server: Address, browse: Open, width: int, dark: bool) -> None:
+    page = browse(width, dark=dark)
+    page.open(server.url)
+    shown = page.wait("document.getElementById('probability')?.textContent")
+    rows = page.look(
+        "[...document.querySelectorAll('#settings tr')].map(r => [...r.cells].map(c => c.textContent))"
+    )
+    assert [row[0] for row in rows] == [
+        "8 routes, depth 4",
+        "4 routes, depth 4",
+        "1 route, depth 4",
+        "1 route, depth 2",
+    ]
+    assert rows[0][1].startswith(shown[:5])
+    filled = page.look(
+        "Object.fromEntries([...document.querySelectorAll('#fields > div')]"
+        ".map(d => [d.querySelector('label').textContent.split(' (')[0], d.querySelector('input').value]))"
+    )
+    assert filled == {"site": "a", "user id": str(10**17), "price": "", "age": "", "tags": "x", "device": ""}
+    row = {name: value for name, value in filled.items() if value}
+    want = server.score({"rows": [row]}).json()["rows"][0]["probability"]
+    assert shown == f"{want:.4f}"
+    assert page.look("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out on a phone"
+    ink = page.look("getComputedStyle(document.body).backgroundColor")
+    assert (ink == "rgb(20, 23, 28)") == dark
+    page.wait("document.querySelectorAll('#latency polyline').length === 2")  # two readings of the counters
+    assert "rows scored in all" in page.look("document.getElementById('now').textContent")
+    assert page.look("document.getElementById('card').textContent") == "# a card"
+    assert not page.console
+    assert all(url.startswith((server.url, "data:")) for url in page.asked), page.asked
+
+
+@browser_needed
+def test_keyboard_suggestions_and_errors(server: Address, browse: Open) -> None:
+    page = browse()
+    page.open(server.url)
+    before = page.wait("document.getElementById('probability')?.textContent")
+    page.look("document.querySelector('nav a:last-child').focus()")
+    page.press("Tab", TAB)
+    assert page.look("document.activeElement.id") == "f0"
+    page.look("document.activeElement.select()")
+    page.type("b")
+    page.wait("[...document.querySelectorAll('#list0 option')].map(o => o.value).join() === 'b'")
+    page.press("Enter", ENTER)
+    page.wait(f"document.getElementById('probability').textContent !== {before!r}")
+    page.press("Tab", TAB)
+    page.press("Tab", TAB)
+    assert page.look("document.activeElement.inputMode") == "decimal"
+    page.type("cheap")
+    page.press("Enter", ENTER)
+    said = page.wait(
+        "document.getElementById('problem').hidden ? '' : document.getElementById('problem').textContent"
+    )
+    assert "'price'" in said and "not a number" in said
+    tagged = "document.querySelector('#f4')"
+    page.look(f"{tagged}.focus(), {tagged}.select()")
+    page.type("x|")
+    page.wait("[...document.querySelectorAll('#list4 option')].some(o => o.value === 'x|y')")
+
+
+@browser_needed
+def test_hostile_names_are_text_and_a_token_is_asked_for(browse: Open) -> None:
+    evil = '<img src=x onerror="document.title = 1">'
+    engine = FakeEngine({"model": {"name": evil}})
+    with within(engine, ServeConfig(artifact="", deadline_ms=20_000), token=TOKEN) as address:
+        page = browse()
+        page.open(address.url)
+        page.wait("!document.getElementById('login').hidden")
+        page.look("document.getElementById('token').focus()")
+        page.type(TOKEN)
+        page.press("Enter", ENTER)
+        page.wait("document.getElementById('probability')?.textContent")
+        assert page.look("document.getElementById('login').hidden")
+        assert evil in page.look("document.getElementById('title').textContent")
+        assert page.look("document.querySelectorAll('img').length") == 0
+        assert page.look("document.title").startswith("RECAP")
