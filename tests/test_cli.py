@@ -91,7 +91,7 @@ class TestConventions:
         options = {option for parameter in command.params for option in parameter.opts}
         assert {"--json", "--quiet", "-q"} <= options
         # Stages never replace each other; a page is made anew from its report each time.
-        if "--out" in options and name not in ("fit", "bench", "report", "diagnose", "plan"):
+        if "--out" in options and name not in ("fit", "bench", "report", "diagnose", "plan", "dial"):
             assert "--force" in options
         if name in ("prepare", "train", "tune", "fit", "synthetic", "demo"):
             assert "--seed" in options

@@ -328,7 +328,7 @@ def test_interrupted_while_the_artifact_is_written_it_ends_with_the_same_bits(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for part in ("save_tensors", "model_card", "_canonical"):
+    for part in ("save_arrays", "model_card", "_canonical"):
         with monkeypatch.context() as patch:
             patch.setattr(artifact, part, interrupt)
             with pytest.raises(KeyboardInterrupt):

@@ -231,7 +231,7 @@ class TestForgedRoutes:
         refused(other, "fcn has no routes")
 
     def test_other_possible_routes_are_believed(self, copy: Path) -> None:
-        forge(copy, lambda manifest: manifest.update(routes=[HOME]))
+        forge(copy, lambda manifest: manifest.update(routes=[HOME], dial=[]))
         assert stored_routes(copy) == [backbone().home]
 
 
@@ -265,7 +265,7 @@ def test_artifacts_from_before_there_were_routes(
     old = Path(shutil.copytree(packed, tmp_path / "fcn"))
     for path in (copy, old):
         expected = load_artifact(path).model
-        forge(path, lambda manifest: manifest.pop("routes"))
+        forge(path, lambda manifest: [manifest.pop(part) for part in ("routes", "dial")])
         found = load_artifact(path).model
         if isinstance(expected, Routed):
             assert isinstance(found, Recap)

@@ -1259,7 +1259,7 @@ def export(
     _limit_threads(threads)
     if format_ != "onnx":
         raise InputError(f"--format {format_}: known is onnx")
-    _training()
+    _training("export")
     import torch
 
     try:
@@ -1678,14 +1678,14 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _training() -> Any:
+def _training(extra: str = "train") -> Any:
     """The module of runs, or a clear word that torch is missing."""
     try:
         from recap_ctr import runs
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise InputError("this needs PyTorch", fix="pip install 'recap-ctr[train]'") from None
+        raise InputError("this needs PyTorch", fix=f"pip install 'recap-ctr[{extra}]'") from None
     return runs
 
 
