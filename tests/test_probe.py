@@ -137,6 +137,9 @@ def test_each_challenger_differs_from_the_best_in_one_setting() -> None:
         "fcn", {"dim": 8, "exponential_dropout": 0.2, "linear_dropout": 0.2}
     )
     assert changed.train_config(SETTINGS).ema_epochs == (3.0,)
+    assert (
+        changed.train_config(SETTINGS).ema_warmup == 9.0 * 2.0 / 3.0
+    )  # else a young average would not know of it
     assert changed.train_config(TrainConfig()).ema_epochs == ()
     assert changed.name == "l2=0.001,learning_rate=0.002,horizon=3,dropout=0.2,dim=8"
 
@@ -179,5 +182,7 @@ def test_further_settings_are_challenged_where_there_is_time(
     for setting, value in (("horizon", 1.0), ("dropout", 0.3), ("dim", 2)):
         assert any(arm[setting] == value for arm in arms)
     assert any(name.endswith("dim=8") for name in trained)
+    curves = [tuple(arm["valid_auc"]) for arm in arms]
+    assert len(set(curves)) == len(curves)  # every change made a difference
     best = max(arms, key=lambda arm: max(arm["valid_auc"]))
     assert (found.horizon, found.dropout, found.dim) == (best["horizon"], best["dropout"], best["dim"])

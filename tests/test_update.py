@@ -138,11 +138,13 @@ def test_distinct_finds_each_row_once_and_places_every_id() -> None:
         st.lists(st.integers(0, 20), min_size=1, max_size=6, unique=True), min_size=1, max_size=30
     ),
     beta=st.floats(0.5, 0.9999),
+    warmup=st.floats(0.5, 50.0),
 )
-def test_lazy_average_equals_dense_average(touches: list[list[int]], beta: float) -> None:
+def test_lazy_average_equals_dense_average(touches: list[list[int]], beta: float, warmup: float) -> None:
     """Over any pattern of touched rows, warm-up included, and read at any time."""
     lazy_source, dense_source = small(1), small(1)
-    lazy, dense = MovingAverage(lazy_source, beta, lazy=True), MovingAverage(dense_source, beta, lazy=False)
+    lazy = MovingAverage(lazy_source, beta, lazy=True, warmup=warmup)
+    dense = MovingAverage(dense_source, beta, lazy=False, warmup=warmup)
     generator = torch.Generator().manual_seed(0)
     for step, rows in enumerate(touches, start=1):
         index = torch.tensor(rows)

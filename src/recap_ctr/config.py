@@ -13,13 +13,16 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 
 from recap_ctr.errors import InputError
 
 F = TypeVar("F", bound="Frozen")
+WARMUP = 9.0
 
 
 class Frozen(BaseModel):
@@ -83,6 +86,8 @@ class TrainConfig(Frozen):
     """β of Eq. 10; the averaged weights are then what is validated, selected and shipped."""
     ema_epochs: tuple[PositiveFloat, ...] = ()
     """Horizons of such averages in epochs, instead of β; each is kept, and the best on validation selected."""
+    ema_warmup: PositiveFloat = WARMUP
+    """While training is young, an average spans one part in so many of the steps so far, however long its horizon."""
     checkpoints: NonNegativeInt = 0
     """Keep the raw weights of this many last epochs: estimators of the trajectory axis."""
     kd_weight: NonNegativeFloat = 1.0
@@ -96,3 +101,13 @@ class TrainConfig(Frozen):
         if self.ema is not None and self.ema_epochs:
             raise ValueError("give the horizon of the average as ema or as ema_epochs, not as both")
         return self
+
+    @model_serializer(mode="wrap")
+    def _plain(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a warm-up that is as ever: runs are named after their settings, and older ones knew no other."""
+        return {key: value for key, value in dump(self).items() if (key, value) != ("ema_warmup", WARMUP)}
+
+    def with_horizons(self, factor: float) -> Self:
+        """Averages that span so much more of the run, in its first epochs as well."""
+        longer = {"ema_epochs": tuple(factor * epochs for epochs in self.ema_epochs)}
+        return self.model_copy(update={**longer, "ema_warmup": self.ema_warmup / factor})

@@ -96,10 +96,9 @@ class Arm:
 
     def train_config(self, settings: TrainConfig) -> TrainConfig:
         """The settings with what this candidate changes."""
-        own: dict[str, Any] = {"l2": self.l2, "learning_rate": self.learning_rate}
         if self.horizon is not None and settings.ema_epochs:
-            own["ema_epochs"] = (self.horizon,)
-        return settings.model_copy(update=own)
+            settings = settings.with_horizons(self.horizon / settings.ema_epochs[0])
+        return settings.model_copy(update={"l2": self.l2, "learning_rate": self.learning_rate})
 
     def model_config(self, model: str, config: Frozen) -> Frozen:
         """The model's config with what this candidate changes; refused where the two don't go together."""

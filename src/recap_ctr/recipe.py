@@ -270,7 +270,7 @@ class Recipe:
         trained = {**config.train, **config.teacher_train}
         built = {**config.model_settings, **config.teacher_settings}
         decided: dict[str, tuple[float, ...]] = {}
-        if {"ema", "ema_epochs"} & trained.keys():
+        if {"ema", "ema_epochs", "ema_warmup"} & trained.keys():
             decided["horizon_factors"] = ()
         if any(name.endswith("dropout") for name in built):
             decided["dropouts"] = ()

@@ -138,7 +138,10 @@ class Trainer:
         betas = [beta_of(epochs, self.steps_per_epoch) for epochs in config.ema_epochs]
         if config.ema is not None:
             betas = [config.ema]
-        self.averages = [MovingAverage(self.model, beta, lazy=config.update == "fast") for beta in betas]
+        self.averages = [
+            MovingAverage(self.model, beta, lazy=config.update == "fast", warmup=config.ema_warmup)
+            for beta in betas
+        ]
         self.update = Update(self.model, config, self.averages)
         self.progress = Progress(learning_rate=config.learning_rate)
         self.selected = self.model

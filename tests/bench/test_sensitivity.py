@@ -58,10 +58,14 @@ def test_one_setting_at_a_time_around_the_recipes_own(prepared: PreparedData) ->
         assert isinstance(config.model_config, RecapConfig)
         assert config is base or config.model_config.lora_rank == rank, "else it would shrink"
         RecapConfig.model_validate(config.model_config.model_dump())
-    for setting, field in (("KD weight λ", "kd_weight"), ("EMA horizon (epochs)", "ema_epochs")):
+    for setting, names in (
+        ("KD weight λ", ["kd_weight"]),
+        ("EMA horizon (epochs)", ["ema_epochs", "ema_warmup"]),
+    ):
         for config in found[setting].values():
             if config.teachers:
-                assert config.train.model_copy(update={field: getattr(base.train, field)}) == base.train
+                own_values = {name: getattr(base.train, name) for name in names}
+                assert config.train.model_copy(update=own_values) == base.train
 
 
 def test_the_papers_preset_is_varied_in_its_own_terms(prepared: PreparedData) -> None:

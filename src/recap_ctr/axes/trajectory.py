@@ -10,21 +10,23 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from recap_ctr.config import WARMUP
 from recap_ctr.nn.embedding import Inputs, Table
 
 
 class MovingAverage:
     """Holds the averaged model: ema <- beta * ema + (1 - beta) * weights after each step, started as a copy.
 
-    While training is young beta is smaller, (1 + t) / (10 + t), so that the average forgets the random start.
+    While training is young beta is smaller, (1 + t) / (1 + warmup + t), so that the average forgets the random start:
+    it then spans one part in `warmup` of the steps so far.
     Statistics of normalisation are not averaged: those of averaged weights are others (`restore_statistics`).
 
     With `lazy`, tables whose rows move only when touched are averaged only then, and exactly: between two touches
     a row's weight w is constant, so n steps amount to ema <- P * ema + (1 - P) * w with P the product of the n betas.
     """
 
-    def __init__(self, model: nn.Module, beta: float, *, lazy: bool) -> None:
-        self.beta = beta
+    def __init__(self, model: nn.Module, beta: float, *, lazy: bool, warmup: float = WARMUP) -> None:
+        self.beta, self.warmup = beta, warmup
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.log_decay = 0.0  # sum of log beta over all steps so far: S_t
         self._tables: dict[str, tuple[Table, Table, Tensor]] = {}
@@ -61,7 +63,7 @@ class MovingAverage:
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         """Count one step; `step` is its number, from 1."""
-        beta = min(self.beta, (1 + step) / (10 + step))
+        beta = min(self.beta, (1 + step) / (1 + self.warmup + step))
         self.log_decay += math.log(beta)
         torch._foreach_lerp_(self._averages, [tensor.detach() for tensor in self._weights], 1 - beta)
 

@@ -66,7 +66,8 @@ def variants(base: RunConfig, untaught: RunConfig, layout: Layout, steps_per_epo
     if horizons:
         for factor in FACTORS:
             epochs = tuple(factor * horizon for horizon in horizons)
-            changed = base if factor == 1 else training(ema=None, ema_epochs=epochs)
+            longer = train.model_copy(update={"ema": None, "ema_epochs": horizons}).with_horizons(factor)
+            changed = base if factor == 1 else replace(base, train=longer)
             found.append(Variant("EMA horizon (epochs)", mean(epochs), changed))
     for weight in sorted({*KD_WEIGHTS, train.kd_weight}):
         changed = training(kd_weight=weight) if weight else untaught
