@@ -1,4 +1,4 @@
-"""Pack a RECAP of Criteo's shape with random weights: speed does not depend on them.
+"""Pack and export a RECAP of Criteo's shape with random weights: speed does not depend on them.
 
     python -m benchmarks.speed.criteo_artifact --out artifact/ [--seed 0] [--small]
 
@@ -22,6 +22,7 @@ from recap_ctr.artifact import write_artifact
 from recap_ctr.axes.routes import late_routes
 from recap_ctr.calibrate import AffineCalibration
 from recap_ctr.data.encode import Encoder, FittedField
+from recap_ctr.export import export
 from recap_ctr.models.recap import Recap, RecapConfig
 from recap_ctr.schema import Field as SchemaField
 from recap_ctr.schema import Schema
@@ -63,7 +64,7 @@ def rows(count: int) -> pl.DataFrame:
 
 
 def write(out: Path, seed: int, small: bool) -> int:
-    """Write the artifact; return its number of parameters."""
+    """Write the artifact, with a graph for each setting of the dial; return its number of parameters."""
     schema = Schema(label=CRITEO.label, fields=tuple(map(schema_field, CRITEO.fields)))
     fitted = [
         FittedField(field, values, np.arange(len(values), 0, -1))
@@ -80,7 +81,7 @@ def write(out: Path, seed: int, small: bool) -> int:
         out,
         name="recap",
         config=config,
-        weights=dict(model.state_dict()),
+        weights={name: tensor.numpy() for name, tensor in model.state_dict().items()},
         encoder=encoder,
         calibration=AffineCalibration(1.0, 0.0),
         shift=0.0,
@@ -89,6 +90,7 @@ def write(out: Path, seed: int, small: bool) -> int:
         training={"seed": seed},
         routes=tuple(late_routes(config, 8)),
     )
+    export(out, quiet=True)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -69,9 +69,13 @@ class Connection(asyncio.Protocol):
         length = int(lower[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
         if len(self._data) >= head + 4 + length and self._answer is not None:
             status = int(self._data[9:12])
+            self.answered(bytes(self._data[head + 4 :]))
             self._data.clear()
             if not self._answer.done():
                 self._answer.set_result(status)
+
+    def answered(self, body: bytes) -> None:
+        """For whoever wants to look at answers."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._answer is not None and not self._answer.done():
@@ -82,8 +86,8 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
 
-async def connect(port: int) -> Connection:
-    _, made = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", port)
+async def connect(port: int, kind: type[Connection] = Connection) -> Connection:
+    _, made = await asyncio.get_running_loop().create_connection(kind, "127.0.0.1", port)
     return made
 
 
@@ -119,14 +123,19 @@ async def closed(port: int, requests: list[bytes], connections: int, seconds: fl
 
 
 async def open_loop(
-    port: int, requests: list[bytes], rate: float, seconds: float, connections: int, seed: int = 0
+    port: int,
+    requests: list[bytes],
+    rate: float,
+    seconds: float,
+    connections: int,
+    kind: type[Connection] = Connection,
 ) -> Answers:
     """Poisson arrivals; a request that finds no free connection waits for one, and its clock runs."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     due = np.cumsum(rng.exponential(1.0 / rate, int(1.2 * rate * seconds) + 10))
     due = due[due < seconds]
     found = Answers()
-    free = deque([await connect(port) for _ in range(connections)])
+    free = deque([await connect(port, kind) for _ in range(connections)])
     waiting: deque[asyncio.Future[Connection]] = deque()
     start = time.perf_counter()
 
@@ -137,10 +146,10 @@ async def open_loop(
             place: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
             waiting.append(place)
             connection = await place
+        if not connection.is_open:
+            connection = await connect(port, kind)
         status = await connection.send(requests[at % len(requests)])
         found.add(float(due[at]), time.perf_counter() - start - due[at], status)
-        if not connection.is_open:
-            connection = await connect(port)
         if waiting:
             waiting.popleft().set_result(connection)
         else:

@@ -14,11 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,9 +24,10 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from benchmarks.reliability.running import Server
 from benchmarks.speed.criteo_artifact import rows
 from benchmarks.speed.load import Answers, closed, get, open_loop, post
-from benchmarks.speed.measure import ROOT, WORK, make, run
+from benchmarks.speed.measure import WORK, make, run
 from recap_ctr.environment import machine, versions
 from recap_ctr.report.charts import Chart, Series, to_png
 from recap_ctr.serve.arrow import STREAM, write
@@ -38,28 +36,6 @@ from recap_ctr.serve.codec import JSON
 CANDIDATES = (1, 100, 500)
 BODIES = 20  # different requests of each size
 CONNECTIONS = 4
-
-
-@contextmanager
-def server(artifact: Path, *options: str) -> Iterator[int]:
-    """`recap serve` on a free port, which is yielded once it answers."""
-    command = [sys.executable, "-m", "recap_ctr", "serve", str(artifact), "--port", "0", "--quiet", *options]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            event = json.loads(line)
-            if event["event"] == "serving":
-                break
-        else:
-            raise SystemExit("the server did not start")
-        # Whatever it says from now on must not fill the pipe.
-        drain = subprocess.Popen(["cat"], stdin=process.stdout, stdout=subprocess.DEVNULL)
-        yield int(event["address"].rpartition(":")[2])
-    finally:
-        process.terminate()
-        process.wait()
-        drain.wait()
 
 
 def engine_speed(artifact: Path, threads: int, seconds: float) -> dict[str, Any]:
@@ -161,7 +137,8 @@ def one_round(args: argparse.Namespace, artifact: Path) -> tuple[dict[str, Any],
         str(args.deadline_ms),
     )
     found: dict[str, Any] = {"engine_rows_per_second": {name: round(value) for name, value in engine.items()}}
-    with server(artifact, *options, "--no-dial") as port:
+    with Server(artifact, *options, "--no-dial") as server:
+        port = server.port
         for kind, name in ((JSON, "json"), (STREAM, "arrow")):
             for count in CANDIDATES:
                 answers = asyncio.run(closed(port, requests(count, kind), CONNECTIONS, args.seconds))
@@ -181,7 +158,7 @@ def one_round(args: argparse.Namespace, artifact: Path) -> tuple[dict[str, Any],
         found["twice saturation, no dial"], undialled = overload(
             port, 2 * saturation, args.seconds, args.deadline_ms
         )
-    with server(artifact, *options) as port:
+    with Server(artifact, *options) as server:
         found["twice saturation, dial"], dialled = overload(
             port, 2 * saturation, args.seconds, args.deadline_ms
         )

@@ -112,7 +112,8 @@ class Batcher:
         """Whether even an empty request would not be answered in so many seconds; known before its body is read."""
         if self._held >= self._max_requests:
             return True
-        return self._dial and self._wait() + self._lag > ADMIT_SHARE * left
+        wait = self._wait()
+        return self._dial and wait > 0 and wait + self._lag > ADMIT_SHARE * left
 
     def full(self) -> Problem:
         return self._busy(self._wait())

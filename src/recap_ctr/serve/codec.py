@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 from msgspec import Meta
 
-from recap_ctr.data.encode import Encoder, as_numbers, as_text
+from recap_ctr.data.encode import NO_CATEGORIES, Encoder, as_numbers, as_text
 from recap_ctr.data.source import Block
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field
@@ -109,12 +109,18 @@ class Codec:
     def from_arrow(self, body: bytes, content_type: str) -> Request:
         """The rows of an Arrow stream or file; settings stand in the address."""
         frame = arrow.read(body, content_type, self._limits)
-        columns: dict[str, Values] = {}
-        for series in frame:
-            field = self.fields.get(series.name)
-            if field is None:
-                raise self._unknown(series.name)
-            columns[series.name] = self._arrow_column(field, series)
+        unknown = [name for name in frame.columns if name not in self.fields]
+        if unknown:
+            raise self._unknown(unknown[0])
+        try:
+            plain = pl.DataFrame([_plain(self.fields[series.name], series) for series in frame])
+            self._check(plain)
+            columns: dict[str, Values] = {
+                series.name: _spelled(series) if self.fields[series.name].kind != "numeric" else series
+                for series in plain
+            }
+        except InputError as error:
+            raise Problem(400, error.message, fix=error.fix) from None
         return Request(Table(frame.height, columns), False)
 
     def join(self, tables: Sequence[Table]) -> pl.DataFrame:
@@ -129,7 +135,9 @@ class Codec:
             return pl.concat(series)
         if any(isinstance(part, pl.Series) for part in parts):
             whole = [
-                pl.Series(field.name, [None] * table.height if part is None else part, dtype=kind)
+                part
+                if isinstance(part, pl.Series)
+                else pl.Series(field.name, [None] * table.height if part is None else part, dtype=kind)
                 for part, table in zip(parts, tables, strict=True)
             ]
             return pl.concat(whole) if len(whole) > 1 else whole[0]
@@ -166,38 +174,32 @@ class Codec:
             )
         return given, next(iter(lengths.values()), 0)
 
-    def _arrow_column(self, field: Field, series: pl.Series) -> pl.Series:
-        name = field.name
-        try:
-            if field.kind == "numeric":
-                return as_numbers(Block(series.to_frame(), 1, ORIGIN), field).rename(name)
-            if field.kind == "multi" and isinstance(series.dtype, (pl.List, pl.Array)):
-                lists = series.cast(pl.List(series.dtype.inner))
-                long = (lists.list.len() > self._limits.values).fill_null(False).arg_true()
-                if len(long):
-                    raise _too_long(name, long[0] + 1, f"more than {self._limits.values:,} values")
-                self._text(name, lists.explode())  # for its checks
-                if lists.dtype == pl.List(pl.String):
-                    return lists
-                return lists.list.eval(pl.element().map_batches(as_text, return_dtype=pl.String))
-            return self._text(name, series)
-        except InputError as error:
-            raise Problem(400, error.message, fix=error.fix) from None
-
-    def _text(self, name: str, series: pl.Series) -> pl.Series:
-        if series.dtype.is_float():
-            infinite = series.is_infinite().fill_null(False).arg_true()
-            if len(infinite):
+    def _check(self, frame: pl.DataFrame) -> None:
+        """All columns in one go: values that are too long or too many, and infinities."""
+        flaws = {series.name: self._flaw(series) for series in frame}
+        found = frame.select(flaw.any().alias(name) for name, flaw in flaws.items())
+        for name, wrong in zip(flaws, found.row(0) if found.width else (), strict=True):
+            if wrong:
+                row = frame.select(flaws[name].fill_null(False).arg_true().first()).item() + 1
+                if frame.schema[name].is_float():
+                    fix = "replace it by a value, or send null (missing)"
+                    raise Problem(400, f"row {row}, field {name!r}: infinity is not a value", fix=fix)
+                few, short = f"{self._limits.values:,} values", f"{self._limits.value_length:,} characters"
+                most = f"{few} of {short}" if frame.schema[name] == pl.List else short
                 raise Problem(
                     400,
-                    f"row {infinite[0] + 1}, field {name!r}: infinity is not a value",
-                    fix="replace it by a value, or send null (missing)",
+                    f"row {row}, field {name!r}: more than {most}",
+                    fix="shorten the value, or leave it out",
                 )
-        text = as_text(series)
-        long = (text.str.len_chars() > self._limits.value_length).fill_null(False).arg_true()
-        if len(long):
-            raise _too_long(name, long[0] + 1, f"more than {self._limits.value_length:,} characters")
-        return text
+
+    def _flaw(self, series: pl.Series) -> pl.Expr:
+        column = pl.col(series.name)
+        if series.dtype.is_float():
+            return column.is_infinite()
+        if series.dtype == pl.String:
+            return column.str.len_chars() > self._limits.value_length
+        longest = column.list.eval(pl.element().str.len_chars()).list.max()
+        return (column.list.len() > self._limits.values) | (longest > self._limits.value_length)
 
     def _explain(self, error: Exception) -> Problem:
         """What msgspec found, with field and row by name."""
@@ -294,6 +296,26 @@ def _normal(field: Field, values: Sequence[Any]) -> Values | None:
     return lists
 
 
+def _plain(field: Field, series: pl.Series) -> pl.Series:
+    """A column of Arrow as text, floats, or lists of text."""
+    kind = series.dtype
+    if field.kind == "numeric":
+        if kind.is_numeric() or kind in (pl.Boolean, pl.Null):
+            return series.cast(pl.Float64)
+        return as_numbers(Block(series.to_frame(), 1, ORIGIN), field).alias(field.name)
+    if field.kind == "multi" and isinstance(kind, pl.List):
+        if kind.inner == pl.String:
+            return series
+        return series.list.eval(pl.element().map_batches(as_text, return_dtype=pl.String))
+    if kind.is_float() or kind == pl.String:
+        return series
+    return as_text(series) if kind in NO_CATEGORIES else series.cast(pl.String)
+
+
+def _spelled(series: pl.Series) -> pl.Series:
+    return as_text(series) if series.dtype.is_float() else series
+
+
 def _text(value: object) -> str | None:
     """One value as the encoder would write it."""
     if value is None or type(value) is str:
@@ -332,7 +354,3 @@ def _where(at: str) -> str:
             else "the context"
         )
     return at.removeprefix("$.") if at != "$" else "the body"
-
-
-def _too_long(name: str, row: int, found: str) -> Problem:
-    return Problem(400, f"row {row}, field {name!r}: {found}", fix="shorten the value, or leave it out")

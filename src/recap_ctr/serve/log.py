@@ -1,5 +1,6 @@
 """What the server does, one JSON object a line on standard output. Nothing of any row is ever in it."""
 
+import logging
 import os
 import sys
 import time
@@ -19,6 +20,14 @@ def log(event: str, *, level: str = "info", **details: object) -> None:
     with suppress(OSError):  # whoever reads the log has gone; serving goes on
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), line + b"\n")
+
+
+class Relay(logging.Handler):
+    """What libraries have to say, as lines of ours; of an exception its type alone, as its words may quote a row."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = record.exc_info[0] if record.exc_info else None
+        log(record.getMessage()[:500], level=record.levelname.lower(), reason=kind.__name__ if kind else None)
 
 
 def log_refusal(**details: object) -> None:

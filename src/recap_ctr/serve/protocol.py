@@ -25,13 +25,15 @@ def limited(limits: Limits) -> type[HttpToolsProtocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._timer = self.loop.call_later(limits.header_seconds, self._too_slow)
+            self._timer = self.loop.call_later(limits.idle_seconds, transport.close)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
+            if self._in_head and self._head_bytes == 0:
+                self._stop_timer()  # it is idle no more
             super().data_received(data)
             if not self._in_head or self.transport.is_closing():
                 return

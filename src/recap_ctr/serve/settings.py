@@ -22,6 +22,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     header_bytes: int = 16 << 10
     header_seconds: float = 10.0
     body_seconds: float = 10.0
+    idle_seconds: float = 75.0
+    """A connection may keep silent for so long, before its first request or between two."""
     requests: int = 1024
     """Requests that one worker holds at a time."""
     connections: int = 4096

@@ -4,6 +4,7 @@ python -m recap_ctr.serve.worker    (by the supervisor alone: file descriptors a
 """
 
 import gc
+import logging
 import os
 import socket
 import sys
@@ -19,11 +20,11 @@ import uvicorn
 from recap_ctr.errors import InputError
 from recap_ctr.serve.app import Service, make_app
 from recap_ctr.serve.counters import Counters, labelled
+from recap_ctr.serve.log import Relay
 from recap_ctr.serve.protocol import limited
 from recap_ctr.serve.settings import ServeConfig
 from recap_ctr.serve.versions import Version, check_fits, load, shadow
 
-KEEP_ALIVE_SECONDS = 75
 BESIDE_SECONDS = 0.2  # to time an engine while another one serves
 
 
@@ -67,7 +68,7 @@ def make_server(service: Service, config: ServeConfig) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             limit_concurrency=config.limits.connections,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=max(1, int(config.limits.idle_seconds)),
             timeout_graceful_shutdown=max(1, int(config.grace_seconds)),
             backlog=2048,
         )
@@ -165,6 +166,9 @@ class Worker:
 
 
 def main() -> int:
+    logging.basicConfig(
+        handlers=[Relay()], level=logging.ERROR
+    )  # below that uvicorn tells of every bad client
     control = socket.socket(fileno=int(os.environ["RECAP_CONTROL"]))
     listener = socket.socket(fileno=int(os.environ["RECAP_LISTENER"]))
     orders = control.makefile("rb")

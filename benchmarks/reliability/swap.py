@@ -1,0 +1,132 @@
+"""New versions under load: five swaps and one damaged artifact in a minute, and no request may fail.
+
+    python -m benchmarks.reliability.swap [--seconds 60] [--rate 0.7] [--workers 2]
+
+First the rate that saturates the server is found; then requests of 20 rows come at random times at `--rate` of it,
+while versions change by SIGHUP. `lost` counts requests that got no answer or another one than 200, `mixed` versions
+that gave more than one answer to the same rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from benchmarks.reliability.running import Server
+from benchmarks.speed.criteo_artifact import rows, write
+from benchmarks.speed.load import Connection, closed, open_loop, post
+from recap_ctr.environment import machine, versions
+from recap_ctr.serve.codec import JSON
+
+SWAPS = 5
+
+
+class Recording(Connection):
+    """Keeps the answers' bodies, too."""
+
+    bodies: ClassVar[list[bytes]] = []
+
+    def answered(self, body: bytes) -> None:
+        self.bodies.append(body)
+
+
+def replace(target: Path, source: Path, *, damaged: bool = False) -> None:
+    """Put a copy of an artifact in place of another, as a careless copy would."""
+    shutil.rmtree(target)
+    shutil.copytree(source, target)
+    if damaged:
+        weights = target / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[len(content) // 2] ^= 1
+        weights.write_bytes(content)
+
+
+def change(server: Server, model: Path, made: list[Path], seconds: float) -> None:
+    """Five swaps and one damaged artifact, spread over the time."""
+    pause = seconds / (SWAPS + 2)
+    done = 0
+    for number in range(SWAPS + 1):
+        time.sleep(pause)
+        if number == SWAPS // 2:
+            replace(model, made[0], damaged=True)
+            server.signal(signal.SIGHUP)
+            server.wait("refused", seconds=pause)
+            continue
+        done += 1
+        replace(model, made[done % len(made)])
+        server.signal(signal.SIGHUP)
+        server.wait("swapped", done, seconds=pause)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--rate", type=float, default=0.7, help="of the rate that saturates")
+    parser.add_argument("--workers", type=int, default=2)
+    args = parser.parse_args()
+    asked = {"columns": rows(20).to_dict(as_series=False), "deadline_ms": 30_000}
+    request = post("/score", msgspec.json.encode(asked), JSON)
+    with TemporaryDirectory() as directory:
+        made = [Path(directory) / f"seed-{seed}" for seed in range(3)]
+        for seed, path in enumerate(made):
+            write(path, seed, small=True)
+        model = Path(directory) / "model"
+        shutil.copytree(made[0], model)
+        with Server(
+            model, "--workers", str(args.workers), "--threads", "1", "--deadline-ms", "30000"
+        ) as server:
+            server.wait("worker ready", args.workers)
+            known = asyncio.run(closed(server.port, [request], 4, min(5.0, args.seconds / 4)))
+            saturation = known.status.count(200) / (0.9 * min(5.0, args.seconds / 4))
+            changing = threading.Thread(target=change, args=(server, model, made, args.seconds))
+            changing.start()
+            rate = args.rate * saturation
+            found = asyncio.run(open_loop(server.port, [request], rate, args.seconds, 64, kind=Recording))
+            changing.join()
+            swapped, refused = server.events("swapped"), server.events("refused")
+    scores: dict[str, set[str]] = {}
+    for body in Recording.bodies:
+        answer = json.loads(body)
+        scores.setdefault(answer["model"], set()).add(
+            json.dumps(answer["columns"]["probability"], sort_keys=True)
+        )
+    # In any company a row scores the same, but for the last bits of a float.
+    apart = {
+        name: float(np.ptp(np.array([json.loads(one) for one in several]), axis=0).max())
+        for name, several in scores.items()
+    }
+    p50, p99 = np.quantile(found.milliseconds(), (0.5, 0.99))
+    result = {
+        "seconds": args.seconds,
+        "rate": round(rate, 1),
+        "workers": args.workers,
+        "requests": len(found.status),
+        "lost": len(found.status) - found.status.count(200),
+        "swaps": len(swapped),
+        "versions_that_answered": len(scores),
+        "mixed": sum(distance > 1e-5 for distance in apart.values()),
+        "refused": [event["reason"].replace(directory, "DIR") for event in refused],
+        "shadow_rows": [event["shadow"]["rows"] for event in swapped],
+        "p50_ms": round(float(p50), 2),
+        "p99_ms": round(float(p99), 2),
+        "machine": machine(),
+        "versions": versions(),
+    }
+    print(json.dumps(result))
+    if result["lost"] or result["mixed"] or len(swapped) != SWAPS or len(refused) != 1:
+        raise SystemExit("not as promised")
+
+
+if __name__ == "__main__":
+    main()
