@@ -160,7 +160,7 @@ def one_round(args: argparse.Namespace, artifact: Path) -> tuple[dict[str, Any],
         )
     with Server(artifact, *options) as server:
         found["twice saturation, dial"], dialled = overload(
-            port, 2 * saturation, args.seconds, args.deadline_ms
+            server.port, 2 * saturation, args.seconds, args.deadline_ms
         )
     lines = [curve(dialled, "with the dial", args.seconds), curve(undialled, "without", args.seconds)]
     return found, lines

@@ -33,6 +33,7 @@ LIMITS = Limits(
     idle_seconds=1.5,
 )
 SMALL = ServeConfig(artifact="", deadline_ms=20_000, limits=LIMITS)
+ROWS = 10_000
 TOKEN = "a-token-of-some-length"
 ROW = {"site": "a", "user id": 10**17 + 3, "price": 6.5, "tags": ["x", "new"]}
 
@@ -61,12 +62,16 @@ def test_formats_agree_with_the_engine_on_a_trained_model(packed: Path, click_lo
     """Unseen, missing and several values among them, in batches of any size."""
     engine = load_engine(packed, 1)
     rng = np.random.default_rng(0)
-    frame = click_log.sample(200, seed=1).drop("row", "click").with_columns(pl.col("user").cast(pl.String))
+    frame = (
+        click_log.sample(ROWS, seed=1, with_replacement=True)
+        .drop("row", "click")
+        .with_columns(pl.col("user").cast(pl.String))
+    )
     for name in frame.columns:
         gone = pl.Series(rng.random(frame.height) < 0.1)
         frame = frame.with_columns(pl.when(gone).then(None).otherwise(pl.col(name)).alias(name))
     frame = frame.with_columns(
-        pl.when(pl.Series(rng.random(200) < 0.2))
+        pl.when(pl.Series(rng.random(ROWS) < 0.2))
         .then(pl.lit("unheard-of"))
         .otherwise(pl.col("ad"))
         .alias("ad")

@@ -19,7 +19,7 @@ from recap_ctr.serve.engine import Engine, Floats
 
 SIZES = (1, 32, 128, 512)
 # Of the time that is left, a setting may plan for so much; what the plan can't know takes the rest.
-DIAL_SHARE, ADMIT_SHARE = 0.5, 0.8
+DIAL_SHARE, ADMIT_SHARE = 0.4, 0.6
 
 
 @dataclass(frozen=True)
