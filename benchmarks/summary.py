@@ -172,6 +172,38 @@ def graphs() -> list[str]:
     ]
 
 
+def server() -> list[str]:
+    """What `benchmarks.speed.serve` printed last, and the two of `benchmarks.reliability`."""
+    found = load(HERE / "speed" / "results" / "serve.json")
+    lines = [
+        "| candidates | format | rows a second | of the engine's | p50 | p99 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for size in ("1", "100", "500"):
+        for form in ("json", "arrow"):
+            one = found[f"{form} {size}"]
+            lines.append(
+                f"| {size} | {form} | {one['rows_per_second']:,} | {one['of_engine']:.2f} | {one['p50_ms']:.0f} ms |"
+                f" {one['p99_ms']:.0f} ms |"
+            )
+    calm, dial, none = (
+        found[name] for name in ("half of saturation", "twice saturation, dial", "twice saturation, no dial")
+    )
+    swap, fuzz = (load(HERE / "reliability" / "results" / f"{name}.json") for name in ("swap", "fuzz_server"))
+    return [
+        *lines,
+        "",
+        f"At half of saturation p99 is {calm['scored']['p99_over_p50']:.1f} times p50, beside"
+        f" {calm['empty']['p99_over_p50']:.1f} for an endpoint that does nothing. At twice saturation"
+        f" {dial['accepted_in_time']:.1%} of accepted requests are answered within {found['deadline_ms']:.0f} ms with"
+        f" the dial (p99 {dial['p99_ms']:.0f} ms), {none['accepted_in_time']:.1%} without (p99 {none['p99_ms']:,.0f} ms;"
+        " [figure](../benchmarks/speed/results/serve.png)).",
+        f"Five swaps and a damaged artifact in {swap['seconds']:.0f} s of load: {swap['requests']:,} requests,"
+        f" {swap['lost']} lost. {fuzz['cases']:,} hostile requests: {fuzz['server_errors']} server errors,"
+        f" {fuzz['workers_died']} dead workers, {fuzz['grown_mib']:.1f} MiB more memory.",
+    ]
+
+
 def measured() -> list[str]:
     return [*table("overview", "ml-1m"), "", *speed()]
 
@@ -181,6 +213,7 @@ BLOCKS = {
     "measured": (README, measured),
     "results": (RESULTS, results),
     "graphs": (DEPLOY, graphs),
+    "server": (DEPLOY, server),
 }
 """Generated parts: the file, and what makes the lines."""
 
