@@ -196,8 +196,8 @@ def server() -> list[str]:
         f"At half of saturation p99 is {calm['scored']['p99_over_p50']:.1f} times p50, beside"
         f" {calm['empty']['p99_over_p50']:.1f} for an endpoint that does nothing. At twice saturation"
         f" {dial['accepted_in_time']:.1%} of accepted requests are answered within {found['deadline_ms']:.0f} ms with"
-        f" the dial (p99 {dial['p99_ms']:.0f} ms), {none['accepted_in_time']:.1%} without (p99 {none['p99_ms']:,.0f} ms;"
-        " [figure](../benchmarks/speed/results/serve.png)).",
+        f" the dial (p99 {dial['p99_ms']:.0f} ms), {none['accepted_in_time']:.1%} without (p99"
+        f" {none['p99_ms']:,.0f} ms; [figure](../benchmarks/speed/results/serve.png)).",
         f"Five swaps and a damaged artifact in {swap['seconds']:.0f} s of load: {swap['requests']:,} requests,"
         f" {swap['lost']} lost. {fuzz['cases']:,} hostile requests: {fuzz['server_errors']} server errors,"
         f" {fuzz['workers_died']} dead workers, {fuzz['grown_mib']:.1f} MiB more memory.",
