@@ -75,7 +75,7 @@ def reports(made: Path, pattern: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_bytes()) for path in sorted(made.glob(f"{pattern}/report.json"))]
 
 
-def test_the_table_has_every_line_and_its_figures(result: dict[str, Any]) -> None:
+def test_the_table_has_every_line_and_its_figures(made: Path, result: dict[str, Any]) -> None:
     table = {line["model"]: line for line in result["table"]}
 
     assert list(table) == NAMES
@@ -88,6 +88,8 @@ def test_the_table_has_every_line_and_its_figures(result: dict[str, Any]) -> Non
     assert all(value > 0 for name in NAMES[:-1] for value in table[name]["excess_logloss"])
     assert table[ENSEMBLE]["parameters"] == 2 * table[FCN]["parameters"]
     assert table[FCN]["cost"] == 1.0
+    shown = (made / "report.html").read_text(encoding="utf-8")
+    assert f"<td>{BAYES}</td><td></td><td>{100 * table[BAYES]['auc'][0]:.3f}</td>" in shown
     assert table[ENSEMBLE]["cost"] == pytest.approx(2.0, abs=1.0)
     for one in ("recursive backbone", "+ EMA", "+ KD"):
         assert 0 < table[one]["cost"] < table[RECAP]["cost"] == table["+ routes"]["cost"]
