@@ -13,7 +13,7 @@ from statistics import mean, pstdev
 from recap_ctr import metrics
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.logits import LogitTable, mean_logit
-from recap_ctr.planner import of_teachers
+from recap_ctr.planner import of_runs
 
 
 def main() -> None:
@@ -28,8 +28,8 @@ def main() -> None:
         for count in (2, 3):
             found = []
             for some in combinations(tables, count):
-                lines = of_teachers(some, labels)
-                found.append((lines[0][1], lines[len(runs) - 1][1], lines[len(runs) - 1][2]))
+                lines = of_runs(some, labels)
+                found.append((lines[0].loss, lines[len(runs) - 1].loss, lines[len(runs) - 1].auc))
             gains = [one.value - all_of_them.value for one, all_of_them, _ in found]
             varies = pstdev(gains) / mean(gains)
             losses = [(one.runs_low or 0.0) <= loss <= (one.runs_high or 0.0) for _, one, _ in found]

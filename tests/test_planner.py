@@ -1,6 +1,7 @@
 """The planner: its intervals over simulated runs, its choice, and the way from a forecast to a finished recipe."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,28 @@ import pytest
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, Estimate, curve
 from recap_ctr.errors import InputError
+from recap_ctr.logits import LogitTable
 from recap_ctr.metrics import logloss, sigmoid
-from recap_ctr.planner import Line, _scatter, check, choose, compared, forecast, over_runs, words
+from recap_ctr.planner import (
+    Arms,
+    Forecast,
+    Line,
+    Worth,
+    _scatter,
+    check,
+    choose,
+    compared,
+    forecast,
+    of_arms,
+    over_runs,
+    words,
+)
 from recap_ctr.storage import take
 from tests.bench.test_scaling import recipe
 from tests.conftest import Recap
 
 TINY = {"train": {"batch_size": 256, "max_epochs": 2}, "l2": 0.01}
+ZERO = Estimate(0.0, 0.0, 0.0)
 
 
 def line(count: int, loss: float, minutes: float = 1.0, *, noise: float = 0.0) -> Line:
@@ -96,6 +112,59 @@ def planned(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) ->
     assert "From 2 runs" in said[0] and any("Recommended" in one for one in said)
     assert any("not known before one is trained" in one for one in said)
     return cooking.out
+
+
+def test_the_probes_arms_are_estimators(prepared: PreparedData, tmp_path: Path) -> None:
+    few = {"strengths": [1.0, 10.0, 100.0, 1000.0, 1e4], "rungs": [1], "refinements": [], "rate_factors": []}
+    further: dict[str, list[float]] = {"horizon_factors": [], "dropouts": [], "dim_factors": []}
+    cooking = recipe(prepared, tmp_path, l2=None, train=TINY["train"], probe={**few, **further}, teachers=2)
+    assert of_arms(cooking) is None  # nothing is probed yet
+    cooking.plan()
+    found = of_arms(cooking)
+
+    probed = cooking.probe_directory
+    ranked = sorted(
+        json.loads((probed / "probe.json").read_text())["arms"], key=lambda one: -max(one["valid_auc"])
+    )
+    best, second = (
+        LogitTable(probed / "arms" / f"l2={one['l2']:.3g},learning_rate=0.001" / "valid")
+        .logits_NM[:, 0]
+        .astype(np.float64)
+        for one in ranked[:2]
+    )
+    labels = prepared.valid.labels
+    assert found is not None
+    assert found.names == tuple(f"l2={one['l2']:.3g},learning_rate=0.001" for one in ranked[:2])  # of five
+    assert found.rows == len(prepared.train)
+    assert [one.count for one in found.means] == [1, 2]
+    assert found.means[0].gain.value == 0
+    assert found.means[1].loss.value == pytest.approx(logloss(labels, (best + second) / 2))
+    assert found.means[1].gain.value == pytest.approx(
+        logloss(labels, best) - logloss(labels, (best + second) / 2)
+    )
+    alone = (logloss(labels, best) + logloss(labels, second)) / 2
+    assert found.forecast[1].gain.value == pytest.approx(alone - found.means[1].loss.value, rel=0.1)  # Eq. 6
+
+    given = recipe(prepared, tmp_path, **TINY, probe={**few, **further}, teachers=2)
+    assert of_arms(given) is None  # l2 is given: whatever was probed isn't this recipe's
+
+
+def test_words_set_the_probe_beside_the_teachers() -> None:
+    def arms(saved: float) -> Arms:
+        means = Worth(1, Estimate(0.32, 0.32, 0.32), None, ZERO), line(3, 0.32 - saved)
+        return Arms(
+            ("a", "b", "c"), 300_000, (means[0], replace(means[1], gain=Estimate(saved, 0, 1))), (line(1, 0.3),) * 5
+        )  # fmt: skip
+
+    lines = tuple(line(m, 0.3 + 0.0021 / m) for m in range(1, 17))
+    choice = {"teachers": 5, "routes": 1, "minutes": 3.0}
+    known = Forecast(2, 1000, lines, (line(1, 0.3),), (line(1, 0.31), line(1, 0.3)), None, choice, ())
+    assert not any("probe's" in one for one in words(known))
+    for saved, verb in ((0.001, "saves 0.00100"), (-0.002, "costs 0.00200")):
+        said = words(replace(known, arms=arms(saved)))
+        assert (
+            f"3 better arms, trained on 300,000 rows each, are estimators, too: their mean {verb}" in said[1]
+        )
 
 
 def test_the_recipe_goes_on_from_the_forecast_and_checks_it(planned: Path, prepared: PreparedData) -> None:

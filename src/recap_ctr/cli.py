@@ -967,8 +967,9 @@ def plan(
 ) -> None:
     """Forecast what more teachers, averaged weights and routes would bring and cost, and recommend a recipe.
 
-    Trains the recipe's first teachers and one student from labels, and tells the rest from their disagreement.
-    `recap fit` in the same --out goes on from them, and says afterwards how good the forecast was.
+    Trains the recipe's first teachers and one student from labels, and tells the rest from their disagreement; the
+    probe's arms are counted beside them. `recap fit` in the same --out goes on from there, and says afterwards how
+    good the forecast was.
 
     Example: recap plan data --budget 60 --out model
     """

@@ -1,7 +1,7 @@
 """The planner: what more teachers, averaged weights and routes are worth, told from a few runs before the rest is paid.
 
-Its runs are the recipe's own: the first teachers, and one student from labels alone. So nothing is trained twice:
-`recap fit` goes on from them in the same directory, and afterwards says how good the forecast was.
+Its runs are the recipe's own: the probe's arms, the first teachers, and one student from labels alone. So nothing is
+trained twice: `recap fit` goes on from them in the same directory, and afterwards says how good the forecast was.
 
 A student of M teachers can't be forecast, only their ensemble: what it keeps of the gain shows when it is trained.
 """
@@ -32,6 +32,8 @@ from recap_ctr.logits import LogitTable
 from recap_ctr.models.recap import Recap
 from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict
+from recap_ctr.probe import RESULT as PROBED
+from recap_ctr.probe import finalists
 from recap_ctr.recipe import Plan, Recipe, RecipeConfig
 from recap_ctr.runs import ARTIFACT, estimators, teacher_tables
 from recap_ctr.storage import atomic_file, read_json, write_json
@@ -59,21 +61,40 @@ NO_STUDENT = (
 
 
 @dataclass(frozen=True)
-class Line:
-    """One choice on an axis: what it is worth on validation rows, and what it costs."""
+class Worth:
+    """What the mean of some estimators is worth on validation rows."""
 
     count: int
     loss: Estimate
     auc: Estimate | None
     """None: the rows at hand can't tell what it gains in AUC."""
     gain: Estimate
-    """Loss that it saves over one teacher, or one route of the averaged student."""
+    """Loss that it saves over one teacher, one route of the averaged student, or the best arm of the probe."""
+
+
+@dataclass(frozen=True)
+class Line(Worth):
+    """One choice on an axis, with what it costs."""
+
     minutes: float
     """Of training, from the beginning, on this machine."""
     parameters: int
     """Stored."""
     microseconds: float
     """To score a row."""
+
+
+@dataclass(frozen=True)
+class Arms:
+    """The better half of the probe's arms, best first, as estimators: there before any teacher is."""
+
+    names: tuple[str, ...]
+    rows: int
+    """That each was trained on: where it is a sample of them, arms disagree more than teachers do."""
+    means: tuple[Worth, ...]
+    """Measured: the mean of the best 1, 2, .. of them."""
+    forecast: tuple[Worth, ...]
+    """From their disagreement: the mean of 1, 2, .. runs that are as they are on average."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +109,8 @@ class Forecast:
     """One student from labels, on K routes: measured."""
     averaging: tuple[Line, ...]
     """The same student on one route: its last weights, and their average."""
+    arms: Arms | None
+    """None where nothing was probed."""
     choice: dict[str, Any]
     """Teachers, routes, whether to average, and the minutes that takes."""
     notes: tuple[str, ...]
@@ -107,17 +130,17 @@ def forecast(recipe: Recipe, *, runs: int = 2) -> Forecast:
     torch.set_num_threads(recipe.threads)
     device, valid = torch.device(recipe.device), recipe.data.valid
     models = {count: model.to(device) for count, model in _on_routes(learner).items()}
-    one = load_artifact(next(iter(teachers)) / ARTIFACT).model.to(device)
+    teacher = load_artifact(next(iter(teachers)) / ARTIFACT).model.to(device)
     seconds = scoring_seconds(
-        {"teacher": [one], **{str(count): [model] for count, model in models.items()}}, valid, device
+        {"teacher": [teacher], **{str(count): [model] for count, model in models.items()}}, valid, device
     )
     costs = _Costs(recipe, list(teachers.values()), learned)
     lines = tuple(
         Line(
-            count, loss, auc, gain, costs.minutes(count), count * costs.teacher_parameters,
-            count * 1e6 * seconds["teacher"],
+            one.count, one.loss, one.auc, one.gain, costs.minutes(one.count), one.count * costs.teacher_parameters,
+            one.count * 1e6 * seconds["teacher"],
         )
-        for count, loss, auc, gain in of_teachers(
+        for one in of_runs(
             [LogitTable(path) for path in teacher_tables(list(teachers), "valid")],
             valid.labels,
             sampling_weights(valid, recipe.config.negative_rate),
@@ -138,6 +161,7 @@ def forecast(recipe: Recipe, *, runs: int = 2) -> Forecast:
         teachers=lines,
         routes=routes,
         averaging=averaging,
+        arms=of_arms(recipe),
         choice=choose(lines, routes, costs.alone, recipe.budget),
         notes=(TWO_RUNS, NO_STUDENT) if runs == 2 else (NO_STUDENT,),
     )
@@ -180,12 +204,36 @@ class _Costs:
         return math.ceil(teachers / self.workers) * self.teacher + self.student_probe + self.alone
 
 
-def of_teachers(
+def of_arms(recipe: Recipe) -> Arms | None:
+    """What the probe's arms tell together."""
+    if recipe.config.l2 is not None or not (recipe.probe_directory / PROBED).is_file():
+        return None
+    tables, valid = finalists(recipe.probe_directory), recipe.data.valid
+    for table in tables.values():
+        table.check(recipe.data)
+    rate = recipe.config.negative_rate
+    columns = [np.asarray(table.logits_NM[:, 0], np.float64) for table in tables.values()]
+    means = [np.mean(columns[:count], axis=0) for count in range(1, len(columns) + 1)]
+    return Arms(
+        names=tuple(arm.name for arm in tables),
+        rows=min(len(recipe.data.train), recipe.config.probe.max_rows),
+        means=tuple(
+            Worth(count, *compared(valid, own, means[0], rate)) for count, own in enumerate(means, start=1)
+        ),
+        forecast=tuple(
+            of_runs(list(tables.values()), valid.labels, sampling_weights(valid, rate))
+            if len(tables) > 1
+            else ()
+        ),
+    )
+
+
+def of_runs(
     tables: Sequence[LogitTable], labels: npt.ArrayLike, weights: npt.ArrayLike | None = None
-) -> list[tuple[int, Estimate, Estimate | None, Estimate]]:
-    """Of the mean of 1, 2, .. such runs: loss, AUC, loss saved; by Eq. 6, from the disagreement of those at hand."""
-    seen = curve(Cube.from_tables(tables), labels, "run", weights=weights)
+) -> list[Worth]:
+    """Of the mean of 1, 2, .. such runs, by Eq. 6 from the disagreement of those at hand; a table is a run."""
     alone = [np.asarray(table.logits_NM[:, 0]) for table in tables]
+    seen = curve(Cube.from_array(np.stack(alone, axis=1)[:, :, None, None]), labels, "run", weights=weights)
     losses = [metrics.logloss(labels, logits, weights) for logits in alone]
     aucs = [metrics.auc(labels, logits, weights) for logits in alone]
     found = []
@@ -195,7 +243,7 @@ def of_teachers(
         gain = replace(
             point.gain, runs_low=scatter[0] * point.gain.value, runs_high=scatter[1] * point.gain.value
         )
-        found.append((point.count, over_runs(point.loss, losses, point.count, scatter), auc, gain))
+        found.append(Worth(point.count, over_runs(point.loss, losses, point.count, scatter), auc, gain))
     return found
 
 
@@ -296,6 +344,8 @@ def words(found: Forecast) -> list[str]:
         f" the mean of {ensemble.count} is forecast to save {_with_runs(ensemble.gain, 5)}, which gives"
         f" {_with_runs(ensemble.loss, 5)}; {last.count} would reach {last.loss.value:.5f}."
     ]
+    if found.arms is not None and found.arms.forecast:
+        said.append(_of_probe(found.arms, ensemble))
     if ensemble.auc is not None and one.auc is not None:
         said.append(
             f"In AUC: {100 * one.auc.value:.3f} for one, {_with_runs(ensemble.auc, 3, 100)} for {ensemble.count}."
@@ -326,6 +376,19 @@ def words(found: Forecast) -> list[str]:
         f" after the probe; one more teacher must save {WORTH:g} of logloss to be worth its time."
     )
     return [*said, *found.notes]
+
+
+def _of_probe(arms: Arms, ensemble: Line) -> str:
+    """The probe's word beside the teachers'."""
+    best, every = arms.means[0], arms.means[-1]
+    beside = arms.forecast[ensemble.count - 1].gain.value
+    verb = "saves" if every.gain.value > 0 else "costs"
+    return (
+        f"The probe's {every.count} better arms, trained on {arms.rows:,} rows each, are estimators, too: their mean"
+        f" {verb} {abs(every.gain.value):.5f} over the best of them ({best.loss.value:.5f} to {every.loss.value:.5f}),"
+        f" and {ensemble.count} runs that disagree as they do would save {beside:.5f}, where teachers are forecast"
+        f" {ensemble.gain.value:.5f}."
+    )
 
 
 def _with_runs(one: Estimate, digits: int, scale: float = 1.0) -> str:

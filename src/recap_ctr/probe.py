@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -373,6 +373,14 @@ def probe(
 
 def _settings(settings: TrainConfig, arm: Arm, epochs: int) -> TrainConfig:
     return arm.train_config(settings).model_copy(update={"max_epochs": epochs, "checkpoints": 0})
+
+
+def finalists(probed: Path) -> dict[Arm, LogitTable]:
+    """Validation logits of the better half of a finished probe's arms, best first: estimators at no further cost."""
+    record = read_json(probed / RESULT)
+    ranked = sorted(record["arms"], key=lambda one: -max(one["valid_auc"]))
+    arms = [Arm(**{field.name: one.get(field.name) for field in fields(Arm)}) for one in ranked]
+    return {arm: LogitTable(probed / "arms" / arm.name / VALID) for arm in arms[: max(len(arms) // 2, 1)]}
 
 
 def _error(data: PreparedData, out: Path, best: Arm, other: Arm) -> float:

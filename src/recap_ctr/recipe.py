@@ -139,6 +139,12 @@ def train_config(config: RecipeConfig, rows: int, *, teacher: bool = False) -> T
     return parse(TrainConfig, {**own, **given}, "recipe")
 
 
+def _racing(race: ProbeConfig, settings: TrainConfig) -> TrainConfig:
+    """An arm's settings: the probe's own rungs say how long it trains."""
+    own = {"seed": TEACHER_SEEDS, "max_epochs": race.rungs[-1], "checkpoints": 0}
+    return settings.model_copy(update=own)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What the recipe will do where it had a choice: decided once, then read back."""
@@ -254,15 +260,25 @@ class Recipe:
             f"probe: {len(self.config.probe.strengths)} strengths of the regulariser,"
             f" up to {self.config.probe.rungs[-1]} epochs each, {self.workers} at a time"
         )
-        wants_rate = self.config.learning_rate is None
-        asked: dict[str, Any] = {"settings": self.config.teacher_settings, "rate": wants_rate}
-        seconds = None if self.budget is None else 60 * self.budget * PROBE_SHARE
-        if seconds is not None:
-            asked["seconds"] = seconds
         return self._race(
-            "probe", self._open_questions(), self.config.teacher_model, self.teacher_config, self.teacher_settings,
-            asked, probe_rate=wants_rate, seconds=seconds,
+            self.probe_directory, self._open_questions(), self.config.teacher_model, self.teacher_config,
+            self.teacher_settings, probe_rate=self.config.learning_rate is None, seconds=self._probe_seconds,
         )  # fmt: skip
+
+    @property
+    def _probe_seconds(self) -> float | None:
+        return None if self.budget is None else 60 * self.budget * PROBE_SHARE
+
+    @property
+    def probe_directory(self) -> Path:
+        """Where the probe of the teachers' settings is, if they are probed."""
+        config = self.config
+        asked: dict[str, Any] = {"settings": config.teacher_settings, "rate": config.learning_rate is None}
+        if self._probe_seconds is not None:
+            asked["seconds"] = self._probe_seconds
+        return self._race_directory(
+            "probe", self._open_questions(), config.teacher_model, self.teacher_settings, asked
+        )
 
     def _open_questions(self) -> ProbeConfig:
         """The probe without what the user has decided, for teachers or for the student."""
@@ -278,29 +294,31 @@ class Recipe:
             decided["dim_factors"] = ()
         return config.probe.model_copy(update=decided)
 
+    def _race_directory(
+        self, stage: str, race: ProbeConfig, model: str, settings: TrainConfig, asked: dict[str, Any]
+    ) -> Path:
+        """`asked` is what else names the stage."""
+        inputs = {
+            "probe": race.identity(), "train": _racing(race, settings).model_dump(mode="json"), "model": model,
+            "threads": self.threads, "device": self.device, **asked,
+        }  # fmt: skip
+        return self.directory(stage, inputs)
+
     def _race(
         self,
-        stage: str,
+        directory: Path,
         race: ProbeConfig,
         model: str,
         model_config: Frozen,
         settings: TrainConfig,
-        asked: dict[str, Any],
         *,
         probe_rate: bool = False,
         teachers: tuple[Path, ...] = (),
         seconds: float | None = None,
     ) -> Found:
-        """A probe in a stage of its own; `asked` is what else names the stage."""
-        # Its own rungs say how long arms train.
-        own = {"seed": TEACHER_SEEDS, "max_epochs": race.rungs[-1], "checkpoints": 0}
-        settings = settings.model_copy(update=own)
-        inputs = {
-            "probe": race.identity(), "train": settings.model_dump(mode="json"), "model": model,
-            "threads": self.threads, "device": self.device, **asked,
-        }  # fmt: skip
+        """A probe in a stage of its own."""
         return probe(
-            race, model, model_config, settings, self.data, self.directory(stage, inputs), threads=self.threads,
+            race, model, model_config, _racing(race, settings), self.data, directory, threads=self.threads,
             device=self.device, probe_rate=probe_rate, teachers=teachers, workers=self.workers, seconds=seconds,
             quiet=self.quiet,
         )  # fmt: skip
@@ -394,9 +412,8 @@ class Recipe:
             "teachers": [LogitTable(path).checksum for path in tables],
         }
         settings = replace(plan.arm, l2=self.settings.l2).train_config(self.settings)
-        found = self._race(
-            f"probe-{short_name(student)}", race, student, model_config, settings, asked, teachers=tables
-        )
+        directory = self._race_directory(f"probe-{short_name(student)}", race, student, settings, asked)
+        found = self._race(directory, race, student, model_config, settings, teachers=tables)
         self.say(f"probe of the student: l2 {found.l2:g}; {found.verdict}")
         return found.l2
 
