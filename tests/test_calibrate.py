@@ -65,7 +65,8 @@ def test_affine_is_logistic_regression(mean: float, weighted: bool) -> None:
     # Both solve the same equations, scikit-learn to a gradient of 1e-10, ours up to a pull of weight 1 / N².
     assert fitted.scale == pytest.approx(oracle.coef_[0, 0], rel=1e-6)
     assert fitted.shift == pytest.approx(oracle.intercept_[0], rel=1e-6)
-    bound = (2e-10 + 2 / weights.sum() ** 2) * labels.mean()
+    rows = weights.sum() ** 2 / (weights @ weights)
+    bound = (2e-10 + 2 / rows**2) * labels.mean()
     assert np.abs(gradient(fitted, labels.astype(float), distorted, weights)).max() < bound
 
 
@@ -90,6 +91,16 @@ def test_affine_never_loses_to_raw_logits(
     # The slack is rounding: logits near 1e6 carry 1e-10 of a logit, which the scale multiplies.
     assert logloss(labels, fitted.apply(logits)) <= raw + 1e-8
     assert fitted.scale > 0
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1 / 2000, 1.0, 1e6])
+def test_affine_knows_no_scale_of_weights(scale: float) -> None:
+    rng = np.random.default_rng(5)
+    logits = rng.normal(size=2000)
+    labels = rng.random(2000) < sigmoid(0.6 * logits)
+    weights = rng.uniform(0.5, 2.0, 2000)
+    one, other = (fit_affine(labels, logits, by * weights) for by in (1.0, scale))
+    assert (other.scale, other.shift) == pytest.approx((one.scale, one.shift), rel=1e-9)
 
 
 def test_affine_on_constant_logits_fits_the_shift_only() -> None:
@@ -139,7 +150,7 @@ def test_weights_are_copies() -> None:
     copies = np.random.default_rng(4).integers(0, 3, labels.size)
     weighted = fit_affine(labels, logits, copies)
     repeated = fit_affine(np.repeat(labels, copies), np.repeat(logits, copies))
-    assert (weighted.scale, weighted.shift) == pytest.approx((repeated.scale, repeated.shift), rel=1e-8)
+    assert (weighted.scale, weighted.shift) == pytest.approx((repeated.scale, repeated.shift), rel=1e-6)
 
 
 @repeatable

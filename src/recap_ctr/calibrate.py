@@ -138,7 +138,8 @@ def fit_affine(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None =
     - Constant logits carry no scale: scale 1, only the shift is fitted.
     - So too where the fitted scale is not positive: turning a ranking upside down is not calibration.
     - Perfectly separated classes ask for an infinite scale: a pull to the identity, of weight 1 / N², bounds it. Raw
-      logits pay nothing for that pull, which is why the result can't be worse than they are.
+      logits pay nothing for that pull, which is why the result can't be worse than they are. N is Kish's effective
+      number of rows, so the scale of weights is of no account.
     """
     rows = check_rows(labels, logits, weights)
     refuse_one_class(rows, "affine calibration")
@@ -146,9 +147,8 @@ def fit_affine(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None =
     mean = float(weights_N @ z_N)
     spread = math.sqrt(weights_N @ (z_N - mean) ** 2)
     if spread > FLAT * max(1.0, abs(mean)):
-        slope, level = _newton(
-            (z_N - mean) / spread, rows.positive, weights_N, spread, float(rows.masses.sum())
-        )
+        num_rows = float(rows.masses.sum() ** 2 / (rows.masses @ rows.masses))
+        slope, level = _newton((z_N - mean) / spread, rows.positive, weights_N, spread, num_rows)
         if slope > FLAT:
             return AffineCalibration(slope / spread, level - slope / spread * mean)
     return AffineCalibration(1.0, _shift(z_N, float(weights_N @ rows.positive), weights_N))

@@ -7,12 +7,26 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from scipy.stats import ttest_rel
+from scipy.stats import ttest_1samp, ttest_ind, ttest_rel
 
 from recap_ctr.bench.request import Request, fulfil
-from recap_ctr.bench.table1 import Bench, best_two, compare, detectable, holm, latex, markdown, to_csv
+from recap_ctr.bench.table1 import (
+    Bench,
+    best_two,
+    cells,
+    compare,
+    detectable,
+    holm,
+    latex,
+    markdown,
+    read_arms,
+    to_csv,
+    write_tables,
+)
 from recap_ctr.bench.tables import Arm
+from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from tests.bench.test_scaling import TINY
@@ -64,11 +78,52 @@ def test_holm_never_lowers_and_never_exceeds_one() -> None:
     assert corrected == pytest.approx({"b": 0.004, "c": 0.06, "a": 1.0, "d": 1.0})
 
 
-def test_detectable_difference_is_that_of_the_power_formula() -> None:
-    one, other = arm("a", 0.80, 0.81, 0.82), arm("b", 0.70, 0.71, 0.72)
-    # s = 0.01, n = 3 each, 4 degrees of freedom: (2.776 + 0.941) * 0.01 * sqrt(2 / 3)
-    assert detectable(one, other) == pytest.approx(0.03035, abs=2e-5)
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_the_test_of_the_table_finds_a_detectable_difference_four_times_in_five(seeds: int) -> None:
+    """Simulated: pairs whose differences have the deviation that the formula is given."""
+    gaps = np.array([1.0, -1.0, *[0.0] * (seeds - 2)])
+    gaps /= gaps.std(ddof=1)
+    one = Arm("a", {}, tuple(range(seeds)), {"auc": tuple(0.5 + 0.01 * gaps)})
+    least = detectable(one, Arm("b", {}, tuple(range(seeds)), {"auc": (0.4,) * seeds}))
+    assert least is not None
+    drawn = least + 0.01 * np.random.default_rng(0).normal(size=(20_000, seeds))
+    found = ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05
+    assert found.mean() == pytest.approx(0.8, abs=0.012)
+
+
+def test_without_shared_seeds_the_detectable_difference_is_that_of_two_samples() -> None:
+    one, other = arm("a", 0.80, 0.81, 0.82), Arm("b", {}, (7, 8, 9), {"auc": (0.70, 0.71, 0.72)})
+    rng = np.random.default_rng(1)
+    least = detectable(one, other)
+    assert least is not None
+    first, second = (at + 0.01 * rng.normal(size=(20_000, 3)) for at in (0.7, 0.7 + least))
+    assert (ttest_ind(first, second, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.012)
     assert detectable(one, arm("c", 0.7)) is None
+
+
+def test_gap_and_p_are_of_the_same_seeds() -> None:
+    fcn = arm("FCN", 0.79, 0.792, 0.90, 0.90, 0.90)
+    ours = arm("RECAP", 0.80, 0.8021)
+    found = compare({"fcn": fcn, "recap": ours})["fcn"]
+    assert found.gap == pytest.approx(0.01005)  # not minus 0.055, which is of all seeds
+    assert (found.paired, found.seeds) == (True, 2)
+    assert found.p is not None and found.p < 0.01
+    line = next(one for one in markdown("toy", {"fcn": fcn, "recap": ours}, "").splitlines() if "FCN" in one)
+    assert "(2 seeds)" in line and "+1.005" in line
+
+
+def test_the_star_is_of_the_one_test_against_the_best_baseline() -> None:
+    """Its p needs no correction for the comparisons with others, of which the paper has none."""
+    arms = {f"m{i}": arm(f"m{i}", 0.6, 0.7, 0.5) for i in range(30)}
+    arms |= {"fcn": arm("FCN", 0.79, 0.79, 0.79), "recap": arm("RECAP", 0.80, 0.8021, 0.8012)}
+    found = compare(arms)["fcn"]
+    assert found.alone is not None and found.p is not None and found.alone < 0.01 < found.p
+    assert "80.11*" in latex({"toy": arms}, "")
+
+
+def test_no_model_that_takes_a_mark_is_left_out() -> None:
+    text = latex({"toy": {"lcn": arm("LCN", 0.9), "recap": arm("RECAP", 0.8)}}, "")
+    assert r"LCN & \textbf{0.1000} & \textbf{90.00}" in text and r"\underline{80.00}" in text
 
 
 def test_best_is_bold_second_underlined_and_the_published_stands_beside() -> None:
@@ -123,6 +178,7 @@ def test_cells_are_files_and_none_is_done_twice(
     report = json.loads((own / "lr/seed-1/report.json").read_text())
     assert {"versions", "machine", "seconds", "train", "model"} <= set(report)
 
+    assert "by the published training protocol" in text and "default settings" not in text
     shutil.rmtree(tmp_path / "out")  # reports are enough to know that a cell is done
     more = fulfil(request(prepared, tmp_path, seeds=2, models=("lr",)))
     assert all(path.stat().st_mtime_ns == before for path, before in kept.items())
@@ -142,12 +198,49 @@ def test_a_cell_with_other_settings_is_done_anew(
     assert report["train"]["max_epochs"] == 2
 
 
+def test_runs_of_other_settings_or_data_are_no_seeds_of_one_arm(
+    prepared: PreparedData, tmp_path: Path, reports: Path
+) -> None:
+    fulfil(request(prepared, tmp_path, models=("lr",), seeds=2))
+    second = reports / prepared.name / "lr/seed-2/report.json"
+    known = json.loads(second.read_text())
+
+    second.write_text(json.dumps({**known, "train": {**known["train"], "l2": 0.5}}))
+    with pytest.raises(InputError, match="different settings: reports of lr/seed-1 and lr/seed-2"):
+        read_arms(reports / prepared.name)
+
+    second.unlink()
+    other = reports / prepared.name / "dnn/seed-1/report.json"
+    other.parent.mkdir(parents=True)
+    model = {"name": "dnn", "config": {}}
+    other.write_text(json.dumps({**known, "model": model, "data": {"fingerprint": "of other rows"}}))
+    with pytest.raises(InputError, match="different data"):
+        read_arms(reports / prepared.name)
+
+
 def test_averaged_cells_stand_apart(prepared: PreparedData, tmp_path: Path, reports: Path) -> None:
     (reports / prepared.name / "lr.toml").write_text(FAST.format(name="lr"))
     wanted = Bench(prepared, tmp_path, reports / prepared.name, reports / prepared.name).costs(
         ["lr"], 2, averaged=True
     )
     assert [(cost.label, cost.cells, cost.measured) for cost in wanted] == [("lr-ema", 2, False)]
+
+
+def test_default_settings_are_not_called_published(prepared: PreparedData, tmp_path: Path) -> None:
+    quick = Bench(prepared, tmp_path, tmp_path / "reports" / prepared.name)
+    one = quick.missing(cells(prepared, ["lr"], [1], None, threads=2))[0]
+    assert one.config.threads == 2 and one.config.train == TrainConfig(seed=1)
+    own = tmp_path / "reports" / prepared.name / "lr/seed-1"
+    own.mkdir(parents=True)
+    figures = {"raw": {"auc": 0.7, "logloss": 0.5}, "calibrated": {"logloss": 0.5}}
+    report = {
+        "data": {"fingerprint": prepared.fingerprint}, "train": one.config.train.model_dump(mode="json"),
+        "model": {"name": "lr", "config": {}}, "parameters": 7, "metrics": {"test": figures},
+    }  # fmt: skip
+    (own / "report.json").write_text(json.dumps(report))
+    text = write_tables({prepared.name: own.parents[1]}, tmp_path)
+    assert "By default settings, for want of a MODEL.toml: LR" in text
+    assert "published training protocol" not in text + (tmp_path / "table1.tex").read_text()
 
 
 def test_recap_is_a_student_of_the_recipe(prepared: PreparedData, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ class Published(NamedTuple):
 
 
 DATASETS = ("avazu-x4", "criteo-x4", "ml-1m", "kdd12", "kkbox-x1")
+SAME_SPLIT = ("avazu-x4", "criteo-x4", "kkbox-x1")
+"""Data sets whose published folds are known, and are those of our protocols."""
 # Table 1 of the RECAP paper; its rows from DNN to RFM equal Table 4 of the FCN paper, where ECN is from.
 _TABLE: dict[str, tuple[tuple[float, float], ...]] = {
     "dnn": ((0.3721, 79.27), (0.4380, 81.40), (0.3100, 90.30), (0.1502, 80.52), (0.4811, 85.01)),

@@ -20,6 +20,7 @@ from recap_ctr.config import read_toml
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.synthetic import SyntheticConfig
 from recap_ctr.errors import InputError
+from recap_ctr.progress import say
 from recap_ctr.recipe import Recipe, RecipeConfig, recipe_config
 from recap_ctr.report.page import Image
 from recap_ctr.report.tables import page
@@ -83,9 +84,10 @@ def fulfil(request: Request) -> str:
         reports = request.reports / data.name
         if request.table == "table1":
             own = table1.Bench(
-                data, request.out / data.name, reports, reports, _recipe(request, data), request.device,
-                quiet=request.quiet,
+                data, request.out / data.name, reports, reports, _recipe(request, data), request.threads,
+                request.device, quiet=request.quiet,
             )  # fmt: skip
+            _say_defaults(models, reports, request)
             if request.dry_run:
                 costs = own.costs(models, seeds, averaged=request.averaged)
                 said.append(f"{data.name}:\n{table1.say_costs(costs)}")
@@ -104,6 +106,15 @@ def fulfil(request: Request) -> str:
         said.append(table1.write_tables(by_dataset, where, averaged=request.averaged))
         _write_page(request, names[0] if len(names) == 1 else "", said[-1])
     return "\n".join(said)
+
+
+def _say_defaults(models: Sequence[str], reports: Path, request: Request) -> None:
+    lacking = [name for name in models if table1.lacks_settings(name, reports)]
+    if lacking and not request.quiet:
+        say(
+            f"by default settings, for want of {reports}/MODEL.toml: {', '.join(lacking)}; to compare with published"
+            " figures give --reports a directory with the settings they were made with"
+        )
 
 
 def page_directory(request: Request, data: str) -> Path:

@@ -9,16 +9,17 @@ import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from scipy.optimize import brentq
+from scipy.stats import nct, ttest_ind
 from scipy.stats import t as student_t
-from scipy.stats import ttest_ind
 
 from recap_ctr import environment
 from recap_ctr.bench import tables
-from recap_ctr.bench.published import PAPER_ORDER, TITLES, published
+from recap_ctr.bench.published import PAPER_ORDER, SAME_SPLIT, TITLES, published
 from recap_ctr.bench.scaling import train_all
 from recap_ctr.bench.tables import METRICS, NONE, Arm, arm_of, spread
 from recap_ctr.config import TrainConfig, parse
@@ -56,6 +57,7 @@ def cells(
     settings: Path | None,
     *,
     averaged: bool = False,
+    threads: int | None = None,
     device: str = "cpu",
 ) -> list[Cell]:
     """Cells of all models but RECAP, by the settings in SETTINGS/MODEL.toml, or by default ones.
@@ -74,7 +76,7 @@ def cells(
                 model_config=model_config,
                 train=parse(TrainConfig, {**train, "seed": seed}, str(path or "table1")),
                 reference=False,
-                threads=default_threads(model_config, data.layout),
+                threads=threads or default_threads(model_config, data.layout),
                 device=device,
             )
             found.append(Cell(short_name(model) + SUFFIX * averaged, seed, config))
@@ -105,12 +107,19 @@ class Bench:
     """Directory of MODEL.toml and recipe.toml."""
     recipe: RecipeConfig | None = None
     """Of the cells of RECAP."""
+    threads: int | None = None
+    """Of a run; None: as many as suit its model."""
     device: str = "cpu"
     workers: int | None = None
     quiet: bool = False
 
     def report_of(self, label: str, seed: int) -> Path:
         return self.reports / label / f"seed-{seed}" / REPORT
+
+    def _cells(self, models: Sequence[str], seeds: Iterable[int], *, averaged: bool) -> list[Cell]:
+        return cells(
+            self.data, models, seeds, self.settings, averaged=averaged, threads=self.threads, device=self.device
+        )  # fmt: skip
 
     def missing(self, wanted: Sequence[Cell]) -> list[Cell]:
         return [c for c in wanted if not is_done(self.report_of(c.label, c.seed), c, self.data)]
@@ -119,9 +128,7 @@ class Bench:
         """Train what is missing; each report is written as soon as its run has ended."""
         seeds = range(1, num_seeds + 1)
         plain = [model for model in models if model != OURS]
-        todo = self.missing(
-            cells(self.data, plain, seeds, self.settings, averaged=averaged, device=self.device)
-        )
+        todo = self.missing(self._cells(plain, seeds, averaged=averaged))
         places = {self._directory(cell): cell for cell in todo}
 
         def keep(out: Path, report: dict[str, Any]) -> None:
@@ -142,8 +149,9 @@ class Bench:
         """The recipe at work, for the cells of RECAP."""
         assert self.recipe is not None, "a recipe is given where RECAP is wanted"
         return Recipe(
-            self.recipe, self.data, self.out, device=self.device, workers=self.workers, quiet=self.quiet
-        )
+            self.recipe, self.data, self.out, threads=self.threads, device=self.device, workers=self.workers,
+            quiet=self.quiet,
+        )  # fmt: skip
 
     def _directory(self, cell: Cell) -> Path:
         """Named by the settings, so that changed ones find a place of their own."""
@@ -158,10 +166,7 @@ class Bench:
     def costs(self, models: Sequence[str], num_seeds: int, *, averaged: bool = False) -> list["Cost"]:
         """What the missing cells would take, timed by a few steps of each model; RECAP's are not among them."""
         plain = [model for model in models if model != OURS]
-        wanted = cells(
-            self.data, plain, range(1, num_seeds + 1), self.settings, averaged=averaged, device=self.device
-        )
-        todo = self.missing(wanted)
+        todo = self.missing(self._cells(plain, range(1, num_seeds + 1), averaged=averaged))
         found = []
         for label in dict.fromkeys(cell.label for cell in todo):
             own = [cell for cell in todo if cell.label == label]
@@ -231,13 +236,39 @@ def say_costs(costs: Sequence[Cost]) -> str:
 def read_arms(reports: Path, *, averaged: bool = False) -> dict[str, Arm]:
     """By model, in the paper's order: all of which there is a report. Others stand before RECAP."""
     found: dict[str, Arm] = {}
+    firsts: list[dict[str, Any]] = []
     others = sorted({*MODELS, *_guests(reports, averaged)} - set(PAPER_ORDER))
     for model in (*PAPER_ORDER[:-1], *others, PAPER_ORDER[-1]):
         label = model if model == OURS else model + SUFFIX * averaged
         known = [read_json(path) for path in sorted((reports / label).glob(f"seed-*/{REPORT}"))]
         if known:
+            _refuse_mixtures(label, known)
             found[model] = arm_of(TITLES.get(model, model), known)
+            _refuse_mixtures("the table", [*firsts, known[0]], data_alone=True)
+            firsts.append(known[0])
     return found
+
+
+def _refuse_mixtures(name: str, reports: Sequence[dict[str, Any]], *, data_alone: bool = False) -> None:
+    """Runs are one arm if only their seeds differ; all arms of a table are of the same data."""
+
+    def of(report: dict[str, Any]) -> list[Any]:
+        own: list[Any] = [report["data"]["fingerprint"]]
+        if not data_alone:
+            known = report["model"]
+            train = parse(TrainConfig, {**report["train"], "seed": 0}, name)
+            own += [known["name"], parse_model(known["name"], known["config"]), train]
+        return own
+
+    for other in reports[1:]:
+        if of(other) != of(reports[0]):
+            seeds = " and ".join(
+                f"{one['model']['name']}/seed-{one['train']['seed']}" for one in (reports[0], other)
+            )
+            raise InputError(
+                f"{name} would mix runs of different {'data' if data_alone else 'settings'}: reports of {seeds}",
+                fix="delete the report that is out of date, or run its cell again with as many --seeds",
+            )
 
 
 def _guests(reports: Path, averaged: bool) -> set[str]:
@@ -257,9 +288,14 @@ class Comparison:
     """Ours against one other model, in AUC."""
 
     gap: float
+    """Over the seeds that both have, where p is of these; else of the means over all."""
     p: float | None
     """Two-tailed, corrected by Holm for all comparisons on the data set; None where a side has one run only."""
+    alone: float | None
+    """The same without correction, for the one comparison with the best baseline."""
     paired: bool
+    seeds: int
+    """Runs of RECAP that it rests on."""
 
 
 def compare(arms: Mapping[str, Arm], ours: str = OURS) -> dict[str, Comparison]:
@@ -267,21 +303,21 @@ def compare(arms: Mapping[str, Arm], ours: str = OURS) -> dict[str, Comparison]:
     if ours not in arms:
         return {}
     own = arms[ours]
-    gaps: dict[str, tuple[float, float | None, bool]] = {}
+    found: dict[str, Comparison] = {}
     for name, arm in arms.items():
         if name == ours:
             continue
         gap = statistics.mean(own.figures["auc"]) - statistics.mean(arm.figures["auc"])
-        found = tables.paired(arm, own, "auc")
-        if found.p is not None:
-            gaps[name] = gap, found.p, True
-        elif len(arm.seeds) > 1 and len(own.seeds) > 1:
-            test = ttest_ind(own.figures["auc"], arm.figures["auc"], equal_var=False)
-            gaps[name] = gap, float(test.pvalue), False
-        else:
-            gaps[name] = gap, None, False
-    corrected = holm({name: p for name, (_, p, _) in gaps.items() if p is not None})
-    return {name: Comparison(gap, corrected.get(name), pairs) for name, (gap, _, pairs) in gaps.items()}
+        pairs = tables.paired(arm, own, "auc")
+        if pairs.p is not None and pairs.mean is not None:
+            found[name] = Comparison(pairs.mean, pairs.p, pairs.p, paired=True, seeds=len(pairs.seeds))
+            continue
+        p = None
+        if len(arm.seeds) > 1 and len(own.seeds) > 1:
+            p = float(ttest_ind(own.figures["auc"], arm.figures["auc"], equal_var=False).pvalue)
+        found[name] = Comparison(gap, p, p, paired=False, seeds=len(own.seeds))
+    corrected = holm({name: one.p for name, one in found.items() if one.p is not None})
+    return {name: replace(one, p=corrected.get(name)) for name, one in found.items()}
 
 
 def holm(ps: Mapping[str, float]) -> dict[str, float]:
@@ -299,15 +335,30 @@ def holm(ps: Mapping[str, float]) -> dict[str, float]:
 
 
 def detectable(one: Arm, other: Arm) -> float | None:
-    """Smallest true difference in AUC that a test at 5 % would find four times in five, by the runs' spread."""
+    """Smallest true difference in AUC that the test at 5 % would find four times in five, by the runs' spread.
+
+    The test is that of the table: paired over the seeds that both have, else of two samples.
+    """
+    pairs = tables.paired(one, other, "auc")
+    if pairs.standard_error:
+        return _noncentrality(len(pairs.seeds) - 1) * pairs.standard_error
     counts = len(one.seeds), len(other.seeds)
     if min(counts) < 2:
         return None
     squares = [statistics.variance(arm.figures["auc"]) for arm in (one, other)]
     freedom = sum(counts) - 2
     pooled = sum((count - 1) * square for count, square in zip(counts, squares, strict=True)) / freedom
-    error = math.sqrt(pooled * (1 / counts[0] + 1 / counts[1]))
-    return float(student_t.ppf(0.975, freedom) + student_t.ppf(0.8, freedom)) * error
+    return _noncentrality(freedom) * math.sqrt(pooled * (1 / counts[0] + 1 / counts[1]))
+
+
+def _noncentrality(freedom: int) -> float:
+    """By how many standard errors means must differ for a two-tailed t-test at 5 % to find it four times in five."""
+    bar = float(student_t.ppf(0.975, freedom))
+
+    def lacking(shift: float) -> float:
+        return 0.8 - float(nct.sf(bar, freedom, shift))  # in the other tail it is next to never found
+
+    return float(brentq(lacking, 1.0, 100.0))
 
 
 def best_two(arms: Mapping[str, Arm], metric: str) -> tuple[str | None, str | None]:
@@ -324,8 +375,11 @@ HEADER = [
 ]  # fmt: skip
 
 
-def markdown(dataset: str, arms: Mapping[str, Arm], title: str) -> str:
-    """One data set: a line a model, best bold, second underlined, what others published beside it."""
+def markdown(dataset: str, arms: Mapping[str, Arm], title: str, by_default: Sequence[str] = ()) -> str:
+    """One data set: a line a model, best bold, second underlined, what others published beside it.
+
+    `by_default` are titles of models that had no settings of their own.
+    """
     compared = compare(arms)
     marks = {metric: best_two(arms, metric) for metric in METRICS}
 
@@ -339,41 +393,61 @@ def markdown(dataset: str, arms: Mapping[str, Arm], title: str) -> str:
     for name, arm in arms.items():
         known, found = published(dataset, name), compared.get(name)
         gap = NONE if found is None else f"{100 * found.gap:+.3f}"
-        p = NONE if found is None or found.p is None else f"{found.p:.3f}" if found.p >= 0.001 else "<0.001"
+        p = NONE if found is None else _say_p(found, max(len(arm.seeds), len(arms[OURS].seeds)))
         beside = [f"{known.auc:.2f}", f"{known.logloss:.4f}"] if known else [NONE, NONE]
         size = NONE if arm.parameters is None else f"{arm.parameters:,}"
         figures = [marked(name, metric) for metric in METRICS]
         lines.append([arm.name, str(len(arm.seeds)), size, *figures, gap, p, *beside])
     body = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([f"**{title}**", "", *body, "", _note(arms, compared)])
+    return "\n".join([f"**{title}**", "", *body, "", _note(dataset, arms, compared, by_default)])
 
 
-def _note(arms: Mapping[str, Arm], compared: Mapping[str, Comparison]) -> str:
-    said = [
-        "AUC in points, mean ± standard deviation over seeds; best bold, second underlined. Published: the figures of"
-        " the RECAP paper and, for ECN, of FCN's, on other splits; they are for reference and enter nothing."
-    ]
-    if compared:
-        pairs = "paired over seeds" if any(one.paired for one in compared.values()) else "Welch's"
+def _say_p(found: Comparison, seeds: int) -> str:
+    """With what a reader would not expect of it."""
+    if found.p is None:
+        return NONE
+    text = f"{found.p:.3f}" if found.p >= 0.001 else "<0.001"
+    if not found.paired:
+        return f"{text} (unpaired)"
+    return text if found.seeds == seeds else f"{text} ({found.seeds} seeds)"
+
+
+def _note(
+    dataset: str, arms: Mapping[str, Arm], compared: Mapping[str, Comparison], by_default: Sequence[str]
+) -> str:
+    said = ["AUC in points, mean ± standard deviation over seeds; best bold, second underlined."]
+    if any(published(dataset, name) for name in arms):
+        split = "on the same folds" if dataset in SAME_SPLIT else "on another random split"
         said.append(
-            f"p: two-tailed t-test on AUC, {pairs} where both have several runs, corrected by Holm for the"
-            f" {sum(one.p is not None for one in compared.values())} comparisons; students of RECAP share their"
-            " teachers, so p is conditional on these."
+            f"Published: the figures of the RECAP paper and, for ECN, of FCN's, {split}; they are for reference and"
+            " enter nothing."
+        )
+    if by_default:
+        said.append(
+            f"By default settings, for want of a MODEL.toml: {', '.join(by_default)}; they are no fair rivals, since"
+            " RECAP's regulariser is found on validation."
+        )
+    if compared:
+        said.append(
+            "p: two-tailed t-test on AUC, paired over the seeds that both have unless it says otherwise, as is the"
+            f" difference then; corrected by Holm for the {sum(one.p is not None for one in compared.values())}"
+            " comparisons. Students of RECAP share their teachers, so p is conditional on these."
         )
         rival = max(compared, key=lambda name: statistics.mean(arms[name].figures["auc"]))
         least = detectable(arms[OURS], arms[rival])
         if least is not None:
             said.append(
                 f"Smallest difference from the best baseline, {arms[rival].name}, that these seeds could detect"
-                f" (5 % level, power 80 %): {100 * least:.3f} points."
+                f" (by this test alone, without correction: 5 % level, power 80 %): {100 * least:.3f} points."
             )
     return " ".join(said)
 
 
 def latex(by_dataset: Mapping[str, Mapping[str, Arm]], caption: str) -> str:
     """All data sets side by side, as the paper's Table 1; a star where RECAP beats the best baseline at 1 %."""
+    caption += " Best bold, second underlined; *: RECAP beats the best baseline, two-tailed t-test over seeds, p < 0.01."
     titles = {name: arm.name for arms in by_dataset.values() for name, arm in arms.items()}
-    guests = [name for name in titles if name not in MODELS]
+    guests = [name for name in titles if name not in PAPER_ORDER]
     models = [name for name in (*PAPER_ORDER[:-1], *guests, PAPER_ORDER[-1]) if name in titles]
     marks = {
         dataset: {metric: best_two(arms, metric) for metric in ("logloss", "auc")}
@@ -386,7 +460,7 @@ def latex(by_dataset: Mapping[str, Mapping[str, Arm]], caption: str) -> str:
             return "--"
         value = statistics.mean(arm.figures[metric])
         text = f"{100 * value:.2f}" if metric == "auc" else f"{value:.4f}"
-        if metric == "auc" and name == OURS and _beats_all(by_dataset[dataset]):
+        if metric == "auc" and name == OURS and _beats_best(by_dataset[dataset]):
             text += "*"
         best, second = marks[dataset][metric]
         return rf"\textbf{{{text}}}" if name == best else rf"\underline{{{text}}}" if name == second else text
@@ -414,14 +488,14 @@ def latex(by_dataset: Mapping[str, Mapping[str, Arm]], caption: str) -> str:
     )  # fmt: skip
 
 
-def _beats_all(arms: Mapping[str, Arm]) -> bool:
+def _beats_best(arms: Mapping[str, Arm]) -> bool:
     """Against the best baseline: better, and significantly."""
     compared = compare(arms)
     if not compared:
         return False
     rival = max(compared, key=lambda name: statistics.mean(arms[name].figures["auc"]))
     found = compared[rival]
-    return found.gap > 0 and found.p is not None and found.p < LEVEL
+    return found.gap > 0 and found.alone is not None and found.alone < LEVEL
 
 
 def to_csv(by_dataset: Mapping[str, Mapping[str, Arm]]) -> str:
@@ -448,13 +522,22 @@ def write_tables(by_dataset: Mapping[str, Path], directory: Path, *, averaged: b
         raise InputError(f"no reports of {', '.join(empty)}", fix="run the table's cells first")
     how = "with averaged weights" if averaged else "by the published training protocol"
     name = "table1" + SUFFIX * averaged
+    by_default = {
+        dataset: [arm.name for model, arm in arms[dataset].items() if lacks_settings(model, reports)]
+        for dataset, reports in by_dataset.items()
+    }
     text = "\n\n".join(
-        markdown(dataset, found, f"Baselines {how}, and RECAP, on {dataset}")
+        markdown(
+            dataset,
+            found,
+            f"Baselines{'' if by_default[dataset] else f' {how}'}, and RECAP, on {dataset}",
+            by_default[dataset],
+        )
         for dataset, found in arms.items()
     )
     whole = {
         "md": text + "\n",
-        "tex": latex(arms, f"Performance of CTR models {how}."),
+        "tex": latex(arms, f"Performance of CTR models{'' if any(by_default.values()) else f' {how}'}."),
         "csv": to_csv(arms),
     }
     directory.mkdir(parents=True, exist_ok=True)
@@ -462,6 +545,11 @@ def write_tables(by_dataset: Mapping[str, Path], directory: Path, *, averaged: b
         with atomic_file(directory / f"{name}.{suffix}") as file:
             file.write(content.encode())
     return whole["md"]
+
+
+def lacks_settings(model: str, settings: Path) -> bool:
+    """Whether a baseline is trained by default settings, because nobody gave its own."""
+    return model != OURS and not (settings / f"{short_name(model)}.toml").is_file()
 
 
 def check_models(names: Sequence[str], settings: Path) -> None:

@@ -277,7 +277,7 @@ def _difference(baseline: Arm, arm: Arm) -> tuple[str, str]:
     text = _points(found.mean)
     if found.low is not None and found.high is not None:
         text += f" [{_points(found.low)}, {_points(found.high)}]"
-    if len(found.seeds) < len(arm.seeds):
+    if len(found.seeds) < max(len(arm.seeds), len(baseline.seeds)):
         text += f" over {len(found.seeds)} seeds"
     if found.p is None:
         return text, NONE

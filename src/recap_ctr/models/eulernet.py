@@ -20,8 +20,10 @@ from recap_ctr.nn.initial import xavier_normal_
 
 class EulerNetConfig(Frozen):
     dim: int = Field(16, ge=2)
-    neurons: tuple[PositiveInt, ...] = Field((5, 5, 5), min_length=1)
-    """Complex vectors after each layer; as many as fields start as the identity."""
+    neurons: tuple[PositiveInt, ...] | None = Field(None, min_length=1)
+    """Complex vectors after each layer; None: three layers of as many as fields, which then start as the identity.
+    With fewer each starts at one field at random, and some fields at none.
+    """
     explicit_dropout: float = Field(0.2, ge=0, lt=1)
     implicit_dropout: float = Field(0.2, ge=0, lt=1)
     layer_norm: bool = True
@@ -80,10 +82,11 @@ class EulerNet(nn.Module):
         self.config = config
         self.embedding = Embedding(layout, config.dim)
         self.modulus_F1 = nn.Parameter(torch.ones(layout.num_fields, 1))
-        sizes = pairwise((layout.num_fields, *config.neurons))
+        neurons = config.neurons or (layout.num_fields,) * 3
+        sizes = pairwise((layout.num_fields, *neurons))
         self.layers = nn.Sequential(*(EulerLayer(config, inputs, outputs) for inputs, outputs in sizes))
         # Its bias and the implicit maps' start as torch's do: upstream re-draws weights before these exist.
-        self.head = nn.Linear(config.neurons[-1] * config.dim, 1)
+        self.head = nn.Linear(neurons[-1] * config.dim, 1)
         xavier_normal_(self.head.weight)
 
     def forward(self, inputs: Inputs) -> Output:
