@@ -445,7 +445,7 @@ def _note(
 
 def latex(by_dataset: Mapping[str, Mapping[str, Arm]], caption: str) -> str:
     """All data sets side by side, as the paper's Table 1; a star where RECAP beats the best baseline at 1 %."""
-    caption += " Best bold, second underlined; *: RECAP beats the best baseline, two-tailed t-test over seeds, p < 0.01."
+    caption += " Best bold, second underlined; *: RECAP beats the best baseline, two-tailed t-test, p < 0.01."
     titles = {name: arm.name for arms in by_dataset.values() for name, arm in arms.items()}
     guests = [name for name in titles if name not in PAPER_ORDER]
     models = [name for name in (*PAPER_ORDER[:-1], *guests, PAPER_ORDER[-1]) if name in titles]
