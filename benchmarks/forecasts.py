@@ -28,7 +28,7 @@ def main() -> None:
         for count in (2, 3):
             found = []
             for some in combinations(tables, count):
-                lines = of_runs(some, labels)
+                lines = of_runs(some, getattr(data, split))
                 found.append((lines[0].loss, lines[len(runs) - 1].loss, lines[len(runs) - 1].auc))
             gains = [one.value - all_of_them.value for one, all_of_them, _ in found]
             varies = pstdev(gains) / mean(gains)

@@ -34,7 +34,7 @@ from recap_ctr.diagnose import (
 from recap_ctr.diagnose.diagnosis import _churn, _decomposition, _family
 from recap_ctr.diagnose.figures import Grid
 from recap_ctr.diagnose.measure import Ask, jackknife, measure
-from recap_ctr.diagnose.terms import GROUPS, Rows, decile, pairs_won
+from recap_ctr.diagnose.terms import GROUPS, Rows, decile
 from recap_ctr.errors import InputError
 
 N, S, T, R = 400, 3, 2, 4
@@ -441,7 +441,7 @@ def test_pairs_won_and_deciles_by_counting(rows: list[tuple[bool, int, int]]) ->
     positive_N, scores_N, masses_N = (
         np.array([row[k] for row in rows], kind) for k, kind in enumerate((bool, float, float))
     )
-    won_N = pairs_won(positive_N, scores_N, masses_N)
+    won_N = metrics.pairs_won(positive_N, scores_N, masses_N)
     for n, (positive, score, _) in enumerate(rows):
         against = [(other, mass) for label, other, mass in rows if label != positive]
         right = sum(

@@ -154,6 +154,31 @@ def test_auc_difference_has_the_error_of_the_bootstrap() -> None:
     assert auc_difference(labels, logits_a, logits_b).standard_error == pytest.approx(np.std(gaps), rel=0.15)
 
 
+def test_weighted_auc_difference_is_that_of_repeated_rows_with_the_error_of_small_changes() -> None:
+    """The error is the infinitesimal jackknife: what each row's weight would change, squared and added up."""
+    rng = np.random.default_rng(10)
+    labels, weights = rng.integers(0, 2, 60), rng.integers(1, 5, 60).astype(np.float64)
+    one, other = (labels + rng.normal(size=60) for _ in range(2))
+
+    found = auc_difference(labels, one, other, weights)
+    copies = weights.astype(int)
+    repeated = auc_difference(np.repeat(labels, copies), np.repeat(one, copies), np.repeat(other, copies))
+    assert found.difference == pytest.approx(repeated.difference, abs=1e-12)
+
+    def gap(weights: np.ndarray) -> float:
+        return auc(labels, one, weights) - auc(labels, other, weights)
+
+    squares = np.zeros(2)
+    for row in range(60):
+        more, less = (weights * np.where(np.arange(60) == row, factor, 1) for factor in (1 + 1e-5, 1 - 1e-5))
+        squares[labels[row]] += ((gap(more) - gap(less)) / 2e-5) ** 2
+    counts = np.bincount(labels)
+    assert found.standard_error == pytest.approx(np.sqrt(squares @ (counts / (counts - 1))), rel=1e-5)
+    assert auc_difference(labels, one, other, 7 * weights).standard_error == pytest.approx(
+        found.standard_error
+    )
+
+
 def test_auc_difference_of_the_same_order_is_nothing() -> None:
     rng = np.random.default_rng(9)
     labels, logits = rng.integers(0, 2, 1_000), rng.integers(-20, 20, 1_000) / 8

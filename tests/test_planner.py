@@ -11,7 +11,7 @@ import pytest
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, Estimate, curve
 from recap_ctr.errors import InputError
-from recap_ctr.logits import LogitTable
+from recap_ctr.logits import Estimator, LogitTable, LogitWriter
 from recap_ctr.metrics import logloss, sigmoid
 from recap_ctr.planner import (
     Arms,
@@ -24,6 +24,7 @@ from recap_ctr.planner import (
     compared,
     forecast,
     of_arms,
+    of_runs,
     over_runs,
     words,
 )
@@ -80,6 +81,28 @@ def test_a_teacher_must_be_worth_its_minutes_and_fit_the_budget() -> None:
     assert choose(teachers, routes, 4.0, 16.0)["teachers"] == 3
     assert choose(teachers, routes, 4.0, 6.0) == {"teachers": 0, "routes": 4, "minutes": 4.0}
     assert choose(teachers, [line(1, 0.3), line(8, 0.2999, noise=0.0002)], 4.0, None)["routes"] == 1
+
+
+def test_sampled_negatives_are_corrected_for(prepared: PreparedData, tmp_path: Path) -> None:
+    """Losses are those of the whole log: of shifted logits, and of negatives that count for those that were dropped."""
+    valid, rng, rate = prepared.valid, np.random.default_rng(3), 0.1
+    level = rng.normal(size=len(valid))
+    logits_NM = (level[:, None] + 0.1 * rng.normal(size=(len(valid), 2))).astype(np.float32)
+    tables = []
+    for at in range(2):
+        with LogitWriter(tmp_path / str(at), prepared, "valid", [Estimator(str(at))]) as writer:
+            writer.write(logits_NM[:, at : at + 1])
+        tables.append(LogitTable(tmp_path / str(at)))
+    weights = np.where(np.asarray(valid.labels) == 1, 1.0, 1 / rate)
+    found = of_runs(tables, valid, rate)
+    shifted = logits_NM.astype(np.float64) + np.log(rate)
+    alone = np.mean([logloss(valid.labels, shifted[:, at], weights) for at in range(2)])
+    together = logloss(valid.labels, shifted.mean(axis=1), weights)
+    assert found[0].loss.value == pytest.approx(alone, abs=1e-6)
+    assert found[1].gain.value == pytest.approx(alone - together, rel=0.05)
+    loss, _, gain = compared(valid, logits_NM[:, 1], logits_NM[:, 0], rate)
+    assert loss.value == pytest.approx(logloss(valid.labels, shifted[:, 1], weights), abs=1e-6)
+    assert gain.value == pytest.approx(logloss(valid.labels, shifted[:, 0], weights) - loss.value, abs=1e-6)
 
 
 def test_differences_are_those_of_the_same_rows(prepared: PreparedData) -> None:
@@ -184,6 +207,12 @@ def test_the_recipe_goes_on_from_the_forecast_and_checks_it(planned: Path, prepa
     assert said[0].startswith("logloss of 3 teachers") and f"{measured['logloss']:.5f}" in said[0]
     assert said[0].endswith(": inside." if inside else ": outside.")
     assert check(planned / "elsewhere", report) == []
+    for part, other in (
+        ("data", {"fingerprint": "x"}),
+        ("plan", {"l2": 9.0}),
+        ("recipe", {"teacher_model": "qnn"}),
+    ):
+        assert check(planned, {**report, part: {**report[part], **other}}) == []  # of other teachers
 
 
 def test_fit_keeps_to_the_recommendation(planned: Path, prepared: PreparedData, recap: Recap) -> None:

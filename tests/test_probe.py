@@ -105,7 +105,7 @@ def test_probe_finds_records_and_replays(prepared: PreparedData, tmp_path: Path)
 def test_an_arm_goes_on_where_it_stopped(prepared: PreparedData, tmp_path: Path) -> None:
     def go(epochs: int, out: Path) -> dict[str, Any]:
         train = SETTINGS.model_copy(update={"max_epochs": epochs}).model_dump(mode="json")
-        return advance(str(prepared.path), "fcn", SMALL, train, 500, 1, "cpu", str(out))
+        return advance(str(prepared.path), "fcn", SMALL, train, epochs, 500, 1, "cpu", str(out))
 
     first = go(1, tmp_path / "one")
     second = go(3, tmp_path / "one")
@@ -113,6 +113,28 @@ def test_an_arm_goes_on_where_it_stopped(prepared: PreparedData, tmp_path: Path)
     assert first["aucs"] == second["aucs"][:1]
     assert second["aucs"] == straight["aucs"]
     assert len(second["aucs"]) == 3
+
+
+def test_a_cosine_is_one_curve_wherever_it_is_looked_at(prepared: PreparedData, tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"schedule": "cosine", "max_epochs": 4, "patience": 9})
+    config = ProbeConfig(
+        strengths=(1.0, 1.0, 10.0), rungs=(2, 4), refinements=(), horizon_factors=(), dropouts=(), dim_factors=(),
+        max_rows=500,
+    )  # fmt: skip
+    probe(
+        config, "fcn", parse_model("fcn", SMALL), settings, prepared, tmp_path / "probe", threads=1, device="cpu",
+        workers=2, probe_rate=False, quiet=True,
+    )  # fmt: skip
+    arms = read_json(tmp_path / "probe" / "probe.json")["arms"]
+    assert len(arms) == 2  # equal candidates are one
+    best = max(arms, key=lambda one: len(one["valid_auc"]))
+    assert len(best["valid_auc"]) == 4
+    stopped = advance(
+        str(prepared.path), "fcn", SMALL,
+        settings.model_copy(update={"l2": best["l2"], "seed": settings.seed}).model_dump(mode="json"),
+        4, 500, 1, "cpu", str(tmp_path / "straight"),
+    )  # fmt: skip
+    assert stopped["aucs"] == best["valid_auc"]
 
 
 def test_each_challenger_differs_from_the_best_in_one_setting() -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import tomli_w
 
 from recap_ctr import metrics
+from recap_ctr.artifact import Exported, Setting, add_graphs, read_artifact
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.logits import LogitTable
@@ -109,6 +111,29 @@ def test_a_changed_setting_redoes_what_depends_on_it_and_nothing_else(
     new = {name.split("/")[0].split("-")[0] for name in again.keys() - after.keys()}
     assert new <= {"plan", "student"}  # M is chosen afterwards: no teacher is trained again
     assert set(fewer["teacher_runs"]) < set(report["teacher_runs"])
+
+
+def test_calibration_and_routes_train_nothing_again_and_graphs_are_kept_where_the_model_is(
+    done: tuple[Path, dict[str, Any]], prepared: PreparedData, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(done[0], tmp_path / "model"))
+    weights = {path: path.stat().st_mtime_ns for path in out.rglob("state.safetensors")}
+    cook(prepared, out).run()  # ships the student of these settings, whatever tests before have done
+    graph = Exported(Setting(1, 2), b"a graph", "float32", 0.0)
+    add_graphs(read_artifact(out / "artifact"), [graph])
+
+    again = cook(prepared, out).run()
+    assert read_artifact(out / "artifact").graphs == (Setting(1, 2),)  # nothing changed, so nothing is lost
+
+    other = cook(prepared, out, calibration="isotonic", negative_rate=0.5, routes=3).run()
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("state.safetensors")} == weights
+    assert (other["calibration"], other["routes"]["count"]) == ("isotonic", 3)
+    assert other["teacher_runs"].keys() == again["teacher_runs"].keys()
+    assert read_artifact(out / "artifact").graphs == ()  # they were of another model
+    # Sampled negatives shift logits, for the ensemble's forecast as for its measured loss.
+    one = other["averaging"]["points"][0]["loss"]["value"]
+    alone = [run["metrics"]["test"]["raw"]["logloss"] for run in other["teacher_runs"].values()]
+    assert one == pytest.approx(sum(alone) / len(alone), abs=1e-6)
 
 
 def test_a_taught_student_gets_a_regulariser_of_its_own(
@@ -224,6 +249,20 @@ def test_the_papers_preset_is_what_the_paper_states() -> None:
     assert teacher.ema is None and not teacher.ema_epochs and teacher.schedule == "plateau"
     settings = config.settings_of("recap")
     assert (settings.num_adapters, settings.lora_rank) == (8, 96)  # type: ignore[attr-defined]
+
+
+def test_the_papers_preset_survives_toml() -> None:
+    config = recipe_config("paper", {}, "test")
+    back = recipe_config("default", tomllib.loads(config.to_toml()), "test")
+    assert back == config
+    assert train_config(back, 10**6, teacher=True).ema is None
+
+
+def test_a_model_of_the_teachers_kind_is_built_like_them() -> None:
+    config = recipe_config("default", {"teacher_settings": {"dim": 8}, "model_settings": {"dim": 4}}, "test")
+    assert [getattr(config.settings_of(name), "dim", None) for name in ("fcn", "recap", "qnn")] == [8, 4, 16]
+    own = recipe_config("default", {"model": "fcn", "teacher_settings": {"dim": 8}}, "test")
+    assert getattr(own.settings_of("fcn"), "dim", None) == 16
 
 
 def test_small_data_get_small_batches() -> None:

@@ -31,7 +31,7 @@ from recap_ctr.models import parse_model
 from recap_ctr.nn.weights import load_tensors
 from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict
-from recap_ctr.runs import RunConfig, read_report, run
+from recap_ctr.runs import RunConfig, is_finished, read_report, run
 from recap_ctr.schema import Schema
 from recap_ctr.storage import locked
 from recap_ctr.train import BEST, STATE, train
@@ -184,8 +184,6 @@ class TestOutput:
             ({"train": TrainConfig(batch_size=128)}, "train"),
             ({"model_config": parse_model("fcn", {"dim": 8})}, "model"),
             ({"model": "lr", "model_config": parse_model("lr", {})}, "model"),
-            ({"calibration": "isotonic", "negative_rate": 0.5}, "calibration, negative_rate"),
-            ({"reference": False}, "reference"),
         ],
     )
     def test_other_inputs_are_refused(
@@ -200,6 +198,30 @@ class TestOutput:
         with pytest.raises(InputError, match=rf"other inputs \(changed: {named}\)\n  fix: .*--force"):
             run(dataclasses.replace(run_config, **changes), prepared, finished, quiet=True)
         assert contents(finished) == before
+
+    @pytest.mark.parametrize(
+        "changes", [{"calibration": "isotonic", "negative_rate": 0.5}, {"reference": False}]
+    )
+    def test_what_only_finishes_a_run_does_not_train_it_again(
+        self,
+        finished: Path,
+        prepared: PreparedData,
+        run_config: RunConfig,
+        changes: dict[str, Any],
+        tmp_path: Path,
+    ) -> None:
+        copy = Path(shutil.copytree(finished, tmp_path / "run"))
+        before, weights = read_report(copy), (copy / "artifact" / "model.safetensors").read_bytes()
+        other = dataclasses.replace(run_config, **changes)
+        assert not is_finished(copy, other)
+        report = run(other, prepared, copy, quiet=True)
+        assert is_finished(copy, other) and not is_finished(copy, run_config)
+        assert report["history"] == before["history"]
+        assert (copy / "artifact" / "model.safetensors").read_bytes() == weights
+        assert (report["reference"] is None) == (not other.reference)
+        assert (report["calibration"], report["negative_rate"]) == (other.calibration, other.negative_rate)
+        back = run(run_config, prepared, copy, quiet=True)
+        assert back["metrics"] == before["metrics"] and back["calibrated_by"] == before["calibrated_by"]
 
     def test_other_data_are_refused_unless_forced(
         self,

@@ -321,7 +321,17 @@ class TestConfig:
         back = other.with_(seed=1, routes=4)
         assert back == base
 
-    def test_routes_are_part_of_a_runs_identity(self, four: Path, prepared: PreparedData) -> None:
-        for other in (routed_config("random"), routed_config(routes=3)):
-            with pytest.raises(InputError, match=r"changed: routes"):
-                run(other, prepared, four, quiet=True)
+    def test_other_routes_are_packed_without_training_again(
+        self, four: Path, prepared: PreparedData, tmp_path: Path
+    ) -> None:
+        copy = Path(shutil.copytree(four, tmp_path / "run"))
+        state = (copy / "state.safetensors").read_bytes()
+        (copy / "logits").mkdir(exist_ok=True)  # those of the four
+        report = run(routed_config(routes=3), prepared, copy, quiet=True)
+        assert len(load_artifact(copy).routes) == 3 and "3" in report["metrics_by_routes"]
+        assert (copy / "state.safetensors").read_bytes() == state
+        assert not (copy / "logits").exists()
+        assert (
+            load_artifact(four).manifest["files"]["model.safetensors"]
+            == (load_artifact(copy).manifest["files"]["model.safetensors"])
+        )

@@ -72,5 +72,7 @@ def test_diagnosis_is_written_and_said(prepared: PreparedData, tmp_path: Path, r
     for name in ("gain-auc", "gain-loss", "theory", "residual", "decomposition"):
         assert f'<figure id="{name}">' in html
         assert (out / "diagnosis" / "figures" / f"{name}.png").is_file()
-    assert read_diagnosis(out) == record and read_diagnosis(tmp_path) is None
+    assert read_diagnosis(out, prepared.fingerprint) == record
+    assert read_diagnosis(tmp_path, prepared.fingerprint) is None
+    assert read_diagnosis(out, "of other data") is None
     assert "Churn" in html

@@ -217,6 +217,27 @@ def add_graphs(
         _vouch(partial, manifest, artifact.encoder)
 
 
+def is_same_model(path: Path, other: Path) -> bool:
+    """Whether two artifacts are whole and differ, if at all, in what `add_graphs` adds."""
+    if not all((one / MANIFEST).is_file() for one in (path, other)):
+        return False
+    try:
+        known = [read_artifact(one).manifest for one in (path, other)]
+    except InputError:
+        return False
+    apart = ("graphs", "dial", "checksum", "files")
+    one, two = ({key: value for key, value in manifest.items() if key not in apart} for manifest in known)
+    files = [
+        {
+            file: entry
+            for file, entry in manifest["files"].items()
+            if file != CARD and not file.startswith(GRAPHS)
+        }
+        for manifest in known
+    ]
+    return one == two and files[0] == files[1]
+
+
 def _vouch(directory: Path, manifest: dict[str, Any], encoder: Encoder) -> None:
     """Write the card and the manifest over all other files, which are there."""
     with atomic_file(directory / CARD) as file:

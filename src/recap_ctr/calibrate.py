@@ -6,7 +6,7 @@ Shape suffixes: N rows, K knots.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,6 +125,12 @@ def fit_isotonic(
     )
     values_K = np.maximum.accumulate(logit(fitted.y_thresholds_))  # against rounding in the logit
     return IsotonicCalibration(tuple(fitted.X_thresholds_.tolist()), tuple(values_K.tolist()))
+
+
+def fitting(name: str) -> Callable[..., Calibration]:
+    """How the calibration of that name is fitted: to labels, logits and weights."""
+    fits: dict[str, Callable[..., Calibration]] = {"affine": fit_affine, "isotonic": fit_isotonic}
+    return fits[name]
 
 
 # A spread of logits, or a fitted slope per standard deviation, below this is float32 rounding and no signal.

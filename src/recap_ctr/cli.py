@@ -692,6 +692,8 @@ def fit(
         "model_settings": {"num_adapters": adapters, "lora_rank": rank},
         "train": {"ema": ema, "kd_weight": kd_weight, "max_epochs": max_epochs},
     }  # fmt: skip
+    if max_epochs is not None:  # of every run, whatever a preset says of teachers
+        given["teacher_train"] = {"max_epochs": max_epochs}
     settings = recipe_config(preset, _merged(config, given), str(config or "fit"))
     take(out, RECIPE)
     prepared = _prepared(data, label, schema, split, out, quiet)
@@ -699,7 +701,9 @@ def fit(
         settings, prepared, out, threads=threads, device=_device(device), budget=budget, quiet=quiet
     )
     report = cooking.run()
-    shown = page(report, shlex.join(["recap", *sys.argv[1:]]), read_diagnosis(out))
+    shown = page(
+        report, shlex.join(["recap", *sys.argv[1:]]), read_diagnosis(out, report["data"]["fingerprint"])
+    )
     written = shown.write(out)
     if as_json:
         _print_json(report)
@@ -1048,10 +1052,11 @@ def report(
     reports = {str(path): read_report(path) for path in runs}
     if len(reports) > 1 and out is None:
         raise InputError("a page of several runs needs a place of its own", fix="--out DIR")
+    one = reports[str(runs[0])]
     shown = (
         compare.page(reports)
         if len(reports) > 1
-        else page(reports[str(runs[0])], diagnosis=read_diagnosis(runs[0]))
+        else page(one, diagnosis=read_diagnosis(runs[0], one["data"]["fingerprint"]))
     )
     written = shown.write(out or runs[0])
     if as_json:

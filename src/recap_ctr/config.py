@@ -2,11 +2,12 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import tomli_w
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -65,6 +66,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not valid TOML: {error}") from None
 
 
+def _none_for_zero(value: Any) -> Any:
+    """TOML has no null, and an average with β = 0 is the last weights."""
+    return None if value == 0 and not isinstance(value, bool) else value
+
+
 class TrainConfig(Frozen):
     """How a model is trained; the defaults are the published protocol (FuxiCTR's, as FCN used it)."""
 
@@ -82,8 +88,8 @@ class TrainConfig(Frozen):
     """Stop after this many epochs in a row without a better validation AUC."""
     plateau_factor: PositiveFloat = 0.1
     min_learning_rate: NonNegativeFloat = 1e-6
-    ema: float | None = Field(None, gt=0, lt=1)
-    """β of Eq. 10; the averaged weights are then what is validated, selected and shipped."""
+    ema: Annotated[float | None, BeforeValidator(_none_for_zero)] = Field(None, gt=0, lt=1)
+    """β of Eq. 10; the averaged weights are then what is validated, selected and shipped. 0: no average."""
     ema_epochs: tuple[PositiveFloat, ...] = ()
     """Horizons of such averages in epochs, instead of β; each is kept, and the best on validation selected."""
     ema_warmup: PositiveFloat = WARMUP

@@ -21,7 +21,7 @@ def figures(
     """All metrics of one set of predictions."""
     found: dict[str, Any] = {
         "auc": metrics.auc(labels, logits, weights),
-        "auc_error": metrics.auc_error(labels, logits) if weights is None else None,
+        "auc_error": metrics.auc_error(labels, logits, weights),
         "logloss": metrics.logloss(labels, logits, weights),
         "normalised_entropy": metrics.normalised_entropy(labels, logits, weights),
         "calibration_error": metrics.expected_calibration_error(labels, metrics.sigmoid(logits), weights),

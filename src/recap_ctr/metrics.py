@@ -6,6 +6,7 @@ All is computed in float64, and from logits where the metric allows it: probabil
 Shape suffixes: N rows, T runs of tied scores, G groups, K bins.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -211,7 +212,9 @@ class AucDifference:
     standard_error: float
 
 
-def auc_difference(labels: ArrayLike, logits_a: ArrayLike, logits_b: ArrayLike) -> AucDifference:
+def auc_difference(
+    labels: ArrayLike, logits_a: ArrayLike, logits_b: ArrayLike, weights: ArrayLike | None = None
+) -> AucDifference:
     """AUC of `logits_a` minus that of `logits_b`, with DeLong's standard error. Exact on ties; one sort each.
 
     The error is that of drawing rows: it knows nothing of how much another seed would change the logits.
@@ -219,7 +222,7 @@ def auc_difference(labels: ArrayLike, logits_a: ArrayLike, logits_b: ArrayLike) 
     >>> auc_difference([0, 0, 1, 1], [1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0])
     AucDifference(difference=0.25, standard_error=0.3535533905932738)
     """
-    rows_a, rows_b = (check_rows(labels, logits, finite=False) for logits in (logits_a, logits_b))
+    rows_a, rows_b = (check_rows(labels, logits, weights, finite=False) for logits in (logits_a, logits_b))
     positive_N = rows_a.positive
     clicks, others = int(positive_N.sum()), int((~positive_N).sum())
     if min(clicks, others) < 2:
@@ -227,45 +230,52 @@ def auc_difference(labels: ArrayLike, logits_a: ArrayLike, logits_b: ArrayLike) 
             f"comparing AUCs needs two rows of each label, but {clicks} have label 1 and {others} label 0",
             fix="use more rows",
         )
-    gap_N = _twice_wins(positive_N, rows_a.scores) - _twice_wins(positive_N, rows_b.scores)
-    # A row's share of the difference: of its pairs, how many more one ranks rightly than the other.
-    gap_of_click, gap_of_other = gap_N[positive_N] / (2 * others), gap_N[~positive_N] / (2 * clicks)
-    variance = gap_of_click.var(ddof=1) / clicks + gap_of_other.var(ddof=1) / others
-    return AucDifference(float(gap_of_click.mean()), float(np.sqrt(variance)))
+    one_N, other_N = (pairs_won(positive_N, rows.scores, rows.masses) for rows in (rows_a, rows_b))
+    return AucDifference(*_delong(positive_N, one_N - other_N, rows_a.masses))
 
 
-def auc_error(labels: ArrayLike, logits: ArrayLike) -> float | None:
+def auc_error(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> float | None:
     """DeLong's standard error of an AUC: how far other rows might move it. None for fewer than two rows of a label.
 
     >>> auc_error([0, 0, 1, 1], [1.0, 3.0, 2.0, 4.0])
     0.3535533905932738
     """
-    rows = check_rows(labels, logits, finite=False)
-    positive_N = rows.positive
-    clicks, others = int(positive_N.sum()), int((~positive_N).sum())
-    if min(clicks, others) < 2:
+    rows = check_rows(labels, logits, weights, finite=False)
+    clicks = int(rows.positive.sum())
+    if min(clicks, rows.positive.size - clicks) < 2:
         return None
-    wins_N = _twice_wins(positive_N, rows.scores)
-    won_by_click, won_by_other = wins_N[positive_N] / (2 * others), wins_N[~positive_N] / (2 * clicks)
-    variance = won_by_click.var(ddof=1) / clicks + won_by_other.var(ddof=1) / others
-    return float(np.sqrt(variance))
+    return _delong(rows.positive, pairs_won(rows.positive, rows.scores, rows.masses), rows.masses)[1]
 
 
-def _twice_wins(positive_N: Bools, scores_N: NDArray[np.floating]) -> NDArray[np.int64]:
-    """For each row, twice the number of rows of the other class that it is ranked rightly against.
+def _delong(positive_N: Bools, won_N: Floats, masses_N: Floats) -> tuple[float, float]:
+    """Mean of the rows' shares, which is the same over both labels, and its standard error."""
+    mean = float(np.average(won_N[positive_N], weights=masses_N[positive_N]))
+    variance = 0.0
+    for of_label_N in (positive_N, ~positive_N):
+        share_K = masses_N[of_label_N] / masses_N[of_label_N].sum()
+        variance += share_K.size / (share_K.size - 1) * float(share_K**2 @ (won_N[of_label_N] - mean) ** 2)
+    return mean, math.sqrt(variance)
 
-    A tie is half a win. These are differences of midranks: the rank among all rows minus that in the row's class.
+
+def pairs_won(positive_N: Bools, scores_N: NDArray[np.floating], masses_N: Floats) -> Floats:
+    """Of each row, the share of rows of the other label that it is ranked rightly against; a tie is half.
+
+    Its mean over clicks is the AUC, and so is its mean over the others; its spread in both gives DeLong's error.
     """
     order_N = np.argsort(scores_N)
     starts_T = _starts(scores_N[order_N])
-    sizes_T = np.diff(starts_T, append=positive_N.size)
-    hits_T = np.add.reduceat(positive_N[order_N], starts_T, dtype=np.int64)
-    misses_T = sizes_T - hits_T
-    below_T = 2 * np.cumsum(misses_T) - misses_T
-    above_T = 2 * (hits_T.sum() - np.cumsum(hits_T)) + hits_T
-    wins_N = np.empty(positive_N.size, dtype=np.int64)
-    wins_N[order_N] = np.where(positive_N[order_N], np.repeat(below_T, sizes_T), np.repeat(above_T, sizes_T))
-    return wins_N
+    positive_sorted, masses = positive_N[order_N], masses_N[order_N]
+    clicks, others = masses * positive_sorted, masses * ~positive_sorted
+    if tied := len(starts_T) < len(order_N):
+        clicks, others = np.add.reduceat(clicks, starts_T), np.add.reduceat(others, starts_T)
+    below = (np.cumsum(others) - others / 2) / others.sum()
+    above = 1 - (np.cumsum(clicks) - clicks / 2) / clicks.sum()
+    if tied:
+        sizes_T = np.diff(starts_T, append=len(order_N))
+        below, above = (np.repeat(share, sizes_T) for share in (below, above))
+    won_N = np.empty(len(order_N))
+    won_N[order_N] = np.where(positive_sorted, below, above)
+    return won_N
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from scipy.stats import t as student_t
 from torch import nn
 
 from recap_ctr import environment, metrics
-from recap_ctr.axes.routes import Routed, late_routes
+from recap_ctr.axes.routes import Routed
+from recap_ctr.calibrate import negative_rate_shift
 from recap_ctr.cost import scoring_seconds
 from recap_ctr.data.shards import Shard
 from recap_ctr.diagnose import Cube, Curve, Estimate, curve
@@ -35,7 +36,7 @@ from recap_ctr.predict import predict
 from recap_ctr.probe import RESULT as PROBED
 from recap_ctr.probe import finalists
 from recap_ctr.recipe import Plan, Recipe, RecipeConfig
-from recap_ctr.runs import ARTIFACT, estimators, teacher_tables
+from recap_ctr.runs import ARTIFACT, choose_routes, estimators, teacher_tables
 from recap_ctr.storage import atomic_file, read_json, write_json
 from recap_ctr.survey import survey_runs
 
@@ -49,6 +50,8 @@ WORTH = 1e-4
 DIRECTIONS = 20
 """In how many independent directions runs are taken to differ, where two of them can't tell (docs/decisions/0013)."""
 LEVEL = 0.95
+OF_TEACHERS = ("teacher_model", "teacher_settings", "train", "teacher_train", "negative_rate")
+GIVEN_UP = ("teachers", "given_up")  # of a plan: what a budget may change without making other teachers
 ENOUGH = 0.8  # of what most routes save: fewer that do are enough
 TWO_RUNS = (
     "Two runs can't tell how much others would disagree: their intervals take runs to differ in"
@@ -129,7 +132,7 @@ def forecast(recipe: Recipe, *, runs: int = 2) -> Forecast:
     ).items()
     torch.set_num_threads(recipe.threads)
     device, valid = torch.device(recipe.device), recipe.data.valid
-    models = {count: model.to(device) for count, model in _on_routes(learner).items()}
+    models = {count: model.to(device) for count, model in _on_routes(learner, recipe).items()}
     teacher = load_artifact(next(iter(teachers)) / ARTIFACT).model.to(device)
     seconds = scoring_seconds(
         {"teacher": [teacher], **{str(count): [model] for count, model in models.items()}}, valid, device
@@ -141,9 +144,7 @@ def forecast(recipe: Recipe, *, runs: int = 2) -> Forecast:
             one.count * 1e6 * seconds["teacher"],
         )
         for one in of_runs(
-            [LogitTable(path) for path in teacher_tables(list(teachers), "valid")],
-            valid.labels,
-            sampling_weights(valid, recipe.config.negative_rate),
+            [LogitTable(path) for path in teacher_tables(list(teachers), "valid")], valid, recipe.config.negative_rate
         )
     )  # fmt: skip
     *_, raw = estimators(learner, None, "checkpoint").values()
@@ -168,7 +169,8 @@ def forecast(recipe: Recipe, *, runs: int = 2) -> Forecast:
     about = {"name": recipe.data.name, "fingerprint": recipe.data.fingerprint}
     record = {
         "kind": "forecast", "format": 1, **asdict(found), "split": "valid", "data": about, "plan": asdict(plan),
-        "budget": recipe.budget, "versions": environment.versions(), "machine": environment.machine(),
+        "recipe": recipe.config.model_dump(mode="json"), "budget": recipe.budget,
+        "versions": environment.versions(), "machine": environment.machine(),
         "date": datetime.now(UTC).date().isoformat(),
     }  # fmt: skip
     write_json(recipe.out / FORECAST, record)
@@ -176,13 +178,21 @@ def forecast(recipe: Recipe, *, runs: int = 2) -> Forecast:
     return found
 
 
-def _on_routes(run: Path) -> dict[int, nn.Module]:
-    """The averaged student on 1, 2, 4, .. routes, as far as it has so many."""
+def _on_routes(run: Path, recipe: Recipe) -> dict[int, nn.Module]:
+    """The averaged student on 1, 2, 4, .. routes, chosen as the recipe does, as far as it has so many."""
     model = load_artifact(run / ARTIFACT).model
     backbone = model.model if isinstance(model, Routed) else model
     if not isinstance(backbone, Recap):
         return {1: backbone}
-    routes = {count: late_routes(backbone.config, count) for count in ROUTES}
+    device, config = torch.device(recipe.device), recipe.config
+    backbone.to(device)
+    routes = {
+        count: choose_routes(
+            backbone, count, config.route_choice, recipe.data, device,
+            seed=config.seed, negative_rate=config.negative_rate,
+        )
+        for count in ROUTES
+    }  # fmt: skip
     return {count: Routed(backbone, own) for count, own in routes.items() if len(own) == count}
 
 
@@ -220,19 +230,15 @@ def of_arms(recipe: Recipe) -> Arms | None:
         means=tuple(
             Worth(count, *compared(valid, own, means[0], rate)) for count, own in enumerate(means, start=1)
         ),
-        forecast=tuple(
-            of_runs(list(tables.values()), valid.labels, sampling_weights(valid, rate))
-            if len(tables) > 1
-            else ()
-        ),
+        forecast=tuple(of_runs(list(tables.values()), valid, rate) if len(tables) > 1 else ()),
     )
 
 
-def of_runs(
-    tables: Sequence[LogitTable], labels: npt.ArrayLike, weights: npt.ArrayLike | None = None
-) -> list[Worth]:
+def of_runs(tables: Sequence[LogitTable], shard: Shard, negative_rate: float = 1.0) -> list[Worth]:
     """Of the mean of 1, 2, .. such runs, by Eq. 6 from the disagreement of those at hand; a table is a run."""
-    alone = [np.asarray(table.logits_NM[:, 0]) for table in tables]
+    labels, weights = shard.labels, sampling_weights(shard, negative_rate)
+    shift = negative_rate_shift(negative_rate)
+    alone = [table.logits_NM[:, 0] + np.float32(shift) for table in tables]
     seen = curve(Cube.from_array(np.stack(alone, axis=1)[:, :, None, None]), labels, "run", weights=weights)
     losses = [metrics.logloss(labels, logits, weights) for logits in alone]
     aucs = [metrics.auc(labels, logits, weights) for logits in alone]
@@ -281,14 +287,15 @@ def compared(
     valid: Shard, logits: Logits, base: Logits, negative_rate: float
 ) -> tuple[Estimate, Estimate, Estimate]:
     """Loss, AUC, and loss saved over `base`; intervals over rows are those of the difference to it."""
-    weights = sampling_weights(valid, negative_rate)
+    weights, shift = sampling_weights(valid, negative_rate), negative_rate_shift(negative_rate)
+    logits, base = logits + shift, base + shift
     loss, auc = (of(valid.labels, logits, weights) for of in (metrics.logloss, metrics.auc))
     sign_N = np.where(np.asarray(valid.labels) == 1, -1.0, 1.0)
     change_N = np.logaddexp(0, sign_N * logits) - np.logaddexp(0, sign_N * base)
     mass_N = np.ones(len(change_N)) if weights is None else np.asarray(weights, np.float64)
     change = float(mass_N @ change_N / mass_N.sum())
     error = float(np.sqrt(mass_N**2 @ (change_N - change) ** 2) / mass_N.sum())
-    of_auc = metrics.auc_difference(valid.labels, logits, base).standard_error
+    of_auc = metrics.auc_difference(valid.labels, logits, base, weights).standard_error
     reach = 1.96
     return (
         Estimate(loss, loss - reach * error, loss + reach * error),
@@ -397,10 +404,12 @@ def _with_runs(one: Estimate, digits: int, scale: float = 1.0) -> str:
 
 
 def check(out: Path, report: Mapping[str, Any]) -> list[str]:
-    """How good a forecast was, now that more teachers are there; nothing where there was none."""
+    """How good a forecast was, now that more teachers are there; nothing where there was none of these teachers."""
     if not (out / FORECAST).is_file():
         return []
     record = read_json(out / FORECAST)
+    if not _is_of(record, report):
+        return []
     said = []
     for measured in report["ensembles"]:
         count = measured["teachers"]
@@ -420,3 +429,15 @@ def check(out: Path, report: Mapping[str, Any]) -> list[str]:
                 f" {'inside' if inside else 'outside'}."
             )
     return said
+
+
+def _is_of(record: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
+    """Whether a forecast is of a report's teachers: data, model and training, and what the probe found."""
+    same_plan = all(
+        record["plan"][key] == report["plan"][key] for key in record["plan"] if key not in GIVEN_UP
+    )
+    return (
+        record["data"]["fingerprint"] == report["data"]["fingerprint"]
+        and same_plan
+        and all(record["recipe"][key] == report["recipe"][key] for key in OF_TEACHERS)
+    )

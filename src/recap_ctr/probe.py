@@ -40,7 +40,7 @@ from recap_ctr.logits import Estimator, LogitTable
 from recap_ctr.models import parse_model
 from recap_ctr.predict import write_logits
 from recap_ctr.progress import say
-from recap_ctr.storage import claim, read_json, write_json
+from recap_ctr.storage import claim, locked, read_json, write_json
 from recap_ctr.train import train as fit_weights
 
 RESULT, VALID = "probe.json", "valid"
@@ -262,7 +262,8 @@ def probe(
     rows = min(len(data.train), config.max_rows)
     standings: dict[Arm, Standing] = {}
 
-    def advance_all(arms: Sequence[Arm], epochs: int) -> list[Standing]:
+    def advance_all(candidates: Sequence[Arm], epochs: int) -> list[Standing]:
+        arms = list(dict.fromkeys(candidates))
         jobs = [
             Job(
                 arm.name,
@@ -270,7 +271,7 @@ def probe(
                 {
                     "data": str(data.path), "model": model,
                     "model_config": arm.model_config(model, model_config).model_dump(mode="json"),
-                    "train": _settings(settings, arm, epochs).model_dump(mode="json"), "rows": rows,
+                    "train": _settings(settings, arm, epochs).model_dump(mode="json"), "until": epochs, "rows": rows,
                     "threads": threads, "device": device, "out": str(out / "arms" / arm.name),
                     "teachers": [str(path) for path in teachers],
                 },
@@ -372,7 +373,9 @@ def probe(
 
 
 def _settings(settings: TrainConfig, arm: Arm, epochs: int) -> TrainConfig:
-    return arm.train_config(settings).model_copy(update={"max_epochs": epochs, "checkpoints": 0})
+    """Of an arm that may go on to so many epochs; a cosine ends with the last rung, wherever it is looked at before."""
+    last = settings.max_epochs if settings.schedule == "cosine" else epochs
+    return arm.train_config(settings).model_copy(update={"max_epochs": last, "checkpoints": 0})
 
 
 def finalists(probed: Path) -> dict[Arm, LogitTable]:
@@ -386,7 +389,7 @@ def finalists(probed: Path) -> dict[Arm, LogitTable]:
 def _error(data: PreparedData, out: Path, best: Arm, other: Arm) -> float:
     """Standard error of the difference of two arms' validation AUC."""
     one, two = (LogitTable(out / "arms" / arm.name / VALID).logits_NM[:, 0] for arm in (best, other))
-    return metrics.auc_difference(data.valid.labels, one, two).standard_error
+    return metrics.auc_difference(data.valid.labels, one, two, data.valid.weights).standard_error
 
 
 def advance(
@@ -394,13 +397,14 @@ def advance(
     model: str,
     model_config: dict[str, Any],
     train: dict[str, Any],
+    until: int,
     rows: int,
     threads: int,
     device: str,
     out: str,
     teachers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Train one arm up to its `max_epochs`, from where it stands; the arguments are plain, for the engine."""
+    """Train one arm to the end of epoch `until`, from where it stands; the arguments are plain, for the engine."""
     torch.set_num_threads(threads)
     prepared, directory = PreparedData(Path(data), verify=False), Path(out)
     settings = parse(TrainConfig, train, "probe")
@@ -412,18 +416,14 @@ def advance(
         prepared.train = prepared.train.take(np.sort(drawn))
         targets = targets if targets is None else targets[np.sort(drawn)]
     device_ = torch.device(device)
-    trained = fit_weights(
-        model,
-        parse_model(model, model_config),
-        settings,
-        prepared,
-        directory,
-        device=device_,
-        targets=targets,
-    )
-    best = trained.history[trained.best_epoch - 1]
-    estimator = Estimator(directory.name, best.step)
-    write_logits(directory / VALID, {estimator: trained.model}, prepared, VALID, device_)
+    with locked(directory):
+        trained = fit_weights(
+            model, parse_model(model, model_config), settings, prepared, directory,
+            device=device_, targets=targets, until=until,
+        )  # fmt: skip
+        best = trained.history[trained.best_epoch - 1]
+        estimator = Estimator(directory.name, best.step)
+        write_logits(directory / VALID, {estimator: trained.model}, prepared, VALID, device_)
     return {
         "aucs": [line.valid_auc for line in trained.history],
         "loglosses": [line.valid_logloss for line in trained.history],

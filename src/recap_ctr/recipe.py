@@ -18,7 +18,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from recap_ctr import environment
-from recap_ctr.calibrate import fit_affine, negative_rate_shift
+from recap_ctr.artifact import is_same_model
+from recap_ctr.calibrate import fitting, negative_rate_shift
 from recap_ctr.config import Frozen, TrainConfig, parse
 from recap_ctr.data.quality import field_quality
 from recap_ctr.data.shards import PreparedData
@@ -82,10 +83,9 @@ class RecipeConfig(Frozen):
         return ("recap", "fcn") if self.model == "auto" else (self.model,)
 
     def settings_of(self, student: str) -> Frozen:
-        """A student's model config; an FCN beside RECAP is built like the teachers."""
-        if self.model == "auto" and student == self.teacher_model:
-            return parse_model(student, self.teacher_settings)
-        return parse_model(student, self.model_settings if student == self.students[0] else {})
+        """A student's model config; one of the teachers' kind beside the recipe's own is built like them."""
+        own = {self.teacher_model: self.teacher_settings, self.students[0]: self.model_settings}
+        return parse_model(student, own.get(student, {}))
 
 
 PAPER = {
@@ -106,7 +106,7 @@ PAPER = {
     "student_factors": [],
     "probe": {"horizon_factors": [], "dropouts": [], "dim_factors": []},
     "train": {"schedule": "cosine", "ema": 0.9995, "ema_epochs": [], "max_epochs": 20, "kd_weight": 1.0},
-    "teacher_train": {"schedule": "plateau", "ema": None, "max_epochs": 100, "patience": 2},
+    "teacher_train": {"schedule": "plateau", "ema": 0, "max_epochs": 100, "patience": 2},
 }
 PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER}
 
@@ -202,7 +202,7 @@ class Recipe:
     def _plan_file(self) -> Path:
         inputs = {
             "recipe": self.config.model_dump(
-                mode="json", exclude={"seed", "routes", "route_choice", "calibration"}
+                mode="json", exclude={"seed", "routes", "route_choice", "calibration", "negative_rate"}
             )
             | {"probe": self.config.probe.identity()},
             "threads": self.threads, "device": self.device, "budget": self.budget,
@@ -324,7 +324,7 @@ class Recipe:
         )  # fmt: skip
 
     def _within_budget(self, plan: Plan, found: Found | None) -> Plan:
-        """Fewer teachers first, down to two, then fewer epochs: what a mean of runs gains falls with their number."""
+        """Down to half of the epochs, then fewer teachers, down to two, then still fewer epochs."""
         assert self.budget is not None
         per_epoch = found.seconds_per_epoch if found else self._seconds_per_epoch()
         left = max(60 * self.budget - (time.monotonic() - self.began), 1.0)
@@ -442,13 +442,14 @@ class Recipe:
                 routes=self.config.routes if isinstance(model_config, RecapConfig) else 1,
                 route_choice=self.config.route_choice,
             )
-            configs[self.directory(f"student-{short_name(student)}", config.inputs(self.data))] = config
+            configs[self.directory(f"student-{short_name(student)}", config.training(self.data))] = config
         self.say(f"student: {' and '.join(self.config.students)}, taught by {len(teachers)} teachers")
         return run_many(configs, self.data, title="student", workers=self.workers, quiet=self.quiet)
 
     def ensembles(self, teachers: Sequence[Path]) -> list[dict[str, Any]]:
         """The mean logit of the first 1, 2, .. teachers, calibrated and measured like a model."""
         found = []
+        fit = fitting(self.config.calibration)
         shift = negative_rate_shift(self.config.negative_rate)
         splits = [split for split in ("valid", "test") if len(getattr(self.data, split))]
         for count in range(1, len(teachers) + 1):
@@ -461,7 +462,7 @@ class Recipe:
                 split: sampling_weights(getattr(self.data, split), self.config.negative_rate)
                 for split in splits
             }
-            calibration = fit_affine(self.data.valid.labels, logits["valid"], weights["valid"])
+            calibration = fit(self.data.valid.labels, logits["valid"], weights["valid"])
             figures = {
                 split: evaluate(
                     getattr(self.data, split).labels, logits[split], calibration, weights=weights[split]
@@ -485,8 +486,9 @@ class Recipe:
         """Ship the student that is best on validation, and report it beside its teachers."""
         chosen = max(students, key=lambda path: students[path]["metrics"]["valid"]["raw"]["auc"])
         report = self._report(plan, teachers, students, chosen)
-        with atomic_directory(self.out / ARTIFACT) as partial:
-            shutil.copytree(chosen / ARTIFACT, partial, dirs_exist_ok=True)
+        if not is_same_model(chosen / ARTIFACT, self.out / ARTIFACT):  # it may have graphs by now
+            with atomic_directory(self.out / ARTIFACT) as partial:
+                shutil.copytree(chosen / ARTIFACT, partial, dirs_exist_ok=True)
         write_json(self.out / REPORT, report)
         return report
 
@@ -531,9 +533,12 @@ class Recipe:
 
     def _averaging(self, teachers: Sequence[Path], split: str) -> dict[str, Any]:
         """What the mean of more and more teachers gains, beside what Eq. 6 predicts from their disagreement."""
-        cube = Cube.from_tables([LogitTable(path) for path in teacher_tables(teachers, split)])
-        shard = getattr(self.data, split)
-        weights = sampling_weights(shard, self.config.negative_rate)
+        shard, rate = getattr(self.data, split), self.config.negative_rate
+        tables = [LogitTable(path) for path in teacher_tables(teachers, split)]
+        cube, weights = (
+            Cube.from_tables(tables, shift=negative_rate_shift(rate)),
+            sampling_weights(shard, rate),
+        )
         found = asdict(curve(cube, shard.labels, "run", weights=weights))
         plain: dict[str, Any] = json.loads(json.dumps(found))  # with lists, as the file has it
         return plain

@@ -6,6 +6,7 @@ And several of them side by side, on the machine's cores.
 import csv
 import io
 import re
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,7 +20,7 @@ from torch import nn
 from recap_ctr import environment, metrics
 from recap_ctr.artifact import MANIFEST, dial_settings, setting_quality, write_artifact
 from recap_ctr.axes.routes import Routed, greedy_choice, late_routes, random_routes
-from recap_ctr.calibrate import Calibration, fit_affine, fit_isotonic, negative_rate_shift
+from recap_ctr.calibrate import Calibration, fitting, negative_rate_shift
 from recap_ctr.config import Frozen, TrainConfig, parse, read_toml
 from recap_ctr.data.encode import Layout
 from recap_ctr.data.quality import field_quality
@@ -131,24 +132,33 @@ class RunConfig:
         }
         return cls(**{**values, **parsed})
 
-    def inputs(self, data: PreparedData) -> dict[str, Any]:
+    def training(self, data: PreparedData) -> dict[str, Any]:
+        """What the weights depend on: it names a run's directory."""
         return {
             "data": data.fingerprint,
             "model": {"name": self.model, "config": self.model_config.model_dump(mode="json")},
             "train": self.train.model_dump(mode="json"),
-            "calibration": self.calibration,
-            "negative_rate": self.negative_rate,
-            "reference": self.reference,
             "threads": self.threads,
             "device": self.device,
             "teachers": [LogitTable(path).checksum for path in self.teachers],
+        }
+
+    def finishing(self) -> dict[str, Any]:
+        """What only the report and the artifact depend on: where it changes, these alone are made anew."""
+        return {
+            "calibration": self.calibration,
+            "negative_rate": self.negative_rate,
+            "reference": self.reference,
             "routes": {"count": self.routes, "choice": self.route_choice},
         }
 
+    def inputs(self, data: PreparedData) -> dict[str, Any]:
+        return {**self.training(data), **self.finishing()}
+
     def without_seed(self, data: PreparedData) -> dict[str, Any]:
-        """What runs that differ in their seed alone have in common."""
-        inputs = self.inputs(data)
-        return {**inputs, "train": {key: value for key, value in inputs["train"].items() if key != "seed"}}
+        """What trainings that differ in their seed alone have in common."""
+        own = self.training(data)
+        return {**own, "train": {key: value for key, value in own["train"].items() if key != "seed"}}
 
 
 def run(
@@ -157,12 +167,16 @@ def run(
     """Do the run, or finish it, or read the report of a finished one."""
     torch.set_num_threads(config.threads)
     shift = negative_rate_shift(config.negative_rate)
-    done = claim(out, config.inputs(data), finished=REPORT, force=force)
-    if done and (out / ARTIFACT / MANIFEST).is_file():  # else it was moved away, and is packed anew
+    done = claim(out, config.training(data), finished=REPORT, force=force)
+    if done and is_finished(out, config):
         if not quiet:
             say(f"{out} is finished; nothing to do")
         return read_report(out)
     with locked(out):
+        if done:
+            if not quiet:
+                say(f"{out} is trained; calibrating, measuring and packing it anew")
+            _unfinish(out, config)
         device = torch.device(config.device)
         targets = teacher_targets(config.teachers, data) if config.teachers else None
         trained = train(
@@ -176,7 +190,10 @@ def run(
             quiet=quiet,
         )
         started = time.monotonic()
-        routes = _choose_routes(config, trained.model, data, device)
+        routes = choose_routes(
+            trained.model, config.routes, config.route_choice, data, device,
+            seed=config.train.seed, negative_rate=config.negative_rate,
+        )  # fmt: skip
         shipped = _on_routes(trained.model, routes)
         calibration, found = _assess(config, shipped, data, device)
         by_routes = {str(len(routes)): _briefly(found)} if routes else {}
@@ -225,6 +242,30 @@ def run(
         }
         write_json(out / REPORT, report)
     return report
+
+
+def is_finished(out: Path, config: RunConfig) -> bool:
+    """Whether a trained run has been calibrated, measured and packed as this config has it.
+
+    If its artifact was moved away, it is packed anew.
+    """
+    if not (out / REPORT).is_file() or not (out / ARTIFACT / MANIFEST).is_file():
+        return False
+    report = read_report(out)
+    known = {**report, "reference": report["reference"] is not None}  # there it is what was found
+    return all(known[key] == value for key, value in config.finishing().items())
+
+
+def _unfinish(out: Path, config: RunConfig) -> None:
+    """Back to the trained weights. Logits go too where they are of routes that may become others."""
+    known = read_report(out)["routes"]
+    if known != config.finishing()["routes"] or config.route_choice == "greedy":
+        aside = out / f".{LOGITS}.partial"
+        shutil.rmtree(aside, ignore_errors=True)
+        if (out / LOGITS).is_dir():
+            (out / LOGITS).rename(aside)  # all at once: half a table must not look like one
+        shutil.rmtree(aside, ignore_errors=True)
+    (out / REPORT).unlink()
 
 
 def read_report(out: Path) -> dict[str, Any]:
@@ -278,8 +319,7 @@ def _assess(
     shift = negative_rate_shift(config.negative_rate)
     raw = {name: predict(model, shard, device) + shift for name, shard in _held_out(data).items()}
     weights = sampling_weights(data.valid, config.negative_rate)
-    fit = fit_affine if config.calibration == "affine" else fit_isotonic
-    calibration: Calibration = fit(data.valid.labels, raw["valid"], weights)
+    calibration = fitting(config.calibration)(data.valid.labels, raw["valid"], weights)
     found = {
         name: evaluate(
             shard.labels, raw[name], calibration, weights=sampling_weights(shard, config.negative_rate),
@@ -311,20 +351,27 @@ def _dial(
     return found
 
 
-def _choose_routes(
-    config: RunConfig, model: nn.Module, data: PreparedData, device: torch.device
+def choose_routes(
+    model: nn.Module,
+    count: int,
+    choice: RouteChoice,
+    data: PreparedData,
+    device: torch.device,
+    *,
+    seed: int,
+    negative_rate: float,
 ) -> tuple[Route, ...]:
     """The routes to ship; none for a model without them."""
     if not isinstance(model, Recap):
         return ()
-    if config.route_choice == "random":
-        return tuple(random_routes(model.config, config.routes, config.train.seed))
-    if config.route_choice == "late":
-        return tuple(late_routes(model.config, config.routes))
-    candidates = late_routes(model.config, GREEDY_CANDIDATES * config.routes)
-    logits_NK = predict_routes(model, data.valid, candidates, device)
-    weights = sampling_weights(data.valid, config.negative_rate)
-    return tuple(candidates[at] for at in greedy_choice(data.valid.labels, logits_NK, config.routes, weights))
+    if choice == "random":
+        return tuple(random_routes(model.config, count, seed))
+    if choice == "late":
+        return tuple(late_routes(model.config, count))
+    candidates = late_routes(model.config, GREEDY_CANDIDATES * count)
+    logits_NK = predict_routes(model, data.valid, candidates, device) + negative_rate_shift(negative_rate)
+    weights = sampling_weights(data.valid, negative_rate)
+    return tuple(candidates[at] for at in greedy_choice(data.valid.labels, logits_NK, count, weights))
 
 
 def _on_routes(model: nn.Module, routes: tuple[Route, ...]) -> nn.Module:

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from recap_ctr import environment
+from recap_ctr.calibrate import negative_rate_shift
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, Diagnosis, diagnose, findings
 from recap_ctr.engine import Job, run_jobs
+from recap_ctr.evaluate import sampling_weights
 from recap_ctr.logits import LogitTable
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.predict import write_logits
@@ -35,9 +37,13 @@ def survey_runs(
     )
     base = recipe.run_config(plan, model, model_config, settings)
     routed = isinstance(model_config, RecapConfig)
-    own = base.with_(seed=1, routes=routes if routed else 1)
-    where = recipe.directory(f"survey-{model}", own.without_seed(recipe.data))
-    configs = {where / f"seed-{seed}": own.with_(seed=seed, routes=own.routes) for seed in range(1, runs + 1)}
+    where = recipe.directory(f"survey-{model}", base.without_seed(recipe.data))
+    configs = {
+        where / f"seed-{seed}": base.with_(
+            seed=seed, routes=routes if routed else 1, route_choice=recipe.config.route_choice
+        )
+        for seed in range(1, runs + 1)
+    }
     return run_many(configs, recipe.data, title="survey", workers=recipe.workers, quiet=recipe.quiet)
 
 
@@ -83,7 +89,9 @@ def examine(
     )
     recipe.say(f"diagnosis of {sum(len(table.estimators) for table in tables)} estimators on {split} rows")
     shard = getattr(data, split)
-    found = diagnose(Cube.from_tables(tables), shard.labels, shard.weights)
+    rate = recipe.config.negative_rate
+    cube = Cube.from_tables(tables, shift=negative_rate_shift(rate))
+    found = diagnose(cube, shard.labels, sampling_weights(shard, rate))
     said = findings(found)
     about = {"name": data.name, "fingerprint": data.fingerprint, "split": split}
     record = {
@@ -96,10 +104,10 @@ def examine(
     return found, said
 
 
-def read_diagnosis(out: Path) -> dict[str, Any] | None:
-    """What `examine` wrote in a directory, if it did."""
+def read_diagnosis(out: Path, fingerprint: str) -> dict[str, Any] | None:
+    """What `examine` wrote in a directory, if it did, and of these data."""
     found: dict[str, Any] | None = read_json(out / DIAGNOSIS) if (out / DIAGNOSIS).is_file() else None
-    return found
+    return found if found is not None and found["data"]["fingerprint"] == fingerprint else None
 
 
 def write_grid(data: str, run: str, out: str, split: str, routed: bool, threads: int, device: str) -> None:

@@ -304,12 +304,14 @@ def train(
     *,
     device: torch.device,
     targets: npt.NDArray[np.float32] | None = None,
+    until: int | None = None,
     quiet: bool = False,
     on_step: Callable[[int], None] | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
 ) -> Trained:
     """Train in the directory `out`, from its saved state if there is one, until the schedule says stop.
 
+    `until` is an epoch to halt after, from where a later call goes on.
     `on_epoch` is told every epoch once its state is saved, and on resuming those of before: what it raises stops the
     run where it stands.
     """
@@ -322,7 +324,7 @@ def train(
     if on_epoch is not None:
         for line in progress.history:
             on_epoch(line)
-    while not progress.finished:
+    while not progress.finished and (until is None or len(progress.history) < until):
         began = saved = time.monotonic()
         epoch = progress.step // steps + 1
         with meter(f"epoch {epoch}", steps, "rows", quiet=quiet) as shown:

@@ -408,12 +408,13 @@ def _gain(
     chosen = [trial.user_attrs[SETTINGS] for trial in (best, base)]
     files = [out / TRIALS / _name(settings) / BEST for settings in chosen]
     few = min(clicks, len(valid) - clicks) < 2
-    if best is base or few or valid.weights is not None or not all(file.is_file() for file in files):
+    if best is base or few or not all(file.is_file() for file in files):
         return {"auc": gain, "standard_error": None}
     one, other = (
         _logits(search.with_(settings), file, data) for settings, file in zip(chosen, files, strict=True)
     )
-    return {"auc": gain, "standard_error": metrics.auc_difference(valid.labels, one, other).standard_error}
+    error = metrics.auc_difference(valid.labels, one, other, valid.weights).standard_error
+    return {"auc": gain, "standard_error": error}
 
 
 def _logits(config: RunConfig, weights: Path, data: PreparedData) -> npt.NDArray[np.float32]:

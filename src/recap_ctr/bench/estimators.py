@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -17,8 +16,11 @@ from matplotlib.ticker import MaxNLocator
 from recap_ctr import diagnose, metrics
 from recap_ctr.axes.routes import Routed
 from recap_ctr.bench import figures
+from recap_ctr.bench.published import title_of
 from recap_ctr.bench.scaling import cell, finished, taught, train_all, train_cells
 from recap_ctr.bench.tables import grid
+from recap_ctr.calibrate import negative_rate_shift
+from recap_ctr.evaluate import Array, sampling_weights
 from recap_ctr.logits import LogitTable, blocks
 from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict, predict_routes
@@ -61,14 +63,15 @@ class Point:
 
 
 def scale(
-    family: str, axis: str, logits_NM: diagnose.Floats, labels_N: npt.NDArray[np.generic]
+    family: str, axis: str, logits_NM: diagnose.Floats, labels_N: Array, weights_N: Array | None = None
 ) -> list[Point]:
     """The mean of 1, 2, .. of the estimators: no order among them counts."""
     if logits_NM.shape[1] == 1:
-        auc, loss = (of(labels_N, logits_NM[:, 0]) for of in (metrics.auc, metrics.logloss))
+        auc, loss = (of(labels_N, logits_NM[:, 0], weights_N) for of in (metrics.auc, metrics.logloss))
         return [Point(family, axis, 1, auc, 0.0, loss, 0.0, 0.0, 0.0)]
-    seen = diagnose.curve(diagnose.Cube.from_array(logits_NM[:, :, None, None]), labels_N, "run")
-    between = float(logits_NM.var(axis=1, ddof=1).mean())
+    cube = diagnose.Cube.from_array(logits_NM[:, :, None, None])
+    seen = diagnose.curve(cube, labels_N, "run", weights=weights_N)
+    between = float(np.average(logits_NM.var(axis=1, ddof=1), weights=weights_N))
     return [
         Point(
             family, axis, one.count, one.auc.value, one.auc_gain.value, one.loss.value,
@@ -84,7 +87,8 @@ def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
     teachers = list(recipe.teachers(plan))
     shard = recipe.data.test if len(recipe.data.test) else recipe.data.valid
     split = "test" if len(recipe.data.test) else "valid"
-    labels_N, device = shard.labels, torch.device(recipe.device)
+    device, rate = torch.device(recipe.device), recipe.config.negative_rate
+    weights_N, shift = sampling_weights(shard, rate), negative_rate_shift(rate)
     published = train_all(recipe, plan, "fcn", ["plain"], range(1, len(teachers) + 1), teachers)["plain"]
     paths = train_cells(recipe, trajectories(recipe, plan), [1], title="trajectories")
 
@@ -97,18 +101,21 @@ def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
             np.float64
         )
 
+    def corrected(family: str, axis: str, logits_NM: diagnose.Floats) -> list[Point]:
+        return scale(family, axis, logits_NM + shift, shard.labels, weights_N)
+
     points = [
-        *scale("FCN, published protocol", "run", of_runs(list(published)), labels_N),
-        *scale("FCN, averaged weights", "run", of_runs(teachers), labels_N),
+        *corrected("FCN, published protocol", "run", of_runs(list(published))),
+        *corrected(f"{title_of(recipe.config.teacher_model)}, averaged weights", "run", of_runs(teachers)),
     ]
     for name, runs in paths.items():
-        points += scale(name, "trajectory", of_checkpoints(next(iter(runs))), labels_N)
+        points += corrected(name, "trajectory", of_checkpoints(next(iter(runs))))
     each = []
     for run in _students(recipe, plan, teachers, seeds):
         model = load_artifact(run / ARTIFACT).model.to(device)
         assert isinstance(model, Routed)
         logits_NM = predict_routes(model.model, shard, model.routes, device)
-        each.append(scale("RECAP", "route", logits_NM, labels_N))
+        each.append(corrected("RECAP", "route", logits_NM))
     points += [_mean(list(same)) for same in zip(*each, strict=True)]
     text = "\n".join([*_markdown(points), "", *_findings(points, split, len(shard)), ""])
     about = {"data": recipe.data.name, "split": split, "rows": len(shard), "students": len(each)}

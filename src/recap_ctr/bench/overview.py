@@ -9,6 +9,7 @@ import torch
 from scipy.stats import t as student_t
 from scipy.stats import ttest_1samp
 
+from recap_ctr.bench.published import title_of
 from recap_ctr.bench.scaling import copy_reports, on_routes, train_all
 from recap_ctr.bench.tables import spread
 from recap_ctr.cost import relative_costs
@@ -72,7 +73,7 @@ def logistic_regression(recipe: Recipe) -> dict[Path, dict[str, Any]]:
         reference=False,
         device=recipe.device,
     )
-    where = recipe.directory("lr", config.inputs(recipe.data))
+    where = recipe.directory("lr", config.training(recipe.data))
     return run_many({where: config}, recipe.data, title="logistic regression", quiet=recipe.quiet)
 
 
@@ -166,7 +167,8 @@ def collect(
         figures = [report["metrics"][split] for report in found]
         return line_of(name, figures, found[0]["parameters"], cost["routes" if routes else "route"])
 
-    plain, averaged = "FCN, published protocol", "FCN, averaged weights: the teachers"
+    plain = "FCN, published protocol"
+    averaged = f"{title_of(recipe.config.teacher_model)}, averaged weights: the teachers"
     singles = [
         *(single_lines(recipe, plain, published) if published else []),
         *single_lines(recipe, averaged, teachers),

@@ -57,3 +57,7 @@ TITLES = {
     "eulernet": "EulerNet", "finalmlp": "FinalMLP", "final": "FINAL", "rfm": "RFM", "qnn": "QNN", "ecn": "ECN",
     "lcn": "LCN", "fcn": "FCN", "recap": "RECAP",
 }  # fmt: skip
+
+
+def title_of(model: str) -> str:
+    return TITLES.get(model, model)

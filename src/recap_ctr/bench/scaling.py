@@ -10,7 +10,7 @@ from recap_ctr.config import TrainConfig, parse
 from recap_ctr.errors import InputError
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe import Plan, Recipe
-from recap_ctr.runs import REPORT, RunConfig, read_report, run_many, teacher_tables
+from recap_ctr.runs import REPORT, RunConfig, is_finished, read_report, run_many, teacher_tables
 from recap_ctr.storage import atomic_file, write_json
 
 PLAIN: dict[str, Any] = {
@@ -131,7 +131,9 @@ def stage(recipe: Recipe, config: RunConfig) -> Path:
 def finished(recipe: Recipe, config: RunConfig) -> Runs:
     """All runs of these settings that any table has finished, by seed."""
     found = [
-        (path.parent, read_report(path.parent)) for path in stage(recipe, config).glob(f"seed-*/{REPORT}")
+        (path.parent, read_report(path.parent))
+        for path in stage(recipe, config).glob(f"seed-*/{REPORT}")
+        if is_finished(path.parent, config)
     ]
     return dict(sorted(found, key=lambda one: int(one[1]["train"]["seed"])))
 

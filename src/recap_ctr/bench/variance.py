@@ -6,14 +6,16 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from recap_ctr import diagnose
 from recap_ctr.axes.routes import Routed
+from recap_ctr.bench.published import title_of
 from recap_ctr.bench.scaling import train_all
+from recap_ctr.calibrate import negative_rate_shift
 from recap_ctr.data.shards import Shard
+from recap_ctr.evaluate import Array, sampling_weights
 from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict, predict_routes
 from recap_ctr.recipe import Recipe
@@ -58,11 +60,13 @@ class Family:
     auc_together: float
 
 
-def family(name: str, axis: str, logits_NM: diagnose.Floats, labels_N: npt.NDArray[np.generic]) -> Family:
+def family(
+    name: str, axis: str, logits_NM: diagnose.Floats, labels_N: Array, weights_N: Array | None = None
+) -> Family:
     """The figures of a diagnosis, without their intervals."""
     count = logits_NM.shape[1]
     cube = diagnose.Cube.from_array(logits_NM[:, :, None, None])
-    found = diagnose.family(cube, labels_N, [(m, 0, 0) for m in range(count)])
+    found = diagnose.family(cube, labels_N, [(m, 0, 0) for m in range(count)], weights_N)
     figures = (
         found.variance,
         found.removed,
@@ -81,12 +85,11 @@ def variance(recipe: Recipe, seeds: int, reports: Path) -> str:
     students = train_all(recipe, plan, "recap", list(TRAININGS), range(1, seeds + 1), teachers)
     published = train_all(recipe, plan, "fcn", ["plain"], range(1, len(teachers) + 1), teachers)["plain"]
     shard = recipe.data.test if len(recipe.data.test) else recipe.data.valid
-    device = torch.device(recipe.device)
     found = [
-        _runs("FCN, published protocol", list(published), shard, device),
-        _runs("FCN + EMA: the teachers", teachers, shard, device),
-        *(_runs(name, list(students[training]), shard, device) for training, name in TRAININGS.items()),
-        *(_routes(name, list(students[training]), shard, device) for training, name in TRAININGS.items()),
+        _runs("FCN, published protocol", list(published), shard, recipe),
+        _runs(f"{title_of(recipe.config.teacher_model)} + EMA: the teachers", teachers, shard, recipe),
+        *(_runs(name, list(students[training]), shard, recipe) for training, name in TRAININGS.items()),
+        *(_routes(name, list(students[training]), shard, recipe) for training, name in TRAININGS.items()),
     ]
     families = [one for one in found if one is not None]
     text = "\n".join([*_markdown(families), "", _note(families, len(shard)), ""])
@@ -100,23 +103,32 @@ def variance(recipe: Recipe, seeds: int, reports: Path) -> str:
     return text
 
 
-def _runs(name: str, runs: Sequence[Path], shard: Shard, device: torch.device) -> Family | None:
+def _runs(name: str, runs: Sequence[Path], shard: Shard, recipe: Recipe) -> Family | None:
     """Runs that differ in their seed, each on one route."""
     if len(runs) < 2:
         return None
+    device = torch.device(recipe.device)
     models = [_model(run, device, routes=1) for run in runs]
     logits_NM = np.stack([predict(model, shard, device) for model in models], axis=1).astype(np.float64)
-    return family(name, "run", logits_NM, shard.labels)
+    return _corrected(name, "run", logits_NM, shard, recipe)
 
 
-def _routes(name: str, runs: Sequence[Path], shard: Shard, device: torch.device) -> Family | None:
+def _corrected(name: str, axis: str, logits_NM: diagnose.Floats, shard: Shard, recipe: Recipe) -> Family:
+    """With the weights of rows, and for sampled negatives."""
+    rate = recipe.config.negative_rate
+    return family(
+        name, axis, logits_NM + negative_rate_shift(rate), shard.labels, sampling_weights(shard, rate)
+    )
+
+
+def _routes(name: str, runs: Sequence[Path], shard: Shard, recipe: Recipe) -> Family | None:
     """The routes of each run; figures are means over runs."""
-    each = []
+    each, device = [], torch.device(recipe.device)
     for run in runs:
         model = _model(run, device, routes=None)
         if isinstance(model, Routed) and len(model.routes) > 1:
             logits_NM = predict_routes(model.model, shard, model.routes, device)
-            each.append(family(name, "route", logits_NM, shard.labels))
+            each.append(_corrected(name, "route", logits_NM, shard, recipe))
     if not each:
         return None
     figures = ("variance", "removed", "predicted", "measured", "auc_alone", "auc_together")

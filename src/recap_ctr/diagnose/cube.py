@@ -32,9 +32,11 @@ class Cube:
     """Rows × columns each; arrays, or memory-mapped tables."""
     cells: tuple[Ints, ...]
     """Of each source, the cell that each of its columns fills; -1 for a column left out."""
+    shift: float = 0.0
+    """Added to every logit: the correction for sampled negatives."""
 
     @classmethod
-    def from_tables(cls, tables: Sequence[LogitTable], depth: int | None = None) -> Self:
+    def from_tables(cls, tables: Sequence[LogitTable], depth: int | None = None, shift: float = 0.0) -> Self:
         """Join tables of the same rows. `depth` picks columns where estimators were read at several depths."""
         for table in tables[1:]:
             _refuse_other_rows(table, tables[0])
@@ -72,7 +74,7 @@ class Cube:
             return -1 if one is None else number[one.run, one.step, one.route]
 
         cells = tuple(np.array([cell(one) for one in columns], np.intp) for columns in kept)
-        return cls(runs, steps, routes, tuple(table.logits_NM for table in tables), cells)
+        return cls(runs, steps, routes, tuple(table.logits_NM for table in tables), cells, shift)
 
     @classmethod
     def from_array(cls, logits_NSTR: npt.NDArray[Any]) -> Self:
@@ -102,6 +104,7 @@ class Cube:
         logits_CB = np.empty((self.num_cells, min(stop, len(self)) - start))
         for source_NM, cells_M in zip(self.sources, self.cells, strict=True):
             logits_CB[cells_M[cells_M >= 0]] = source_NM[start:stop].T[cells_M >= 0]
+        logits_CB += self.shift
         finite_CB = np.isfinite(logits_CB)
         if not finite_CB.all():
             cell, row = np.argwhere(~finite_CB)[0]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from recap_ctr.diagnose.cube import Cube, Ints
 from recap_ctr.diagnose.theory import Floats, curvature
-from recap_ctr.metrics import check_rows, refuse_one_class, sigmoid
+from recap_ctr.metrics import check_rows, pairs_won, refuse_one_class, sigmoid
 
 GROUPS = 256
 BLOCK_ROWS = 1 << 13
@@ -198,26 +198,6 @@ def _ranked(sample_CN: npt.NDArray[Any], rows: Rows, at_N: Ints, wanted: set[Ter
             value = float(share_N @ (one_N != other_N))
             found[term] = Influence(value, by_group(share_N * ((one_N != other_N) - value)))
     return found
-
-
-def pairs_won(positive_N: Bools, scores_N: Floats, masses_N: Floats) -> Floats:
-    """Of each row, the share of rows of the other label that it is ranked rightly against; a tie is half.
-
-    Its mean over clicks is the AUC, and so is its mean over the others; its spread in both gives DeLong's error.
-    """
-    order_N, starts = _ties(scores_N)
-    positive_sorted = positive_N[order_N]
-    masses = masses_N[order_N]
-    clicks, others = masses * positive_sorted, masses * ~positive_sorted
-    if tied := len(starts) < len(order_N):
-        clicks, others = np.add.reduceat(clicks, starts), np.add.reduceat(others, starts)
-    below = (np.cumsum(others) - others / 2) / others.sum()
-    above = 1 - (np.cumsum(clicks) - clicks / 2) / clicks.sum()
-    if tied:
-        below, above = (np.repeat(share, np.diff(starts, append=len(order_N))) for share in (below, above))
-    won_N = np.empty(len(order_N))
-    won_N[order_N] = np.where(positive_sorted, below, above)
-    return won_N
 
 
 def decile(scores_N: Floats, masses_N: Floats) -> npt.NDArray[np.int8]:
