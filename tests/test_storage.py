@@ -127,6 +127,26 @@ class TestAtomicDirectory:
             (partial / "f").write_bytes(b"new")
         assert contents(tmp_path) == {"d/f": b"new", "outside/keep": b"kept"}
 
+    def test_a_link_stays_and_what_it_leads_to_is_exchanged(self, tmp_path: Path) -> None:
+        (tmp_path / "v1").mkdir()
+        (tmp_path / "v1" / "f").write_bytes(b"old")
+        for link, target in (("current", "v1"), ("new", "v2")):
+            (tmp_path / link).symlink_to(target)
+            for number in (b"1", b"2"):
+                with atomic_directory(tmp_path / link) as partial:
+                    (partial / "f").write_bytes(number)
+                assert os.readlink(tmp_path / link) == target
+                assert (tmp_path / target / "f").read_bytes() == number
+        assert {path.name for path in tmp_path.iterdir()} == {"current", "new", "v1", "v2"}
+
+    def test_a_link_in_the_place_of_the_partial_one_is_not_followed(self, tmp_path: Path) -> None:
+        (tmp_path / "outside").mkdir()
+        (tmp_path / "outside" / "keep").write_bytes(b"kept")
+        (tmp_path / ".d.partial").symlink_to("outside")
+        with atomic_directory(tmp_path / "d") as partial:
+            (partial / "f").write_bytes(b"new")
+        assert contents(tmp_path) == {"d/f": b"new", "outside/keep": b"kept"}
+
 
 class TestLock:
     def test_a_second_writer_is_refused_and_harms_nothing(self, tmp_path: Path) -> None:

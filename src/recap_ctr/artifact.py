@@ -204,7 +204,7 @@ def add_graphs(
         manifest["dial"] = list(dial)
     if exported:
         manifest["graphs"] = [one.to_dict() for one in exported]
-    with atomic_directory(artifact.path.resolve()) as partial:  # where it is a link, it stays one
+    with atomic_directory(artifact.path) as partial:
         (partial / "vocabulary").mkdir()
         for name in (WEIGHTS, SCHEMA, *_vocabularies(artifact.encoder.schema.fields)):
             shutil.copyfile(artifact.path / name, partial / name)

@@ -92,10 +92,14 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty directory that takes the place of `path` when the block ends without an error.
 
     What an interrupted attempt left behind is removed first. An existing `path` is exchanged in one system call,
-    so that at every moment either the old directory or the new one stands there, whole.
+    so that at every moment either the old directory or the new one stands there, whole. Where `path` is a link, it
+    stays one, and what it leads to is exchanged.
     """
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
+    if partial.is_symlink():  # not ours: what it leads to would be emptied
+        partial.unlink()
     partial.mkdir(exist_ok=True)
     with locked(partial):
         try:

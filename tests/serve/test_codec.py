@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recap_ctr.data.encode import Encoded
+from recap_ctr.data.encode import Encoded, as_text
 from recap_ctr.data.source import Block
-from recap_ctr.serve import arrow
+from recap_ctr.serve import arrow, codec
 from recap_ctr.serve.codec import Codec
 from recap_ctr.serve.problem import Problem
 from recap_ctr.serve.settings import Limits
@@ -257,6 +258,25 @@ def test_arrow_types_that_mean_the_same() -> None:
         column = pl.Series("site", [7, None], dtype=kind)
         table = CODEC.from_arrow(arrow.write(column.to_frame(), arrow.STREAM), arrow.STREAM).table
         assert_same(encoded(table), reference([{"site": "7"}, {}]))
+
+
+def test_a_column_of_floats_takes_a_call_or_two_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies are decoded on the event loop, where a call into polars for each value would halt all others."""
+    calls = []
+
+    def counted(series: pl.Series, missing: Sequence[str] = ()) -> pl.Series:
+        calls.append(len(series))
+        return as_text(series, missing)
+
+    monkeypatch.setattr(codec, "as_text", counted)
+    few: list[list[Any]] = [[0.5] * 2, [[0.5], 0.5], [[0.5, 7.0, 1.5], [1e-7]]]
+    spent = []
+    for times in (1, 5):
+        calls.clear()
+        for tags in few:
+            CODEC.from_json(json.dumps({"columns": {"site": [0.5] * 2 * times, "tags": tags * times}}).encode())
+        spent.append(len(calls))
+    assert spent[0] == spent[1]
 
 
 @pytest.mark.parametrize("kind", [arrow.STREAM, arrow.FILE])

@@ -8,7 +8,7 @@ its scores.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Annotated, Any
 
 import msgspec
@@ -285,15 +285,14 @@ def _normal(field: Field, values: Sequence[Any]) -> Values | None:
         except InputError as error:
             raise Problem(400, error.message, fix=error.fix) from None
     if list not in kinds:
-        return values if kinds == {str} else [_text(value) for value in values]
-    lists: list[list[str | None] | None] = []
-    for value in values:
-        if value is None or type(value) is list:
-            lists.append(None if value is None else [_text(one) for one in value])
-        else:
-            text = as_text(pl.Series([_text(value)], dtype=pl.String), field.missing)[0]
-            lists.append(None if text is None else text.split(field.separator))
-    return lists
+        return values if kinds == {str} else _texts(values)
+    parts = [value if type(value) is list else [value] for value in values]
+    texts = iter(_texts([*chain.from_iterable(parts)]))
+    split = [list(islice(texts, len(part))) for part in parts]
+    # A row that holds no list holds text that its separator splits, or nothing.
+    whole = [part[0] for value, part in zip(values, split, strict=True) if type(value) is not list]
+    found = iter(as_text(pl.Series(whole, dtype=pl.String), field.missing).str.split(field.separator).to_list())
+    return [part if type(value) is list else next(found) for value, part in zip(values, split, strict=True)]
 
 
 def _plain(field: Field, series: pl.Series) -> pl.Series:
@@ -316,15 +315,18 @@ def _spelled(series: pl.Series) -> pl.Series:
     return as_text(series) if series.dtype.is_float() else series
 
 
-def _text(value: object) -> str | None:
-    """One value as the encoder would write it."""
+def _texts(values: Sequence[Any]) -> list[str | None]:
+    """Values as the encoder would write them; floats all in one go, since a call into polars costs more than one."""
+    floats = pl.Series([value for value in values if type(value) is float], dtype=pl.Float64)
+    spelled = iter(as_text(floats).to_list() if len(floats) else ())
+    return [next(spelled) if type(value) is float else _text(value) for value in values]
+
+
+def _text(value: str | int | None) -> str | None:
     if value is None or type(value) is str:
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, float):
-        found: str | None = as_text(pl.Series([value], dtype=pl.Float64))[0]
-        return found
     return str(value)
 
 
