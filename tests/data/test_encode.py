@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recap_ctr.data.encode import (
+    MAX_DAYS,
     MISSING_CODE,
     PAD,
     PAD_CODE,
@@ -90,6 +91,34 @@ class TestText:
     def test_types_without_categories_are_refused(self, values: list[Any]) -> None:
         with pytest.raises(InputError, match=r"column 'x' is of type .* which holds no categories"):
             as_text(pl.Series("x", values))
+
+    @pytest.mark.parametrize(
+        ("kind", "most"),
+        [
+            (pl.Date(), 2**31 - 1),
+            (pl.Datetime("ms"), 2**63 - 1),
+            (pl.Datetime("us"), 2**63 - 1),
+            (pl.Datetime("us", "Europe/Berlin"), 2**63 - 1),
+        ],
+    )
+    def test_dates_that_are_none_are_named(self, kind: pl.DataType, most: int) -> None:
+        """Where polars would panic, which is no exception."""
+        whole = pl.Int32() if kind == pl.Date else pl.Int64()
+        for wrong in (most, -most - 1):
+            with pytest.raises(InputError, match=rf"column 'x' holds a date that is none: {wrong} "):
+                as_text(pl.Series("x", [0, None, wrong], dtype=whole).cast(kind))
+            with pytest.raises(InputError, match="column 'x'"):
+                lists = pl.Series("x", [[0, wrong], None], dtype=pl.List(whole)).cast(pl.List(kind))
+                pieces(Block(lists.to_frame(), 1, "t.parquet"), Field(name="x", kind="multi", separator="|"))
+        per_day = {"ms": 86_400 * 10**3, "us": 86_400 * 10**6}.get(getattr(kind, "time_unit", ""), 1)
+        edges = [-MAX_DAYS * per_day, 0, MAX_DAYS * per_day]
+        written = as_text(pl.Series("x", edges, dtype=whole).cast(kind))
+        assert [text[:5] for text in written] == ["-2581", "1970-", "+2620"]
+
+    @pytest.mark.parametrize("most", [2**63 - 1, -(2**63) + 1])
+    def test_all_dates_in_nanoseconds_are_some(self, most: int) -> None:
+        written = as_text(pl.Series([most], dtype=pl.Int64).cast(pl.Datetime("ns")))
+        assert written[0].startswith(("2262-", "1677-"))
 
 
 class TestNumbers:

@@ -274,9 +274,38 @@ def test_a_column_of_floats_takes_a_call_or_two_however_long(monkeypatch: pytest
     for times in (1, 5):
         calls.clear()
         for tags in few:
-            CODEC.from_json(json.dumps({"columns": {"site": [0.5] * 2 * times, "tags": tags * times}}).encode())
+            CODEC.from_json(
+                json.dumps({"columns": {"site": [0.5] * 2 * times, "tags": tags * times}}).encode()
+            )
         spent.append(len(calls))
     assert spent[0] == spent[1]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pl.Series("site", [2**31 - 1], dtype=pl.Int32).cast(pl.Date),
+        pl.Series("site", [0, 1 - 2**63], dtype=pl.Int64).cast(pl.Datetime("us")),
+        pl.Series("tags", [[0], [2**31 - 1]], dtype=pl.List(pl.Int32)).cast(pl.List(pl.Date)),
+        pl.Series("price", [2**31 - 1], dtype=pl.Int32).cast(pl.Date),
+    ],
+    ids=["date", "time", "dates", "numeric"],
+)
+def test_arrow_that_would_make_polars_panic_is_refused_by_column(column: pl.Series) -> None:
+    for kind in (arrow.STREAM, arrow.FILE):
+        with pytest.raises(Problem, match=f"'{column.name}'") as error:
+            CODEC.from_arrow(arrow.write(column.to_frame(), kind), kind)
+        assert error.value.status == 400 and error.value.message
+
+
+def test_any_panic_while_a_column_is_read_is_a_400(monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(*_: object) -> None:
+        raise pl.exceptions.PanicException("index out of bounds")
+
+    monkeypatch.setattr(codec, "_plain", panic)
+    with pytest.raises(Problem, match="column 'site', of type String, holds values") as error:
+        CODEC.from_arrow(arrow.write(pl.DataFrame({"site": ["a"]}), arrow.STREAM), arrow.STREAM)
+    assert error.value.status == 400
 
 
 @pytest.mark.parametrize("kind", [arrow.STREAM, arrow.FILE])

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from recap_ctr.export import export
 from recap_ctr.serve import arrow
-from recap_ctr.serve.codec import SCORES
+from recap_ctr.serve.codec import SCORES, Codec
 from recap_ctr.serve.dial import Costs
 from recap_ctr.serve.engine import load_engine
 from recap_ctr.serve.settings import Limits, ServeConfig
@@ -58,6 +58,32 @@ def metrics(address: Address, **headers: str) -> dict[str, float]:
 def in_arrow(answer: Answer, kind: str) -> dict[str, list[float]]:
     read = pl.read_ipc if kind == arrow.FILE else pl.read_ipc_stream
     return read(io.BytesIO(answer.body)).to_dict(as_series=False)
+
+
+def requests_by_status(address: Address) -> dict[str, float]:
+    families = text_string_to_metric_families(address.ask("GET", "/metrics").body.decode())
+    return {
+        sample.labels["status"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "recap_requests_total"
+    }
+
+
+@pytest.mark.parametrize("fault", [RuntimeError, pl.exceptions.PanicException])
+def test_a_fault_of_ours_is_answered_and_counted(
+    fault: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise fault("a value of somebody's row")
+
+    with within(FakeEngine({}), SMALL) as address:
+        with monkeypatch.context() as patched:
+            patched.setattr(Codec, "from_json", broken)
+            answer = address.score({"rows": [ROW]})
+        assert answer.status == 500 and "row" not in answer.body.decode()
+        assert address.score({"rows": [ROW]}).status == 200
+        assert requests_by_status(address) == {"500": 1.0, "200": 1.0}
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["torch", "graphs"])

@@ -25,6 +25,8 @@ Floats = npt.NDArray[np.float32]
 PAD = 0
 MAX_STANDARDISED = 1e6  # of n training rows none is further than √n from the mean; 32 bits can hold this
 NO_CATEGORIES = (pl.Binary, pl.Duration, pl.Object, pl.Struct, pl.List, pl.Array)  # column types
+MAX_DAYS = 95_000_000  # from 1970, either way: 260,000 years, beyond which polars can't write a date
+_PER_DAY = {"ms": 86_400 * 10**3, "us": 86_400 * 10**6, "ns": 86_400 * 10**9}
 MISSING_CODE, PAD_CODE = -1, -2  # in code arrays, before codes become ids
 
 
@@ -52,6 +54,7 @@ def as_text(series: pl.Series, missing: Sequence[str] = ()) -> pl.Series:
     elif series.dtype in NO_CATEGORIES:
         raise InputError(f"column {series.name!r} is of type {series.dtype}, which holds no categories")
     elif series.dtype != pl.String:
+        check_dates(series)
         series = series.cast(pl.String)
     else:
         # Whole numbers that passed through a float on their way to a text file; and as Python writes what is true.
@@ -64,6 +67,22 @@ def as_text(series: pl.Series, missing: Sequence[str] = ()) -> pl.Series:
         if same.any():
             series = series.set(same, None)
     return series
+
+
+def check_dates(series: pl.Series) -> None:
+    """Refuse dates that can't be written; polars would not raise an exception but panic."""
+    kind = series.dtype
+    if kind != pl.Date and not isinstance(kind, pl.Datetime):
+        return
+    unit = kind.time_unit if isinstance(kind, pl.Datetime) else "days"
+    most = min(MAX_DAYS * _PER_DAY.get(unit, 1), 2**63 - 1)
+    since = series.to_physical()
+    beyond = since.filter((since > most) | (since < -most))
+    if len(beyond):
+        raise InputError(
+            f"column {series.name!r} holds a date that is none: {beyond[0]} {unit} since 1970",
+            fix="repair the value, or leave it out",
+        )
 
 
 def as_numbers(block: Block, field: Field) -> pl.Series:

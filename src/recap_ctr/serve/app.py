@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from recap_ctr.serve import arrow
-from recap_ctr.serve.batcher import Batch, Batcher, clock
+from recap_ctr.serve.batcher import Batch, Batcher, clock, failed
 from recap_ctr.serve.codec import JSON, MAX_COUNT, SCORES, Table, Used, to_json
 from recap_ctr.serve.codec import Request as Asked
 from recap_ctr.serve.counters import Counters, exposition, labelled
@@ -92,6 +92,10 @@ class Service:
         except ClientDisconnect:
             self._count(499)
             raise
+        except (Exception, pl.exceptions.PanicException) as error:  # the latter is none
+            self._count(500)
+            log_refusal(status=500, reason=type(error).__name__)
+            raise failed() from None
         seconds = clock() - start
         self._count(200)
         self.counters.observe(seconds)

@@ -5,6 +5,7 @@ once. All methods but the thread's own run on the event loop.
 """
 
 import asyncio
+import os
 import threading
 import time
 from collections import deque
@@ -22,6 +23,11 @@ from recap_ctr.serve.problem import Problem
 from recap_ctr.serve.versions import Version
 
 clock = time.monotonic
+
+
+def failed() -> Problem:
+    """What a client is told of a fault of ours."""
+    return Problem(500, "scoring failed", fix="tell whoever runs this server; its log says more")
 
 
 @dataclass(eq=False)
@@ -63,7 +69,11 @@ class Batch:
 
 
 class Batcher:
-    """`done` is told each batch, on the event loop, after its requests have their answers."""
+    """`done` is told each batch, on the event loop, after its requests have their answers.
+
+    `died` is called if the thread that scores comes to an end that nobody asked for: who accepts requests that will
+    never be answered had better not be there at all.
+    """
 
     def __init__(
         self,
@@ -73,9 +83,10 @@ class Batcher:
         max_requests: int,
         done: Callable[[Batch], None],
         log: Callable[..., None],
+        died: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         self._dial, self._batch_rows, self._max_requests = dial, batch_rows, max_requests
-        self._done, self._log = done, log
+        self._done, self._log, self._died = done, log, died
         self._loop = asyncio.get_running_loop()
         self._line: deque[Pending] = deque()
         self._pace = Pace()
@@ -175,6 +186,13 @@ class Batcher:
     # From here on: the scoring thread.
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._log("scoring thread died", level="error", reason=f"{type(error).__name__}: {error}")
+            self._died()
+
+    def _work(self) -> None:
         while (taken := self._take()) is not None:
             requests, setting = taken
             if not requests:
@@ -238,7 +256,7 @@ class Batcher:
             scores = version.engine.score(encoded, version.engine.settings[setting])
             if not np.isfinite(scores.logit_B).all():
                 raise InputError("a score is not a finite number", fix="look for extreme numbers in the row")
-        except Exception as error:
+        except BaseException as error:  # a panic of polars is no Exception
             if len(requests) > 1:  # one bad request must not harm its neighbours
                 parts = [self._score(version, [pending], setting, start) for pending in requests]
                 answers = [answer for _, found in parts for answer in found]
@@ -247,9 +265,7 @@ class Batcher:
                 problem = Problem(400, error.message, fix=error.fix)
             else:
                 self._log("scoring failed", level="error", reason=f"{type(error).__name__}: {error}")
-                problem = Problem(
-                    500, "scoring failed", fix="tell whoever runs this server; its log says more"
-                )
+                problem = failed()
             return Batch(version, setting, requests, rows, clock() - start, None), [problem]
         ready = clock()
         results: list[Answer | Problem] = []

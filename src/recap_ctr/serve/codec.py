@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 from msgspec import Meta
 
-from recap_ctr.data.encode import NO_CATEGORIES, Encoder, as_numbers, as_text
+from recap_ctr.data.encode import NO_CATEGORIES, Encoder, as_numbers, as_text, check_dates
 from recap_ctr.data.source import Block
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field
@@ -113,7 +113,7 @@ class Codec:
         if unknown:
             raise self._unknown(unknown[0])
         try:
-            plain = pl.DataFrame([_plain(self.fields[series.name], series) for series in frame])
+            plain = pl.DataFrame([self._read(series) for series in frame])
             self._check(plain)
             columns: dict[str, Values] = {
                 series.name: _spelled(series) if self.fields[series.name].kind != "numeric" else series
@@ -122,6 +122,15 @@ class Codec:
         except InputError as error:
             raise Problem(400, error.message, fix=error.fix) from None
         return Request(Table(frame.height, columns), False)
+
+    def _read(self, series: pl.Series) -> pl.Series:
+        try:
+            return _plain(self.fields[series.name], series)
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException):  # the latter is no Exception
+            raise InputError(
+                f"column {series.name!r}, of type {series.dtype}, holds values that can't be read",
+                fix="send it as text or as numbers",
+            ) from None
 
     def join(self, tables: Sequence[Table]) -> pl.DataFrame:
         """One data frame with every field, of the rows of several requests."""
@@ -291,7 +300,9 @@ def _normal(field: Field, values: Sequence[Any]) -> Values | None:
     split = [list(islice(texts, len(part))) for part in parts]
     # A row that holds no list holds text that its separator splits, or nothing.
     whole = [part[0] for value, part in zip(values, split, strict=True) if type(value) is not list]
-    found = iter(as_text(pl.Series(whole, dtype=pl.String), field.missing).str.split(field.separator).to_list())
+    found = iter(
+        as_text(pl.Series(whole, dtype=pl.String), field.missing).str.split(field.separator).to_list()
+    )
     return [part if type(value) is list else next(found) for value, part in zip(values, split, strict=True)]
 
 
@@ -305,10 +316,11 @@ def _plain(field: Field, series: pl.Series) -> pl.Series:
     if field.kind == "multi" and isinstance(kind, pl.List):
         if kind.inner == pl.String:
             return series
+        check_dates(series.explode())
         return series.list.eval(pl.element().map_batches(as_text, return_dtype=pl.String))
     if kind.is_float() or kind == pl.String:
         return series
-    return as_text(series) if kind in NO_CATEGORIES else series.cast(pl.String)
+    return as_text(series) if kind in NO_CATEGORIES or kind.is_temporal() else series.cast(pl.String)
 
 
 def _spelled(series: pl.Series) -> pl.Series:

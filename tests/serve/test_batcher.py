@@ -1,0 +1,84 @@
+"""The scoring thread outlives whatever a request does to it, or takes its process along."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import polars as pl
+import pytest
+
+from recap_ctr.data.encode import Encoded
+from recap_ctr.serve.batcher import Answer, Batcher, clock
+from recap_ctr.serve.codec import Table
+from recap_ctr.serve.problem import Problem
+from recap_ctr.serve.settings import ServeConfig
+from tests.serve.fake import FakeEngine
+from tests.serve.running import version_of
+
+CONFIG = ServeConfig(artifact="")
+
+
+class Panicking(FakeEngine):
+    """It panics, as polars may, on rows of one site."""
+
+    def encode(self, frame: pl.DataFrame) -> Encoded:
+        if "a" in frame["site"]:
+            raise pl.exceptions.PanicException("out-of-range date")
+        return super().encode(frame)
+
+
+def run(engine: FakeEngine, *sites: str, **changed: Any) -> list[Answer | BaseException]:
+    """What becomes of one request for each site, sent together, then each alone."""
+
+    async def ask() -> list[Answer | BaseException]:
+        batcher = Batcher(
+            dial=True,
+            batch_rows=512,
+            max_requests=10,
+            done=lambda _: None,
+            log=lambda *_, **__: None,
+            **changed,
+        )
+        version = version_of(engine, CONFIG)
+
+        def one(site: str) -> Coroutine[Any, Any, Answer]:
+            return batcher.score(Table(1, {"site": [site]}), version, None, clock() + 20)
+
+        together = await asyncio.gather(*map(one, sites), return_exceptions=True)
+        alone = [(await asyncio.gather(one(site), return_exceptions=True))[0] for site in sites]
+        batcher.close()
+        return [*together, *alone]
+
+    return asyncio.run(ask())
+
+
+def test_a_panic_harms_its_own_request_alone() -> None:
+    found = run(Panicking({}), "a", "b")
+    assert [type(one) for one in found] == [Problem, Answer] * 2
+    assert [one.status for one in found if isinstance(one, Problem)] == [500, 500]
+
+
+def test_a_dead_thread_takes_its_process_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it only says so."""
+    loop_ended = []
+
+    def broken(*_: object) -> None:
+        raise pl.exceptions.PanicException("a fault of ours")
+
+    monkeypatch.setattr(Batcher, "_take", broken)
+
+    async def start() -> None:
+        died = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        Batcher(
+            dial=True,
+            batch_rows=512,
+            max_requests=10,
+            done=lambda _: None,
+            log=lambda event, **_: loop_ended.append(event),
+            died=lambda: loop.call_soon_threadsafe(died.set) and None,
+        )
+        await asyncio.wait_for(died.wait(), 20)
+
+    asyncio.run(start())
+    assert loop_ended == ["scoring thread died"]
