@@ -54,6 +54,17 @@ def test_text_of_an_svg_is_text() -> None:
         assert text in svg
 
 
+def test_names_with_dollars_are_no_mathematics() -> None:
+    def drawn(figure: Figure) -> None:
+        axes = figure.subplots()
+        figures.series(axes, 0, [1.0, 2.0], [1.0, 2.0], "a$_$b")
+        figures.legend(figure, axes, columns=1)
+        names(figure, axes, [Name("$_per_$", 1.5, 1.5, 0)])
+
+    svg = render(drawn, 3.0)["svg"].decode()
+    assert "a$_$b" in svg and "$_per_$" in svg
+
+
 def test_names_hide_neither_points_nor_each_other() -> None:
     figure = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.subplots()

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -53,6 +54,17 @@ def test_png_is_the_same_each_time(chart: Chart) -> None:
     first = to_png(chart)
     assert first.startswith(b"\x89PNG")
     assert first == to_png(chart)
+
+
+@pytest.mark.parametrize(
+    "name", ["a$_$b", "$x$", "rev_$_per_$", "cost $ and price $", r"a\$b", "$", r"\frac$$"]
+)
+def test_names_with_dollars_are_no_mathematics(name: str) -> None:
+    """Wherever a name may stand."""
+    lines = replace(LINE, name=name), replace(POINTS, name=name)
+    bars = replace(BARS, labels=(name, "b"), name=name), replace(BARS, labels=(name, "b"), name="other")
+    for series in (lines, bars):
+        assert to_png(Chart("name", name, name, name, series, log_x=series == lines)).startswith(b"\x89PNG")
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))

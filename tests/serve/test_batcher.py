@@ -60,7 +60,7 @@ def test_a_panic_harms_its_own_request_alone() -> None:
 
 def test_a_dead_thread_takes_its_process_along(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here it only says so."""
-    loop_ended = []
+    said = []
 
     def broken(*_: object) -> None:
         raise pl.exceptions.PanicException("a fault of ours")
@@ -70,15 +70,19 @@ def test_a_dead_thread_takes_its_process_along(monkeypatch: pytest.MonkeyPatch) 
     async def start() -> None:
         died = asyncio.Event()
         loop = asyncio.get_running_loop()
+
+        def die() -> None:
+            loop.call_soon_threadsafe(died.set)
+
         Batcher(
             dial=True,
             batch_rows=512,
             max_requests=10,
             done=lambda _: None,
-            log=lambda event, **_: loop_ended.append(event),
-            died=lambda: loop.call_soon_threadsafe(died.set) and None,
+            log=lambda event, **_: said.append(event),
+            died=die,
         )
         await asyncio.wait_for(died.wait(), 20)
 
     asyncio.run(start())
-    assert loop_ended == ["scoring thread died"]
+    assert said == ["scoring thread died"]

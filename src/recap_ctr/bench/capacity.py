@@ -194,7 +194,7 @@ def _draw(
     figure: Figure, points: Sequence[Point], ensemble: dict[str, Any] | None, title: str, split: str
 ) -> None:
     """AUC against size, on held-out rows and on those that training was stopped by."""
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)
     names = list(dict.fromkeys([split, "valid"]))
     drawn: list[tuple[Axes, list[figures.Name]]] = []
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False).flat, names, strict=True):

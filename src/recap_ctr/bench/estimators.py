@@ -192,7 +192,7 @@ def _findings(points: Sequence[Point], split: str, rows: int) -> list[str]:
 
 def _draw(figure: Figure, points: Sequence[Point], title: str, split: str) -> None:
     """Gain in AUC against the number of estimators; loss saved against loss predicted."""
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)
     left, right = figure.subplots(1, 2)
     for at, (name, line) in enumerate(_families(points).items()):
         figures.series(left, at, [one.count for one in line], [100 * one.auc_gain for one in line], name)

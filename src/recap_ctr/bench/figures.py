@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from recap_ctr.report.charts import literal
 from recap_ctr.storage import atomic_file, write_json
 
 COLOURS = (
@@ -65,7 +66,7 @@ def render(draw: Draw, height: float) -> dict[str, bytes]:
 
 def series(axes: Axes, at: int, xs: Sequence[float], ys: Sequence[float], label: str, **style: Any) -> None:
     """One line in the colour and with the marker of its place."""
-    axes.plot(xs, ys, color=COLOURS[at], marker=MARKERS[at], label=label, **style)
+    axes.plot(xs, ys, color=COLOURS[at], marker=MARKERS[at], label=literal(label), **style)
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ def names(figure: Figure, axes: Axes, wanted: Sequence[Name]) -> None:
             if clear and frame[0][0] <= box[0] and box[2] <= frame[1][0] and frame[0][1] <= box[1]:
                 axes.annotate(
                     name.text, (name.x, name.y), xytext=(left - x, dy), textcoords="offset points", fontsize=size,
-                    color=COLOURS[name.at], bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.3},
+                    parse_math=False, color=COLOURS[name.at],
+                    bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.3},
                 )  # fmt: skip
                 taken.append(box)
                 break

@@ -174,7 +174,7 @@ def _findings(points: Sequence[Point], split: str) -> list[str]:
 
 def _draw(figure: Figure, points: Sequence[Point], subject: str, split: str) -> None:
     """Where the better ones are; what lies far below is in the table alone."""
-    figure.suptitle(subject)
+    figure.suptitle(subject, parse_math=False)
     axes = figure.subplots()
     one, top = mean(points[0].auc), max(mean(point.auc) for point in points)
     floor = one - SHOWN * max(top - one, 1e-4)

@@ -182,7 +182,7 @@ def _name(point: Point) -> str:
 
 def _draw(figure: Figure, points: Sequence[Point], noise: float | None, title: str, split: str) -> None:
     """One panel a setting, all on the same scale; values stand side by side, whatever their distance."""
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)
     settings = list(dict.fromkeys(point.setting for point in points))
     grid_of_axes = figure.subplots(2, 3, sharey=True, squeeze=False)
     for at, axes in enumerate(grid_of_axes.flat):

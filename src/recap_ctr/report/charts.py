@@ -294,30 +294,41 @@ def to_png(chart: Chart) -> bytes:
         if series.kind == "bars":
             height = 0.8 / len(bars)
             spots = [i + (number - (len(bars) - 1) / 2) * height for i in range(len(series.y))]
-            axes.barh(spots, series.y, height=0.95 * height, color=colour, label=series.name)
+            axes.barh(spots, series.y, height=0.95 * height, color=colour, label=literal(series.name))
             continue
         mark = "os^D"[number % 4]
         line = ("--" if series.dashed else "-") if series.kind == "line" else ""
-        axes.plot(series.x, series.y, line, marker=mark, markersize=4, color=colour, label=series.name)
+        axes.plot(
+            series.x, series.y, line, marker=mark, markersize=4, color=colour, label=literal(series.name)
+        )
         if series.low and series.kind == "line":
             axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, linewidth=0)
         elif series.low:
             axes.vlines(series.x, series.low, series.high, color=colour)
     if bars:
-        axes.set_yticks(range(len(bars[0].labels)), bars[0].labels)
+        axes.set_yticks(range(len(bars[0].labels)), [*map(literal, bars[0].labels)])
         axes.invert_yaxis()
-        axes.set_xlabel(chart.y_label)
+        axes.set_xlabel(literal(chart.y_label))
     else:
         if chart.log_x:
             axes.set_xscale("log")
-        axes.set_xlabel(chart.x_label)
-        axes.set_ylabel(chart.y_label)
+        axes.set_xlabel(literal(chart.x_label))
+        axes.set_ylabel(literal(chart.y_label))
     if chart.diagonal:
         axes.axline((0, 0), slope=1, color="0.5", linestyle=":", linewidth=1)
-    axes.set_title(chart.title, fontsize=10)
+    axes.set_title(literal(chart.title), fontsize=10)
     axes.grid(alpha=0.25)
     if len(chart.series) > 1:
         axes.legend(fontsize=8)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
+
+
+def literal(text: str) -> str:
+    """For matplotlib, which takes what stands between two dollars for mathematics.
+
+    >>> literal("$_per_$")
+    '\\\\$_per_\\\\$'
+    """
+    return text.replace("$", r"\$")
