@@ -135,7 +135,7 @@ class TestAtomicDirectory:
             for number in (b"1", b"2"):
                 with atomic_directory(tmp_path / link) as partial:
                     (partial / "f").write_bytes(number)
-                assert os.readlink(tmp_path / link) == target
+                assert (tmp_path / link).readlink() == Path(target)
                 assert (tmp_path / target / "f").read_bytes() == number
         assert {path.name for path in tmp_path.iterdir()} == {"current", "new", "v1", "v2"}
 

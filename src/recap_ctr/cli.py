@@ -1498,7 +1498,11 @@ def serve(
         dial=dial,
         watch=watch,
         access_log=access_log,
-        limits=Limits(body_bytes=max_body_mib * MEBI, rows=max_rows),
+        limits=Limits(
+            body_bytes=max_body_mib * MEBI,
+            held_bytes=max(Limits().held_bytes, 2 * max_body_mib * MEBI),
+            rows=max_rows,
+        ),
     )
 
     def ready(address: str, model: str) -> None:

@@ -260,6 +260,16 @@ def test_arrow_types_that_mean_the_same() -> None:
         assert_same(encoded(table), reference([{"site": "7"}, {}]))
 
 
+def test_a_context_may_not_grow_beyond_bounds_by_its_rows() -> None:
+    limits = Limits(rows=1000, held_bytes=20_000)
+    body = {"context": {"site": "a" * 50, "tags": ["x"] * 6}, "rows": [{}] * 20}
+    assert Codec(ENCODER, limits).from_json(json.dumps(body).encode()).table.height == 20
+    body["rows"] = [{}] * 1000
+    with pytest.raises(Problem, match="the context, given to 1,000 rows, takes more than 20,000") as error:
+        Codec(ENCODER, limits).from_json(json.dumps(body).encode())
+    assert error.value.status == 413
+
+
 def test_a_column_of_floats_takes_a_call_or_two_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bodies are decoded on the event loop, where a call into polars for each value would halt all others."""
     calls = []

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from recap_ctr.export import export
 from recap_ctr.serve import arrow
-from recap_ctr.serve.codec import SCORES, Codec
+from recap_ctr.serve.app import SAMPLE_BYTES, SAMPLE_ROWS, Service
+from recap_ctr.serve.codec import SCORES, Codec, Table
+from recap_ctr.serve.counters import Counters
 from recap_ctr.serve.dial import Costs
 from recap_ctr.serve.engine import load_engine
 from recap_ctr.serve.settings import Limits, ServeConfig
 from tests.serve.fake import FakeEngine
-from tests.serve.running import JSON, Address, Answer, within
+from tests.serve.running import JSON, Address, Answer, Fixed, version_of, within
 
 LIMITS = Limits(
     body_bytes=4000,
@@ -58,6 +61,43 @@ def metrics(address: Address, **headers: str) -> dict[str, float]:
 def in_arrow(answer: Answer, kind: str) -> dict[str, list[float]]:
     read = pl.read_ipc if kind == arrow.FILE else pl.read_ipc_stream
     return read(io.BytesIO(answer.body)).to_dict(as_series=False)
+
+
+def test_bodies_are_bounded_in_sum() -> None:
+    """Those that are still on their way count, and give back their room when their sender leaves."""
+    config = ServeConfig(
+        artifact="", deadline_ms=20_000, limits=Limits(body_bytes=4000, held_bytes=5000, body_seconds=20)
+    )
+    body = json.dumps({"rows": [{"site": "a" * 2000}]}).encode()
+    head = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 4000\r\n\r\n"
+    with within(FakeEngine({}), config) as address:
+
+        def ask_until(status: int) -> Answer:
+            for _ in range(200):
+                if (answer := address.ask("POST", "/score", body, JSON)).status == status:
+                    return answer
+                time.sleep(0.05)
+            raise AssertionError(f"never {status}: {answer}")
+
+        assert address.ask("POST", "/score", body, JSON).status == 200
+        with socket.create_connection(("127.0.0.1", address.port)) as slow:
+            slow.sendall(head + b" " * 3900)
+            answer = ask_until(429)
+            assert "5,000 bytes" in answer.json()["error"] and answer.headers["retry-after"] == "1"
+        ask_until(200)
+
+
+def test_only_small_requests_are_remembered(tmp_path: Path) -> None:
+    config = ServeConfig(artifact="")
+    service = Service(
+        config, Fixed(version_of(FakeEngine({}), config)), Counters(tmp_path / "counters-000.bin"), None
+    )
+    for size in (100, SAMPLE_BYTES, SAMPLE_BYTES + 1):
+        service._remember(Table(10, {"site": [str(size)] * 10}), size)
+    assert [table.columns["site"][0] for table in service.recent] == ["100", str(SAMPLE_BYTES)]
+    for _ in range(SAMPLE_ROWS):
+        service._remember(Table(3, {}), 10)
+    assert sum(table.height for table in service.recent) <= SAMPLE_ROWS
 
 
 def requests_by_status(address: Address) -> dict[str, float]:

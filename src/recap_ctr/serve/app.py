@@ -3,8 +3,8 @@
 import asyncio
 import hmac
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
 import msgspec
@@ -33,7 +33,7 @@ from recap_ctr.serve.versions import Version, about
 OPEN = ("/", "/health/live", "/health/ready")  # paths that need no token
 MAX_SUGGESTIONS = 50
 MAX_PREFIX = 200
-SAMPLE_ROWS = 256
+SAMPLE_ROWS, SAMPLE_BYTES = 256, 64 << 10  # kept of recent requests in all, and the largest body of one
 
 
 class Serving(Protocol):
@@ -50,6 +50,7 @@ class Service:
         self.config, self.serving, self.counters, self.token = config, serving, counters, token
         self.recent: deque[Table] = deque()
         self._recent_rows = 0
+        self._held_bytes = 0
         self._batcher: Batcher | None = None
         self.draining = False
 
@@ -81,7 +82,8 @@ class Service:
     async def score(self, request: Request) -> Response:
         start = clock()
         try:
-            response, late = await self._score(request, start)
+            with self._room() as take:
+                response, late = await self._score(request, start, take)
         except Problem as problem:
             self._count(problem.status)
             # What is wrong with a body may quote it: that is for the client alone.
@@ -103,7 +105,9 @@ class Service:
             self.counters.add("recap_late_total")
         return response
 
-    async def _score(self, request: Request, start: float) -> tuple[Response, float]:
+    async def _score(
+        self, request: Request, start: float, take: Callable[[int], None]
+    ) -> tuple[Response, float]:
         """The answer, and until when it was wanted."""
         content_type = _content_type(request)
         settings = self._query(request)
@@ -111,7 +115,7 @@ class Service:
         default = self.config.limits.deadline_ms if content_type == JSON else self.config.deadline_ms
         if self.batcher.is_full(settings.get("deadline_ms", default) / 1000):
             raise self.batcher.full()
-        body = await self._body(request)
+        body = await self._body(request, take)
         version = self.version
         codec = version.codec
         asked = codec.from_json(body) if content_type == JSON else codec.from_arrow(body, content_type)
@@ -123,7 +127,7 @@ class Service:
         if asked.table.height:
             answer = await self.batcher.score(asked.table, version, fixed, deadline)
             columns, setting = answer.columns, answer.setting
-            self._remember(asked.table)
+            self._remember(asked.table, len(body))
         used = Used(
             version.name,
             version.engine.settings[setting].routes,
@@ -139,7 +143,29 @@ class Service:
             )  # fmt: skip
         return _answer(asked, columns, used, content_type), deadline
 
-    async def _body(self, request: Request) -> bytes:
+    @contextmanager
+    def _room(self) -> Iterator[Callable[[int], None]]:
+        """What takes so many bytes of the room that all bodies share, until the request is answered."""
+        own, limits = 0, self.config.limits
+
+        def take(size: int) -> None:
+            nonlocal own
+            if self._held_bytes + size > limits.held_bytes:
+                raise Problem(
+                    429,
+                    f"the server holds {limits.held_bytes:,} bytes of other requests",
+                    fix="wait, or send fewer rows at a time",
+                    retry_after=1,
+                )
+            own += size
+            self._held_bytes += size
+
+        try:
+            yield take
+        finally:
+            self._held_bytes -= own
+
+    async def _body(self, request: Request, take: Callable[[int], None]) -> bytes:
         limits = self.config.limits
         too_large = Problem(
             413,
@@ -156,6 +182,7 @@ class Service:
                     size += len(part)
                     if size > limits.body_bytes:
                         raise too_large
+                    take(len(part))
                     parts.append(part)
         except TimeoutError:
             raise Problem(
@@ -180,9 +207,9 @@ class Service:
                 raise Problem(400, f"{name} in the address must be a number above 0, up to {most:g}")
         return found
 
-    def _remember(self, table: Table) -> None:
-        """Keep some rows, in memory only, to compare an offered version by."""
-        if table.height > SAMPLE_ROWS:
+    def _remember(self, table: Table, size: int) -> None:
+        """Keep some rows, in memory only, to compare an offered version by; `size` is that of their body."""
+        if table.height > SAMPLE_ROWS or size > SAMPLE_BYTES:
             return
         self.recent.append(table)
         self._recent_rows += table.height

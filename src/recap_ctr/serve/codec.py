@@ -157,6 +157,13 @@ class Codec:
 
     def _spread(self, context: Sequence[Any], columns: dict[str, Values], height: int) -> None:
         """Give every row what was sent once for all of them."""
+        size = height * sum(map(_weight, context))
+        if size > self._limits.held_bytes:
+            raise Problem(
+                413,
+                f"the context, given to {height:,} rows, takes more than {self._limits.held_bytes:,} bytes",
+                fix="shorten the context, or send the rows in several requests",
+            )
         for (name, field), value in zip(self.fields.items(), context, strict=True):
             one = _normal(field, [value])
             if one is None:
@@ -340,6 +347,13 @@ def _text(value: str | int | None) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
+
+
+def _weight(value: object) -> int:
+    """About the bytes that a value takes in a column."""
+    if type(value) is list:
+        return sum(map(_weight, value))
+    return 16 + (len(value) if type(value) is str else 0)
 
 
 def _holds_lists(part: Values | None) -> bool:

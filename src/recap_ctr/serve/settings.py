@@ -14,6 +14,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a client may ask of the server; beyond it the answer is 4xx, before anything large is allocated."""
 
     body_bytes: int = 8 * MEBI
+    held_bytes: int = 256 * MEBI
+    """Bytes of all bodies that one worker holds at a time, and of one context given to all rows; decoded they take
+    several times that."""
     rows: int = 10_000
     value_length: int = 4096
     """Characters of one value."""
