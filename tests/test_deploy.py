@@ -79,6 +79,15 @@ def test_compose_names_what_is_there_and_keeps_to_this_machine() -> None:
     assert scrape["authorization"]["credentials_file"] == "/run/secrets/token"
 
 
+def test_a_new_version_is_seen_from_inside() -> None:
+    """A mount of the artifact itself would stay with the directory that a new one has replaced."""
+    recap = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["recap"]
+    default = yaml.safe_load(next(argument for word, argument in instructions() if word == "CMD"))
+    mounted = [Path(volume.rsplit(":", 2)[1]) for volume in recap["volumes"]]
+    for command in (recap["command"], default):
+        assert Path(command[0]).parent in mounted
+
+
 def test_unit_is_bounded_and_reloads() -> None:
     text = (DEPLOY / "recap.service").read_text()
     for setting in (

@@ -1,8 +1,10 @@
 """Several processes: workers that die come back, versions change under load, and stopping loses nothing."""
 
+import errno
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -207,6 +209,32 @@ def test_the_command_says_what_is_wrong(
     assert busy.code == 2 and "--port" in busy.err
 
 
-def test_a_damaged_artifact_is_not_served(tmp_path: Path, start: Start) -> None:
+def test_a_damaged_artifact_is_not_served(tmp_path: Path, start: Start, recap: Recap) -> None:
     server = start(write(tmp_path / "model", broken="checksum"))
     assert server.popen.wait(20) != 0
+    refused = recap("serve", tmp_path / "model", "--port", 0)
+    assert refused.code == 2 and str(tmp_path / "model") in refused.err, "named as it was given"
+    assert "recap-serve-" not in refused.err
+
+
+def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write(tmp_path / "model")
+    (model / "a-first-file").write_bytes(b"1")
+    supervisor = Supervisor(ServeConfig(artifact=str(model)), None, lambda *_: None)
+    supervisor._state = tmp_path / "state"
+    supervisor._state.mkdir()
+    supervisor._models[supervisor._state / "artifact-0"] = "one that serves"
+    supervisor._current = supervisor._state / "artifact-0"
+    copy = shutil.copyfile
+
+    def full(source: Path, into: Path) -> None:
+        if source.name == "manifest.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(into))
+        copy(source, into)
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    supervisor._try()
+    assert not any(supervisor._state.iterdir())
+    said = supervisor._history
+    assert said["outcome"] == "refused" and str(supervisor._state) not in said["reason"]
+    assert f"No space left on device: '{model}/manifest.json'" in said["reason"]

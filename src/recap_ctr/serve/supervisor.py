@@ -217,9 +217,10 @@ class Supervisor:
                 offer.undecided.add(child.slot)
                 child.tell(do="load", number=offer.number, path=str(offer.snapshot))
         elif "number" not in said:  # refused at its start
+            reason = self._named(said["reason"], child.snapshot)
             if not self._model:
-                raise InputError(said["reason"])
-            log("worker can't load the artifact", level="error", slot=child.slot, reason=said["reason"])
+                raise InputError(reason)
+            log("worker can't load the artifact", level="error", slot=child.slot, reason=reason)
         elif offer is not None and said["number"] == offer.number:
             offer.undecided.discard(child.slot)
             if said["did"] == "refused":
@@ -266,7 +267,7 @@ class Supervisor:
             self._offered = _signature(_inside(self._artifact))
             snapshot = self._take_snapshot()
         except (OSError, InputError) as error:
-            self._record("refused", reason=str(error))
+            self._record("refused", reason=self._named(str(error), self._snapshot))
             return
         ready = [child for child in self._children.values() if child.is_ready]
         self._offer = _Offer(self._number, snapshot, {child.slot for child in ready})
@@ -293,8 +294,7 @@ class Supervisor:
     def _refuse(self, reason: str) -> None:
         offer = self._offer
         assert offer is not None
-        # Paths of ours mean nothing to whoever reads this.
-        self._record("refused", reason=reason.replace(str(offer.snapshot), str(self._artifact)))
+        self._record("refused", reason=self._named(reason, offer.snapshot))
         self._end_offer("drop")
         shutil.rmtree(offer.snapshot, ignore_errors=True)
 
@@ -324,11 +324,24 @@ class Supervisor:
             **details,
         }
 
+    @property
+    def _snapshot(self) -> Path:
+        """Where the copy of what was offered last stands."""
+        return self._state / f"artifact-{self._number}"
+
     def _take_snapshot(self) -> Path:
         self._number += 1
-        into = self._state / f"artifact-{self._number}"
-        _copy(_inside(self._artifact), into)
+        into = self._snapshot
+        try:
+            _copy(_inside(self._artifact), into)
+        except BaseException:
+            shutil.rmtree(into, ignore_errors=True)
+            raise
         return into
+
+    def _named(self, reason: str, snapshot: Path) -> str:
+        """What is wrong with an artifact, by the path that it was given by: ours means nothing to whoever reads it."""
+        return reason.replace(str(snapshot), self._config.artifact)
 
     def _stop(self) -> None:
         """Let workers finish what they have accepted, then end."""
