@@ -66,6 +66,15 @@ def refused_with_a_flipped_bit(path: Path, name: str, whole: bytes, at: int, bit
         file.write(whole[at : at + 1])
 
 
+def test_a_model_without_routes_has_one_setting(packed: Path) -> None:
+    """Which may be asked for as it is listed: one route, no depth."""
+    engine = Engine.load(packed)
+    assert list(engine.settings) == [engine.setting(), *engine.settings[1:]] == [engine.setting(1)]
+    for asked in ((2, None), (None, 1), (1, 1)):
+        with pytest.raises(InputError, match="neither routes nor depths"):
+            engine.setting(*asked)
+
+
 def forge(path: Path, change: Callable[[dict[str, Any]], object] = lambda _: None) -> None:
     """Change the manifest as someone would who knows how it is made: all its checksums are right again."""
     manifest = json.loads((path / MANIFEST).read_bytes())

@@ -140,7 +140,7 @@ class Artifact:
             len(self.manifest.get("routes", [])),
             self.manifest["model"]["config"].get("train_depths"),
         )
-        if routes is None and depth is None:
+        if depth is None and (routes is None or (routes == 1 and not stored)):
             return self.dial[0]
         if not stored:
             raise InputError(f"{self.name} has neither routes nor depths to choose from")

@@ -1,7 +1,7 @@
 """An engine without a model: it loads in no time, scores by arithmetic, and takes just the time it is told to.
 
 Its artifact is a manifest: `seed` decides the scores, `row_us` is the time of a row at the best setting, `start_us`
-that of a batch, and `broken` says how it is damaged.
+that of a batch, `extra` the name of one more field, and `broken` says how it is damaged.
 """
 
 import json
@@ -29,8 +29,8 @@ FIELDS = (
 )
 
 
-def fake_encoder(extra: bool = False) -> Encoder:
-    fields = FIELDS + ((Field(name="extra", kind="categorical"),) if extra else ())
+def fake_encoder(extra: str | None = None) -> Encoder:
+    fields = FIELDS + ((Field(name=extra, kind="categorical"),) if extra else ())
 
     def fitted(field: Field) -> FittedField:
         kept = {
@@ -38,7 +38,7 @@ def fake_encoder(extra: bool = False) -> Encoder:
             "user id": [str(10**17 + k) for k in range(40)] + ["3", "0.5"],
             "age": ["0", "1", "2", "3"],
             "tags": ["x", "y", "z", "1"],
-        }.get(field.name, ["q"] if field.name == "extra" else [])
+        }.get(field.name, ["q"] if field.name == extra else [])
         edges = (10.0, 20.0, 30.0) if field.name == "age" else ()
         values = pl.Series(kept, dtype=pl.String)
         return FittedField(field, values, np.arange(len(kept), 0, -1), 5.0, 2.0, edges)
@@ -51,11 +51,14 @@ class FakeEngine:
     costs = (1.0, 0.5, 0.2, 0.1)
 
     def __init__(self, manifest: dict[str, Any], sleep: Callable[[float], None] = time.sleep) -> None:
-        self.manifest = manifest
-        self.encoder = fake_encoder(bool(manifest.get("extra")))
+        self.manifest = {"calibration": {"kind": "affine", "scale": 2.0, "shift": -0.5}, **manifest}
+        self.encoder = fake_encoder(manifest.get("extra"))
         self._sleep = sleep
         rng = np.random.default_rng(manifest.get("seed", 0))
         self._weights = rng.normal(size=(len(self.settings), self.encoder.layout.num_rows))
+
+    def setting(self, routes: int | None = None, depth: int | None = None) -> Setting:
+        return Setting(routes or 8, depth or 4)
 
     def encode(self, frame: pl.DataFrame) -> Encoded:
         return self.encoder.encode(Block(frame, 1, "the request"))

@@ -181,6 +181,12 @@ def test_answers_say_what_was_used(fake: Address) -> None:
     assert (other["routes"], other["depth"], other["lowered"]) == (1, 2, False)
     assert other["rows"][0]["logit"] != best["rows"][0]["logit"]
     assert fake.score({"rows": [ROW], "routes": 4}).json()["depth"] == 4
+    assert fake.score({"rows": [ROW], "depth": 4}).json()["routes"] == 8
+    shallow = fake.score({"rows": [ROW], "depth": 2})
+    assert shallow.status == 400, (
+        "all routes at that depth, as elsewhere: not one of them, though that is offered"
+    )
+    assert "8 routes at depth 2 is not offered" in shallow.json()["error"]
     none = fake.score({"rows": [ROW], "routes": 3})
     assert none.status == 400 and "routes 8, depth 4" in none.json()["fix"]
     body = arrow.write(pl.DataFrame([{"site": "a"}]), arrow.STREAM)
@@ -212,6 +218,8 @@ def test_other_addresses(fake: Address) -> None:
     assert fake.ask("GET", "/vocabulary/device").json()["values"] == []
     assert fake.ask("GET", "/vocabulary/site?prefix=zz").json()["values"] == []
     assert fake.ask("GET", "/vocabulary/nothing").status == 404
+    with within(FakeEngine({"extra": "a/b"}), SMALL) as address:
+        assert address.ask("GET", "/vocabulary/a%2Fb").json() == {"field": "a/b", "values": ["q"]}
     assert fake.ask("GET", f"/vocabulary/site?prefix={'x' * 201}").status == 400
     page = fake.ask("GET", "/")
     assert page.status == 200 and "default-src 'none'" in page.headers["content-security-policy"]

@@ -1,11 +1,14 @@
 """The page, in a real browser: it scores a row, by keyboard too, and asks nobody but its server."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from recap_ctr.calibrate import AffineCalibration, IsotonicCalibration
+from recap_ctr.metrics import sigmoid
 from recap_ctr.serve.page import POLICY, html
 from recap_ctr.serve.settings import ServeConfig
 from tests.serve.browser import CHROMIUM, Browser
@@ -104,6 +107,32 @@ def test_keyboard_suggestions_and_errors(server: Address, browse: Open) -> None:
     page.look(f"{tagged}.focus(), {tagged}.select()")
     page.type("x|")
     page.wait("[...document.querySelectorAll('#list4 option')].some(o => o.value === 'x|y')")
+
+
+@browser_needed
+def test_what_routes_say_is_calibrated_as_the_answer_is(server: Address, browse: Open) -> None:
+    page = browse()
+    page.open(server.url)
+    page.wait("document.getElementById('probability')?.textContent")
+    isotonic = IsotonicCalibration((-1.0, 0.5, 2.0), (-3.0, 0.0, 0.25))
+    for calibration in (AffineCalibration(2.0, -0.5), isotonic):
+        page.look(f"void (model.calibration = {json.dumps(calibration.to_dict())})")
+        for raw in (-4.0, -1.0, -0.2, 0.5, 1.9, 2.0, 7.0):
+            ends = page.look(f"spread({{raw_logit: {raw}, disagreement: 0.3}})")
+            want = sigmoid(calibration.apply([raw - 0.6, raw + 0.6]))
+            assert ends == pytest.approx(want.tolist())
+
+
+@browser_needed
+def test_fields_of_any_name_can_be_filled_and_those_that_cannot_stay_empty(browse: Open) -> None:
+    """A browser never sends the last name: it takes it for the directory above."""
+    for name, filled in (("a/b?#%2F", "q"), ("..", "")):
+        with within(FakeEngine({"extra": name})) as address:
+            page = browse()
+            page.open(address.url)
+            page.wait("document.getElementById('probability')?.textContent")
+            assert page.look("document.getElementById('f6').value") == filled
+            assert page.look("document.getElementById('f0').value") == "a"
 
 
 @browser_needed

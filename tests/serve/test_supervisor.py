@@ -141,13 +141,13 @@ def test_watching_takes_a_new_version_by_itself(tmp_path: Path, start: Start) ->
 
 
 def test_an_offer_must_take_the_requests_that_are_served(tmp_path: Path, start: Start) -> None:
-    model = write(tmp_path / "model", extra=True)
+    model = write(tmp_path / "model", extra="extra")
     server = start(model)
     assert server.address.score({"rows": [{"extra": "q"}]}).status == 200
     write(model, seed=2)
     server.send(signal.SIGHUP)
     assert "'extra'" in server.wait("refused")["reason"]
-    write(model, extra=True)
+    write(model, extra="extra")
     server.send(signal.SIGHUP)
     server.wait("unchanged")
     assert server.address.score({"rows": [{"extra": "q"}]}).status == 200

@@ -282,7 +282,7 @@ def make_app(service: Service) -> ASGIApp:
     routes = [
         Route("/score", service.score, methods=["POST"]),
         Route("/model", service.model),
-        Route("/vocabulary/{field}", service.vocabulary),
+        Route("/vocabulary/{field:path}", service.vocabulary),
         Route("/health/live", service.live),
         Route("/health/ready", service.ready),
         Route("/metrics", service.metrics),

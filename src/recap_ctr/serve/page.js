@@ -61,7 +61,7 @@ async function suggest(field, input, list) {
 
 async function fill() {
   await Promise.all(model.fields.map(async (field, at) => {
-    if (field.suggestions) by(`f${at}`).value = (await values(field, ""))[0] ?? "";
+    if (field.suggestions) by(`f${at}`).value = (await values(field, "").catch(() => []))[0] ?? "";
   }));
   await score();
 }
@@ -76,6 +76,18 @@ function row() {
 }
 
 const sigmoid = (z) => 1 / (1 + Math.exp(-z));
+
+// Routes disagree before calibration: what they say is calibrated as the answer is.
+function calibrated(z) {
+  const { kind, scale, shift, knots, values } = model.calibration ?? {};
+  if (kind === "affine") return scale * z + shift;
+  if (kind !== "isotonic") return z;
+  const above = knots.findIndex((knot) => knot > z);
+  if (above <= 0) return values[above === 0 ? 0 : values.length - 1];
+  const part = (z - knots[above - 1]) / (knots[above] - knots[above - 1]);
+  return values[above - 1] + part * (values[above] - values[above - 1]);
+}
+const spread = (answer) => [-2, 2].map((times) => sigmoid(calibrated(answer.raw_logit + times * answer.disagreement)));
 
 // One row at every setting: the first one is the answer.
 async function score() {
@@ -95,9 +107,9 @@ async function score() {
 
 function show(answers) {
   const best = answers[0];
-  const low = sigmoid(best.logit - 2 * best.disagreement), high = sigmoid(best.logit + 2 * best.disagreement);
+  const [low, high] = spread(best);
   const said = best.disagreement > 0
-    ? `About ${number(low, 4)} to ${number(high, 4)} for nearly all of its routes, whose logits differ by ${number(best.disagreement, 4)}.`
+    ? `About ${number(low, 4)} to ${number(high, 4)} for nearly all of its routes, whose logits before calibration differ by ${number(best.disagreement, 4)}.`
     : "One route: nothing to disagree about.";
   by("result").replaceChildren(
     element("p", number(best.probability, 4), { class: "answer", id: "probability" }),
@@ -111,7 +123,7 @@ function show(answers) {
       line.append(element("td", text));
     return line;
   }));
-  const ends = answers.map((a) => [sigmoid(a.logit - 2 * a.disagreement), sigmoid(a.logit + 2 * a.disagreement)]);
+  const ends = answers.map(spread);
   chart(by("spread"), "Probability of this row by setting, with two standard deviations between routes", model.settings.map(settingName), [
     { name: "probability", y: answers.map((a) => a.probability), low: ends.map((e) => e[0]), high: ends.map((e) => e[1]), points: true },
   ], 4);

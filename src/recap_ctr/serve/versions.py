@@ -41,14 +41,21 @@ class Version:
     """It took to load, check and measure."""
 
     def setting(self, routes: int | None, depth: int | None) -> int | None:
-        """The place of the setting that a request insists on; None if it leaves the choice to the dial."""
+        """The place of the setting that a request insists on; None if it leaves the choice to the dial.
+
+        What it leaves open means what it means to the engine, so that a server and `recap predict` agree.
+        """
         if routes is None and depth is None:
             return None
-        for at, known in enumerate(self.engine.settings):
-            if routes in (None, known.routes) and depth in (None, known.depth):
-                return at
-        listed = "; ".join(f"routes {known.routes}, depth {known.depth}" for known in self.engine.settings)
-        raise Problem(400, f"no setting with routes {routes} and depth {depth}", fix=f"settings are {listed}")
+        settings = list(self.engine.settings)
+        listed = "; ".join(f"routes {known.routes}, depth {known.depth}" for known in settings)
+        try:
+            wanted = self.engine.setting(routes, depth)
+        except InputError as error:
+            raise Problem(400, error.message, fix=f"settings are {listed}") from None
+        if wanted not in settings:
+            raise Problem(400, f"{wanted} is not offered here", fix=f"settings are {listed}")
+        return settings.index(wanted)
 
 
 def loader(name: str) -> Loader:
@@ -171,6 +178,7 @@ def about(version: Version, history: dict[str, Any]) -> dict[str, Any]:
             | {"quality": _quality(manifest, setting)}
             for at, setting in enumerate(version.engine.settings)
         ],
+        "calibration": manifest.get("calibration"),
         "metrics": manifest.get("metrics"),
         "data": manifest.get("data"),
         "card": version.card,
