@@ -152,6 +152,14 @@ def test_chunks_come_back_in_order(server: Address) -> None:
     assert scores["probability"].n_unique() == 5
 
 
+def test_rows_without_any_field_are_refused(server: Address) -> None:
+    """A data frame without columns would have no rows."""
+    with Client(server.url, token=TOKEN) as client:
+        with pytest.raises(InputError, match=r"none of the model's fields\n  fix: fields are site, user id"):
+            client.score(FRAME.select("row"))
+        assert client.score(FRAME.select("row").head(0)).height == 0
+
+
 def test_the_command_scores_files(
     server: Address, tmp_path: Path, recap: Recap, monkeypatch: pytest.MonkeyPatch
 ) -> None:

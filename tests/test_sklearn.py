@@ -216,6 +216,18 @@ def test_weight_zero_is_absence_and_weights_count() -> None:
     assert heavy.predict_proba(X)[:, 1].mean() > without.predict_proba(X)[:, 1].mean() + 0.2
 
 
+def test_a_model_fitted_with_weights_can_be_fitted_without(tmp_path: Path) -> None:
+    weights = np.where(y, 2.0, 1.0)
+    small().fit(X, y, weights).save(tmp_path / "weighted")
+    loaded = CTRClassifier.load(tmp_path / "weighted")
+
+    plain, again = clone(loaded).fit(X, y), clone(loaded).fit(X, y, weights)
+
+    assert plain.artifact_.encoder.schema.weight is None
+    np.testing.assert_array_equal(plain.decision_function(X), small().fit(X, y).decision_function(X))
+    np.testing.assert_array_equal(again.decision_function(X), loaded.decision_function(X))
+
+
 def test_held_out_rows_are_a_share_of_each_class() -> None:
     manifest = small(validation_fraction=0.25, max_epochs=1).fit(X, y).artifact_.manifest
 

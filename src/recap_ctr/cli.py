@@ -1433,6 +1433,12 @@ def serve(
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
     ] = 8000,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host", help="Without a token: one more name to answer to, such as a proxy's. Repeatable."
+        ),
+    ] = None,
     workers: Annotated[
         int, typer.Option("--workers", min=1, max=256, help="Processes, each with the model in memory.")
     ] = 1,
@@ -1492,6 +1498,7 @@ def serve(
         artifact=str(artifact),
         host=host,
         port=port,
+        hosts=tuple(allow_host or ()),
         workers=workers,
         threads=threads or max(1, num_cores() // workers),
         deadline_ms=deadline_ms,

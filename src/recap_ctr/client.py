@@ -101,6 +101,8 @@ class Client:
         Errors count rows from `first_row`.
         """
         given = frame.select([name for name in self.fields if name in frame.columns])
+        if frame.height and not given.width:  # without columns a frame has no rows
+            raise _no_fields("the data frame", self.fields)
         parts = []
         for start in range(0, max(given.height, 1), self._chunk_rows):
             try:
@@ -188,10 +190,7 @@ def score_rows(
             unused |= dict.fromkeys(name for name in columns if name not in client.fields)
             absent |= dict.fromkeys(name for name in client.fields if name not in columns)
             if not set(columns) & set(client.fields):
-                raise InputError(
-                    f"{block.origin} has none of the model's fields",
-                    fix=f"fields are {', '.join(client.fields[:40])}",
-                )
+                raise _no_fields(block.origin, client.fields)
             scores = client.score(block.frame, block.first_row)
             for name in scores.columns:
                 if name in columns:
@@ -201,6 +200,10 @@ def score_rows(
             sink.write(pl.concat([block.frame, scores], how="horizontal"))
             shown.advance(block.frame.height, size)
     return list(unused), list(absent)
+
+
+def _no_fields(origin: str, fields: list[str]) -> InputError:
+    return InputError(f"{origin} has none of the model's fields", fix=f"fields are {', '.join(fields[:40])}")
 
 
 def _recounted(message: str, before: int) -> str:
@@ -225,7 +228,7 @@ def _refusal(status: int, reason: str) -> Exception:
         return InputError(
             "the server wants a token, or another one", fix="set RECAP_TOKEN, or give --token-file"
         )
-    if status in (400, 413, 415, 404):
+    if status in (400, 404, 413, 415, 421):
         message, _, fix = reason.partition("\n  fix: ")
         return InputError(message, fix=fix or None)
     return ServerError(reason)

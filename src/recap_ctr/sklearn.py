@@ -289,10 +289,14 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The classifier of an artifact, fitted, with the settings it was trained with; labels of a log are 0 and 1."""
         artifact = load_artifact(Path(path))
         training, data = artifact.manifest["training"], artifact.manifest["data"]
+        schema = artifact.encoder.schema
+        if schema.weight not in data.get("columns", [schema.weight]):
+            # It was no column of X but the weights of that fit; the next one may have none.
+            schema = schema.model_copy(update={"weight": None})
         loaded = cls(
             artifact.name,
             model_settings=artifact.config.model_dump(mode="json"),
-            schema=artifact.encoder.schema,
+            schema=schema,
             calibration=artifact.manifest["calibration"]["kind"],
             negative_rate=math.exp(artifact.shift),
             random_state=training["seed"],

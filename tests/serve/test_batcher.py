@@ -27,7 +27,9 @@ class Panicking(FakeEngine):
         return super().encode(frame)
 
 
-def run(engine: FakeEngine, *sites: str, **changed: Any) -> list[Answer | BaseException]:
+def run(
+    engine: FakeEngine, *sites: str, waiting: list[tuple[int, int]] | None = None
+) -> list[Answer | BaseException]:
     """What becomes of one request for each site, sent together, then each alone."""
 
     async def ask() -> list[Answer | BaseException]:
@@ -35,14 +37,14 @@ def run(engine: FakeEngine, *sites: str, **changed: Any) -> list[Answer | BaseEx
             dial=True,
             batch_rows=512,
             max_requests=10,
+            waiting=lambda requests, rows: None if waiting is None else waiting.append((requests, rows)),
             done=lambda _: None,
             log=lambda *_, **__: None,
-            **changed,
         )
         version = version_of(engine, CONFIG)
 
         def one(site: str) -> Coroutine[Any, Any, Answer]:
-            return batcher.score(Table(1, {"site": [site]}), version, None, clock() + 20)
+            return batcher.score(Table(2, {"site": [site] * 2}), version, None, clock() + 20)
 
         together = await asyncio.gather(*map(one, sites), return_exceptions=True)
         alone = [(await asyncio.gather(one(site), return_exceptions=True))[0] for site in sites]
@@ -56,6 +58,13 @@ def test_a_panic_harms_its_own_request_alone() -> None:
     found = run(Panicking({}), "a", "b")
     assert [type(one) for one in found] == [Problem, Answer] * 2
     assert [one.status for one in found if isinstance(one, Problem)] == [500, 500]
+
+
+def test_who_waits_is_told_whenever_it_changes() -> None:
+    """Not when somebody asks: that may be any worker, of which each knows its own line only."""
+    told: list[tuple[int, int]] = []
+    run(Panicking({}), "a", "b", waiting=told)
+    assert told == [(1, 2), (2, 4), (1, 2), (0, 0), *[(1, 2), (0, 0)] * 2]
 
 
 def test_a_dead_thread_takes_its_process_along(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +87,7 @@ def test_a_dead_thread_takes_its_process_along(monkeypatch: pytest.MonkeyPatch) 
             dial=True,
             batch_rows=512,
             max_requests=10,
+            waiting=lambda *_: None,
             done=lambda _: None,
             log=lambda event, **_: said.append(event),
             died=die,

@@ -100,6 +100,35 @@ def test_only_small_requests_are_remembered(tmp_path: Path) -> None:
     assert sum(table.height for table in service.recent) <= SAMPLE_ROWS
 
 
+def test_without_a_token_a_name_from_elsewhere_is_not_answered() -> None:
+    """Else a page could have its own name lead here, and its browser would let it read the answers."""
+    config = ServeConfig(artifact="", hosts=("Proxy.example",))
+    ours = ("localhost", "LOCALHOST:8000", "127.0.0.1:1", "127.1.2.3", "[::1]:80", "proxy.example:443")
+    others = (
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "0.0.0.0",
+        "",
+    )
+    others += ("[::1].evil.example", "10.0.0.1", "localhost@evil.example", "evil.example/localhost")
+    paths = ("/", "/model", "/vocabulary/site", "/health/ready")
+    with within(FakeEngine({}), config) as address:
+        for name in ours:
+            assert {address.ask("GET", path, headers={"host": name}).status for path in paths} == {200}, name
+        for name in others:
+            answers = [address.ask("GET", path, headers={"host": name}) for path in paths]
+            assert {answer.status for answer in answers} == {421}, name
+            assert "--allow-host" in answers[0].json()["fix"] and "a card" not in answers[1].body.decode()
+        two = b"GET /model HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\nconnection: close\r\n\r\n"
+        assert address.raw(two).startswith((b"HTTP/1.1 421", b"HTTP/1.1 400"))
+        assert address.raw(b"GET /health/live HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
+    with within(FakeEngine({}), config, token=TOKEN) as address:
+        named = {"host": "any.example", "authorization": f"Bearer {TOKEN}"}
+        assert address.ask("GET", "/model", headers=named).status == 200
+
+
 def requests_by_status(address: Address) -> dict[str, float]:
     families = text_string_to_metric_families(address.ask("GET", "/metrics").body.decode())
     return {
@@ -301,7 +330,7 @@ def test_bodies_end_at_their_limit(fake: Address) -> None:
         assert fake.ask("POST", "/score", padded(size), JSON).status == 200
     assert fake.ask("POST", "/score", padded(LIMITS.body_bytes + 1), JSON).status == 413
     # Without a length, or with a false one, what counts is what comes.
-    head = b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     chunks = b"".join(b"%x\r\n%s\r\n" % (500, b" " * 500) for _ in range(9))
     assert fake.raw(head + b"transfer-encoding: chunked\r\n\r\n", chunks).startswith(b"HTTP/1.1 413")
     assert fake.raw(head + b"content-length: 99999999999\r\n\r\n{}").startswith(b"HTTP/1.1 413")
@@ -324,7 +353,7 @@ def test_content_types_have_one_codec_each(fake: Address) -> None:
 
 def test_heads_end_at_their_limit_and_in_time(fake: Address) -> None:
     def with_head(size: int) -> bytes:
-        start = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-pad: "
+        start = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-pad: "
         return start + b"p" * (size - len(start) - 4) + b"\r\n\r\n"
 
     assert fake.raw(with_head(LIMITS.header_bytes - 100)).startswith(b"HTTP/1.1 200")
@@ -333,12 +362,12 @@ def test_heads_end_at_their_limit_and_in_time(fake: Address) -> None:
     assert fake.raw(b"GET /health/live HTTP/1.1\r\n").startswith(b"HTTP/1.1 408")
     assert fake.raw() == b"", "who connects and says nothing"
     start = time.monotonic()
-    slowly = [bytes([byte]) for byte in b"GET /health/live HTTP/1.1\r\nhost: x\r\n"]
+    slowly = [bytes([byte]) for byte in b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"]
     assert b"408" in fake.raw(*slowly, pause=0.05)
     assert time.monotonic() - start < 4
-    head = b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
+    head = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
     assert fake.raw(head, b"{").startswith(b"HTTP/1.1 408")
-    again = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+    again = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
     twice = fake.raw(again, b"GET /health", pause=0.05)
     assert twice.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in twice, (
         "a second head on a kept connection"
@@ -360,7 +389,7 @@ def test_what_is_no_http_is_a_400(fake: Address) -> None:
 def test_connections_that_break_off_do_no_harm(fake: Address) -> None:
     import socket
 
-    head = b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 60\r\n\r\n"
+    head = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 60\r\n\r\n"
     body = json.dumps({"rows": [{"site": "a"}]}).encode().ljust(60)
     for cut in (0, 10, len(head), len(head) + 10, len(head) + 60):
         with socket.create_connection(("127.0.0.1", fake.port)) as connection:

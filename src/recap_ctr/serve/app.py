@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from recap_ctr.serve.log import log, log_refusal
 from recap_ctr.serve.openapi import document
 from recap_ctr.serve.page import POLICY, html
 from recap_ctr.serve.problem import Problem
-from recap_ctr.serve.settings import ServeConfig
+from recap_ctr.serve.settings import ServeConfig, is_loopback, named_host
 from recap_ctr.serve.versions import Version, about
 
 OPEN = ("/", "/health/live", "/health/ready")  # paths that need no token
@@ -61,6 +61,7 @@ class Service:
             dial=self.config.dial,
             batch_rows=limits.batch_rows,
             max_requests=limits.requests,
+            waiting=self._count_waiting,
             done=self._count_batch,
             log=log,
         )
@@ -219,6 +220,10 @@ class Service:
     def _count(self, status: int) -> None:
         self.counters.add(labelled("recap_requests_total", status=status))
 
+    def _count_waiting(self, requests: int, rows: int) -> None:
+        self.counters.set("recap_waiting_requests", requests)
+        self.counters.set("recap_waiting_rows", rows)
+
     def _count_batch(self, batch: Batch) -> None:
         add, setting = self.counters.add, batch.version.engine.settings[batch.setting]
         add("recap_batches_total")
@@ -258,9 +263,6 @@ class Service:
         return _json({"ready": True, "model": self.version.name})
 
     async def metrics(self, _: Request) -> Response:
-        requests, rows = self.batcher.waiting
-        self.counters.set("recap_waiting_requests", requests)
-        self.counters.set("recap_waiting_rows", rows)
         info = [
             "# HELP recap_model_info The version that this worker serves.",
             "# TYPE recap_model_info gauge",
@@ -302,27 +304,49 @@ def make_app(service: Service) -> ASGIApp:
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return _Guard(app, service.token)
+    return _Guard(app, service.token, service.config.hosts)
 
 
 class _Guard:
-    """Asks who calls, before anything else looks at the request."""
+    """Asks who calls, before anything else looks at the request.
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
+    Without a token, it asks whom they call: a page from anywhere can have its own name lead to this machine, and would
+    then be let read the answers by the browser that shows it. It can't change the name that the browser sends.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None, hosts: Sequence[str]) -> None:
         self._app, self._wanted = app, None if token is None else f"Bearer {token}".encode()
+        self._hosts = {named_host(host) for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._wanted is None or scope["path"] in OPEN:
+        problem = self._problem(scope) if scope["type"] == "http" else None
+        if problem is None:
             await self._app(scope, receive, send)
             return
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) == 1 and hmac.compare_digest(given[0], self._wanted):
-            await self._app(scope, receive, send)
-            return
-        problem = Problem(401, "this server wants a token", fix="send the header Authorization: Bearer TOKEN")
         response = _to_response(problem)
-        response.headers["www-authenticate"] = "Bearer"
+        if problem.status == 401:
+            response.headers["www-authenticate"] = "Bearer"
         await response(scope, receive, send)
+
+    def _problem(self, scope: Scope) -> Problem | None:
+        if self._wanted is None:
+            named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+            # Who sends none is no browser.
+            if len(named) <= 1 and all(map(self._is_ours, map(named_host, named))):
+                return None
+            what = f"it is not called {named[0][:200]!r}" if len(named) == 1 else "it has one name"
+            return Problem(
+                421,
+                f"this server asks for no token, and {what}",
+                fix="serve with --allow-host NAME, or a token",
+            )
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if scope["path"] in OPEN or (len(given) == 1 and hmac.compare_digest(given[0], self._wanted)):
+            return None
+        return Problem(401, "this server wants a token", fix="send the header Authorization: Bearer TOKEN")
+
+    def _is_ours(self, name: str) -> bool:
+        return is_loopback(name) or name in self._hosts
 
 
 def _content_type(request: Request) -> str:
@@ -369,7 +393,7 @@ def _to_response(problem: Problem) -> Response:
     response = Response(msgspec.json.encode(said), problem.status, media_type=JSON)
     if problem.retry_after is not None:
         response.headers["retry-after"] = str(int(problem.retry_after))
-    if problem.status in (401, 408, 413, 415):  # the rest of the body is not wanted
+    if problem.status in (401, 408, 413, 415, 421):  # the rest of the body is not wanted
         response.headers["connection"] = "close"
     return response
 

@@ -71,6 +71,7 @@ class Batch:
 class Batcher:
     """`done` is told each batch, on the event loop, after its requests have their answers.
 
+    `waiting` is told how many requests, and rows of them, are not yet answered, whenever that changes.
     `died` is called if the thread that scores comes to an end that nobody asked for: who accepts requests that will
     never be answered had better not be there at all.
     """
@@ -81,34 +82,29 @@ class Batcher:
         dial: bool,
         batch_rows: int,
         max_requests: int,
+        waiting: Callable[[int, int], None],
         done: Callable[[Batch], None],
         log: Callable[..., None],
         died: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         self._dial, self._batch_rows, self._max_requests = dial, batch_rows, max_requests
-        self._done, self._log, self._died = done, log, died
+        self._waiting, self._done, self._log, self._died = waiting, done, log, died
         self._loop = asyncio.get_running_loop()
         self._line: deque[Pending] = deque()
         self._pace = Pace()
         self._lag = 0.0  # seconds from scores to answer, a running mean
         self._busy_until: float | None = None
-        self._held = 0
+        self._held = self._held_rows = 0
         self._wake = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
         self._thread.start()
 
-    @property
-    def waiting(self) -> tuple[int, int]:
-        """Requests and rows not yet answered."""
-        with self._wake:
-            return self._held, sum(pending.rows for pending in self._line)
-
     async def score(self, table: Table, version: Version, fixed: int | None, deadline: float) -> Answer:
         """Join the line, and wait; raises Problem 429 if the deadline can't be kept."""
         self._admit(table.height, version, fixed, deadline)
         pending = Pending(table, version, fixed, deadline)
-        self._held += 1
+        self._hold(1, table.height)
         try:
             with self._wake:
                 self._line.append(pending)
@@ -117,7 +113,12 @@ class Batcher:
             self._lag += 0.05 * (clock() - answer.ready - self._lag)
             return answer
         finally:
-            self._held -= 1
+            self._hold(-1, -table.height)
+
+    def _hold(self, requests: int, rows: int) -> None:
+        self._held += requests
+        self._held_rows += rows
+        self._waiting(self._held, self._held_rows)
 
     def is_full(self, left: float) -> bool:
         """Whether even an empty request would not be answered in so many seconds; known before its body is read."""

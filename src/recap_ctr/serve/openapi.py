@@ -101,6 +101,10 @@ def document(codec: Codec, config: ServeConfig, *, token: bool) -> dict[str, Any
         "paths": paths,
         "components": {"schemas": components},
     }
+    if not token:
+        for item in paths.values():
+            for operation in item.values():
+                operation["responses"] |= _problems(421)
     if token:
         found["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         found["security"] = [{"token": []}]
@@ -162,6 +166,7 @@ def _problems(*codes: int) -> dict[str, Any]:
         408: "The body came too slowly.",
         413: "Too large.",
         415: "No codec for this content type.",
+        421: "The server is not called that.",
         503: "Not ready, or stopping.",
     }
     return {str(code): _problem(meanings[code]) for code in codes}

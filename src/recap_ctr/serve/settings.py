@@ -1,6 +1,7 @@
 """What a server is told when it starts; it passes from the supervisor to the workers as JSON."""
 
 import ipaddress
+import re
 
 import msgspec
 
@@ -43,6 +44,8 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     artifact: str
     host: str = "127.0.0.1"
     port: int = 8000
+    hosts: tuple[str, ...] = ()
+    """Names beside those of loopback that requests may be for where no token is asked for: those of a proxy."""
     workers: int = 1
     threads: int = 1
     """Threads that each worker's engine computes with."""
@@ -71,6 +74,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def named_host(header: str) -> str:
+    """The name or address in a request's Host header, without its port; empty if it holds neither.
+
+    >>> [named_host(header) for header in ("localhost:8000", "[::1]:80", "[::1]", "Example.com.", "[::1].com")]
+    ['localhost', '::1', '::1', 'example.com', '']
+    """
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/@]+?)\.?)(?::[0-9]*)?", header)
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def check_exposure(config: ServeConfig, token: str | None) -> None:
