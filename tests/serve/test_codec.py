@@ -3,8 +3,9 @@
 import io
 import json
 import math
+import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -330,6 +331,73 @@ def test_compressed_and_foreign_arrow_is_refused(kind: str) -> None:
         with pytest.raises(Problem) as error:
             CODEC.from_arrow(body, kind)
         assert error.value.status == 400
+
+
+class Copied(bytes):
+    """It knows how much of it was copied."""
+
+    sizes: ClassVar[list[int]] = []
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.sizes.append(len(found) if isinstance(at, slice) else 1)
+        return found
+
+
+def many(batches: int, kind: str) -> bytes:
+    """One row in each."""
+    if kind == arrow.FILE:
+        out = io.BytesIO()
+        pl.DataFrame({"site": ["a"] * batches}).write_ipc(out, record_batch_size=1)
+        return out.getvalue()
+    one = arrow.write(pl.DataFrame({"site": ["a"]}), kind)
+    schema = arrow._message(one, 0, len(one))
+    assert schema is not None
+    batch = arrow._message(one, schema.end, len(one))
+    assert batch is not None
+    return one[: schema.end] + one[schema.end : batch.end] * batches + one[batch.end :]
+
+
+def renamed(body: bytes, times: int) -> bytes:
+    """A file of one batch, whose footer names it so often."""
+    size = struct.unpack_from("<I", body, len(body) - 10)[0]
+    whole = body[-10 - size : -10]
+    at = arrow._field(whole, arrow._number("<I", whole, 0), 3)
+    block = at + arrow._number("<I", whole, at) + 4
+    named, footer = whole[block : block + 24], bytearray(whole)
+    footer += bytes(-(len(footer) + 4) % 8)
+    struct.pack_into("<I", footer, at, len(footer) - at)
+    footer += struct.pack("<I", times) + named * times
+    return body[: -10 - size] + bytes(footer) + struct.pack("<I", len(footer)) + arrow.MAGIC
+
+
+@pytest.mark.parametrize("kind", [arrow.STREAM, arrow.FILE])
+def test_walking_arrow_costs_no_more_than_its_bytes(kind: str) -> None:
+    limits = Limits(rows=10_000)
+    body = Copied(many(500, kind))
+    Copied.sizes.clear()
+    arrow._check_file(body, limits) if kind == arrow.FILE else arrow._check_stream(body, limits)
+    assert len(Copied.sizes) >= 500 and sum(Copied.sizes) <= len(body)
+    assert arrow.read(body, kind, limits).height == 500
+    with pytest.raises(Problem, match="more than 4,096 batches"):
+        arrow.read(many(4097, kind), kind, limits)
+
+
+def test_a_footer_names_a_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, walked = Limits(rows=10_000), []
+    whole, walk = many(1, arrow.FILE), arrow._check_batch
+
+    def counted(*args: Any) -> int:
+        walked.append(args)
+        return walk(*args)
+
+    monkeypatch.setattr(arrow, "_check_batch", counted)
+    assert arrow.read(renamed(whole, 1), arrow.FILE, limits).height == 1
+    for times, said in ((4096, "twice"), (20_000, "more than 4,096")):
+        walked.clear()
+        with pytest.raises(Problem, match=said):
+            arrow.read(renamed(whole, times), arrow.FILE, limits)
+        assert len(walked) < 5
 
 
 WHOLE = {

@@ -104,15 +104,10 @@ def test_without_a_token_a_name_from_elsewhere_is_not_answered() -> None:
     """Else a page could have its own name lead here, and its browser would let it read the answers."""
     config = ServeConfig(artifact="", hosts=("Proxy.example",))
     ours = ("localhost", "LOCALHOST:8000", "127.0.0.1:1", "127.1.2.3", "[::1]:80", "proxy.example:443")
-    others = (
-        "evil.example",
-        "evil.example:8000",
-        "localhost.evil.example",
-        "127.0.0.1.evil.example",
-        "0.0.0.0",
-        "",
-    )
-    others += ("[::1].evil.example", "10.0.0.1", "localhost@evil.example", "evil.example/localhost")
+    others = [
+        *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "0.0.0.0"),
+        *("[::1].evil.example", "10.0.0.1", "localhost@evil.example", "evil.example/localhost", ""),
+    ]
     paths = ("/", "/model", "/vocabulary/site", "/health/ready")
     with within(FakeEngine({}), config) as address:
         for name in ours:
@@ -372,6 +367,27 @@ def test_heads_end_at_their_limit_and_in_time(fake: Address) -> None:
     assert twice.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in twice, (
         "a second head on a kept connection"
     )
+
+
+def test_no_connection_stays_for_ever(fake: Address) -> None:
+    """`raw` returns when the server has closed the connection, and fails if it doesn't."""
+    live = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    for quiet in (b"", b"\r\n", b"\r\n\r\n"):
+        assert fake.raw(live, quiet, pause=0.1).count(b"HTTP/1.1") == 1
+    assert fake.raw(b"\r\n") == b""
+    long = b"POST /model HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n"
+    assert fake.raw(long, *[b"x"] * 60, pause=0.05).startswith(b"HTTP/1.1 405")
+    assert fake.raw(long).startswith(b"HTTP/1.1 405")
+
+
+def test_a_body_that_comes_after_its_answer_harms_nothing(fake: Address) -> None:
+    """As after a 429, which is answered before the body is read, to a client that sends on."""
+    head = b"POST /model HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20\r\n\r\n"
+    last = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    body = b"x" * 20
+    for parts in ([head, body[:10], body[10:], last], [head + body + last], [head, body + head, body + last]):
+        answer = fake.raw(*parts, pause=0.1)
+        assert answer.startswith(b"HTTP/1.1 405") and b"HTTP/1.1 200" in answer
 
 
 def test_what_is_no_http_is_a_400(fake: Address) -> None:

@@ -25,6 +25,7 @@ _LISTS = (12, 21)
 _TYPES = (1, 2, 3, 5, 6, 8, 10, *_LISTS, 20, 24)
 _MAX_METADATA = 1 << 20
 _MAX_COLUMNS = 4096
+_MAX_MESSAGES = 4096  # each costs a walk through its metadata, however few rows it brings
 
 
 class _BrokenError(Exception):
@@ -57,8 +58,10 @@ def write(frame: pl.DataFrame, content_type: str) -> bytes:
 
 def _check_stream(body: bytes, limits: Limits) -> int:
     """Where the stream ends, if all that it claims is true and within bounds."""
-    at = rows = 0
-    while at < len(body) and (message := _message(body, at)) is not None:
+    at = rows = count = 0
+    while at < len(body) and (message := _message(body, at, len(body))) is not None:
+        count += 1
+        _check_count(count)
         if (message.kind == _SCHEMA) != (at == 0):
             raise _BrokenError("it does not begin with its only schema")
         if message.kind == _SCHEMA:
@@ -82,13 +85,29 @@ def _check_file(body: bytes, limits: Limits) -> None:
     table = _number("<I", footer, 0)
     schema = _field(footer, table, 1)
     _check_schema(footer, schema + _number("<I", footer, schema))
-    rows = 0
-    for kind, number in ((_DICTIONARY, 2), (_RECORDS, 3)):
-        for at in _vector(footer, _field(footer, table, number), 24):
-            message = _message(body[:start], _number("<q", footer, at))
+    rows = walked = 0
+    blocks = [
+        (kind, _vector(footer, _field(footer, table, number), 24))
+        for kind, number in ((_DICTIONARY, 2), (_RECORDS, 3))
+    ]
+    _check_count(sum(len(places) for _, places in blocks))
+    for kind, places in blocks:
+        for at in places:
+            place = _number("<q", footer, at)
+            message = _message(body, place, start)
             if message is None or message.kind != kind:
                 raise _BrokenError("its footer is damaged")
+            walked += message.end - place
+            if (
+                walked > start
+            ):  # there is work in each: who names one a thousand times would have it done as often
+                raise _BrokenError("its footer names a batch twice")
             rows = _count(message, rows, limits)
+
+
+def _check_count(messages: int) -> None:
+    if messages > _MAX_MESSAGES:
+        raise _BrokenError(f"it holds more than {_MAX_MESSAGES:,} batches; join them")
 
 
 class _Message(NamedTuple):
@@ -101,14 +120,14 @@ class _Message(NamedTuple):
     end: int
 
 
-def _message(body: bytes, at: int) -> _Message | None:
-    """The message at a place; None for the mark of a stream's end."""
-    if at < 0 or body[at : at + 4] != _CONTINUED:
+def _message(body: bytes, at: int, stop: int) -> _Message | None:
+    """The message at a place, before `stop`; None for the mark of a stream's end."""
+    if not 0 <= at <= stop - 8 or body[at : at + 4] != _CONTINUED:
         raise _BrokenError("it is cut, or no stream at all")
     length = _number("<i", body, at + 4)
     if length == 0:
         return None
-    if not 0 < length <= min(_MAX_METADATA, len(body) - at - 8):
+    if not 0 < length <= min(_MAX_METADATA, stop - at - 8):
         raise _BrokenError("it is cut, or its metadata are too long")
     metadata = body[at + 8 : at + 8 + length]
     message = _number("<I", metadata, 0)
@@ -119,7 +138,7 @@ def _message(body: bytes, at: int) -> _Message | None:
     long = _field(metadata, message, 3)
     size = _number("<q", metadata, long) if long else 0
     end = at + 8 + length + size
-    if not 0 <= size <= len(body) or end > len(body):
+    if not 0 <= size <= stop or end > stop:
         raise _BrokenError("it is cut")
     return _Message(kind, metadata, header + _number("<I", metadata, header), size, end)
 
