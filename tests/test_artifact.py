@@ -36,8 +36,9 @@ from recap_ctr.models import MODELS, build, parse_model
 from recap_ctr.nn.weights import to_arrays
 from recap_ctr.packed import PackedModel, load_artifact
 from recap_ctr.predict import predict
+from recap_ctr.schema import Schema, read_schema
 from recap_ctr.score import Engine, Scorer
-from recap_ctr.storage import fingerprint, sha256
+from recap_ctr.storage import _exchange, fingerprint, sha256
 from tests.conftest import contents
 
 FIELD = "vocabulary/0001.parquet"
@@ -207,6 +208,19 @@ class TestDamage:
         (copy / name).unlink()
         os.mkfifo(copy / name)
         refused(copy, "missing|holds no artifact")  # and does not wait for it
+
+    def test_another_one_that_takes_its_place_between_two_files(
+        self, copy: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = Path(shutil.copytree(packed, copy.with_name("other")))
+        forge(other, lambda manifest: manifest.update(shift=1.0))
+
+        def exchanged(path: Path) -> Schema:
+            _exchange(other, copy)
+            return read_schema(path)
+
+        monkeypatch.setattr("recap_ctr.artifact.read_schema", exchanged)
+        refused(copy, "was replaced while it was read")
 
     def test_a_link_to_the_whole_is_fine(self, packed: Path, tmp_path: Path) -> None:
         (tmp_path / "current").symlink_to(packed)

@@ -30,12 +30,13 @@ from recap_ctr.data.encode import Encoded
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.export import Line, Rounding, export, to_onnx
-from recap_ctr.graphs import OUTPUTS, open_session, run
+from recap_ctr.graphs import OUTPUTS, Graphs, open_session, run
 from recap_ctr.models import parse_model
-from recap_ctr.packed import load_artifact
+from recap_ctr.packed import load_artifact, with_model
 from recap_ctr.runs import ARTIFACT, RunConfig
 from recap_ctr.runs import run as run_training
 from recap_ctr.score import Engine, Scorer
+from recap_ctr.storage import _exchange
 from tests.conftest import Recap, contents
 from tests.test_artifact import forge, refused_with_a_flipped_bit
 
@@ -386,6 +387,17 @@ class TestDamage:
         (copy / FULL.file).write_bytes((copy / HOME.file).read_bytes())
         with pytest.raises(InputError, match="is damaged"):
             artifact.read_graph(FULL)
+
+    def test_an_artifact_that_is_replaced_while_it_is_read(self, copy: Path) -> None:
+        """Weights of the one must not meet the calibration of the other: both are whole, and neither is damaged."""
+        other = Path(shutil.copytree(copy, copy.with_name("other")))
+        forge(other, lambda manifest: manifest.update(shift=manifest["shift"] + 1.0))
+        artifact = read_artifact(copy)
+        _exchange(other, copy)
+        for load in (lambda: Graphs(artifact, 1), lambda: with_model(artifact)):
+            with pytest.raises(InputError, match=r"copy was replaced while it was read\n  fix: run"):
+                load()
+        assert Engine.load(copy, threads=1).manifest["shift"] == artifact.shift + 1.0
 
 
 class TestMalice:

@@ -152,6 +152,11 @@ class Artifact:
             )
         return Setting(routes or stored, depth or max(trained))
 
+    def check_unchanged(self) -> None:
+        """To be called when more of it has been read: another artifact may have taken its place in between."""
+        if read_artifact_manifest(self.path) != self.manifest:
+            raise InputError(f"{self.path} was replaced while it was read", fix="run the command again")
+
     def read_graph(self, setting: Setting) -> bytes:
         """The graph of a setting, checked as it was read: what is loaded is what was verified."""
         return _read_checked(self.path, setting.file, self.manifest["files"][setting.file])
@@ -355,7 +360,9 @@ def read_artifact(path: Path) -> Artifact:
         _check_routes(manifest)
     except (KeyError, TypeError, ValueError, OverflowError, InputError, *POLARS_ERRORS) as error:
         raise InputError(f"{misfit(path)}: {error}") from None
-    return Artifact(path, encoder, calibration, float(manifest["shift"]), manifest)
+    artifact = Artifact(path, encoder, calibration, float(manifest["shift"]), manifest)
+    artifact.check_unchanged()
+    return artifact
 
 
 def misfit(path: Path) -> str:

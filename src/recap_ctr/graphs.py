@@ -74,6 +74,7 @@ class Graphs:
                 ) from None
         names = {name for session in self._sessions.values() for name in table_names(session)}
         self._tables = load_arrays(artifact.path / WEIGHTS, sorted(names))
+        artifact.check_unchanged()
         for name, table in self._tables.items():
             if not np.isfinite(table).all():
                 raise InputError(

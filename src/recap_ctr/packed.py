@@ -127,6 +127,7 @@ def with_model(artifact: Artifact) -> PackedModel:
     for key, tensor in model.state_dict().items():
         if not tensor.isfinite().all():
             raise InputError(f"{path / WEIGHTS}: {key} holds NaN or infinity", fix="train the model anew")
+    artifact.check_unchanged()
     own = {field.name: getattr(artifact, field.name) for field in fields(Artifact)}
     return PackedModel(**own, config=config, model=routed.eval())
 
