@@ -18,14 +18,17 @@ from recap_ctr.nn.embedding import Embedding, Inputs
 from recap_ctr.nn.initial import xavier_normal_
 
 
+LEAST_NEURONS = 52
+
+
 class EulerNetConfig(Frozen):
     dim: int = Field(16, ge=2)
     neurons: tuple[PositiveInt, ...] | None = Field(None, min_length=1)
-    """Complex vectors after each layer; None: three layers of as many as fields, which then start as the identity.
-    With fewer each starts at one field at random, and some fields at none.
+    """Complex vectors after each layer; None: one layer of as many as fields, but 52 at least, as its authors have for
+    small logs. As many as fields start as the identity; others at one field each, at random, so fewer lose some fields.
     """
-    explicit_dropout: float = Field(0.2, ge=0, lt=1)
-    implicit_dropout: float = Field(0.2, ge=0, lt=1)
+    explicit_dropout: float = Field(0.0, ge=0, lt=1)
+    implicit_dropout: float = Field(0.0, ge=0, lt=1)
     layer_norm: bool = True
     loss: Literal["bce"] = "bce"
 
@@ -82,7 +85,7 @@ class EulerNet(nn.Module):
         self.config = config
         self.embedding = Embedding(layout, config.dim)
         self.modulus_F1 = nn.Parameter(torch.ones(layout.num_fields, 1))
-        neurons = config.neurons or (layout.num_fields,) * 3
+        neurons = config.neurons or (max(layout.num_fields, LEAST_NEURONS),)
         sizes = pairwise((layout.num_fields, *neurons))
         self.layers = nn.Sequential(*(EulerLayer(config, inputs, outputs) for inputs, outputs in sizes))
         # Its bias and the implicit maps' start as torch's do: upstream re-draws weights before these exist.
