@@ -205,7 +205,7 @@ SPACES: dict[str, dict[str, Any]] = {
     },
     "eulernet": {
         **_L2,
-        "model.neurons": [[5], [5, 5], [5, 5, 5], [10, 10], [40], [40, 40]],
+        "model.neurons": [[26], [26, 26], [52], [52, 52], [104]],
         "model.explicit_dropout": _DROPOUT,
         "model.implicit_dropout": _DROPOUT,
         "model.layer_norm": [True, False],
