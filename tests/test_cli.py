@@ -808,6 +808,8 @@ def test_a_public_data_set_is_checked_unless_told_otherwise(recap: Recap, tmp_pa
     assert done.code == 0
     assert only_json(done.out)["splits"]["train"]["rows"] == 318
     assert len(only_json(done.out)["vocabulary"]) == 39
+    assert only_json(done.out)["name"] == "criteo-x4-unchecked"
+    assert "reports call them criteo-x4-unchecked" in recap("prepare", *out, "--no-check").err
 
 
 def test_data_sets_are_listed(recap: Recap) -> None:

@@ -243,6 +243,7 @@ def prepare(
     splits = data.manifest["splits"]
     result: dict[str, Any] = {
         "out": str(target),
+        "name": data.name,
         "done_before": done,
         "fingerprint": data.fingerprint,
         "vocabulary": {field["name"]: field["size"] for field in data.manifest["fields"]},
@@ -264,6 +265,8 @@ def prepare(
         quiet,
         f"{said} {data.layout.num_fields} fields, {data.layout.num_rows:,} table rows (largest: {largest}).",
     )
+    if public is not None and data.name != public.name:
+        _tell(quiet, f"Not seen to be the published rows: reports call them {data.name}.")
     _tell(quiet, f"Next: recap train {target} --model fcn --out run")
 
 

@@ -213,8 +213,8 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             sources = {"all": FrameSource(tables["train"].with_columns(held))}
             split = Split(kind="column", column=column)
         with TemporaryDirectory(prefix="recap-") as directory, _torch_left_alone():
-            preparation = Preparation(schema, sources, split, dataset="a data frame")
-            data, _ = prepare(preparation, Path(directory, "data"), quiet=not self.verbose)
+            preparation = Preparation(schema, sources, split)
+            data, _ = prepare(preparation, Path(directory, "a data frame"), quiet=not self.verbose)
             self.report_ = self._train(config, data, Path(directory, "run"))
             self.artifact_ = load_artifact(Path(directory, "run", ARTIFACT))
         # What `load` needs beside the artifact; part of its manifest, so that `save` is a plain copy.

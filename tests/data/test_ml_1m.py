@@ -10,6 +10,7 @@ import pytest
 
 from recap_ctr.data import ml_1m, protocol
 from recap_ctr.data.prepare import Split, prepare
+from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 
 USERS, MOVIES = 30, 20
@@ -74,7 +75,7 @@ def test_every_figure_is_checked(raw: Path) -> None:
     public = protocol("ml-1m")
     data, _ = prepare(public.preparation(raw, check=False), raw / "out", quiet=True)
     found = Split().sizes(sum(ratings.values()) - ratings[3])
-    assert data.name == "ml-1m"
+    assert data.name == "ml-1m-unchecked"
     assert (len(data.train), len(data.valid), len(data.test)) == found
     assert data.train.ids.shape[1] == 6 + 5
     sizes = {field["name"]: field["size"] for field in data.manifest["fields"]}
@@ -99,6 +100,7 @@ def test_every_figure_is_checked(raw: Path) -> None:
     fails_with(f"vocabulary size of MovieID: found {MOVIES + 2}, the published protocol has 3,643 ± 20")
     figures = replace(figures, near={"MovieID": (MOVIES, 2)})
     replace(public, figures=figures).check(data, raw)
+    assert data.name == PreparedData(raw / "out").name == "ml-1m"
 
 
 def test_a_broken_movie_is_named(raw: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -169,6 +170,23 @@ def test_sums_are_not_taken_of_other_rows(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(FileSource, "blocks", lambda self: pytest.fail("read again"))
     with pytest.raises(InputError, match="criteo-x4: rows of train, valid and test: found"):
         criteo.PROTOCOL.check(data, tmp_path)
+
+
+def test_only_what_was_checked_bears_the_name(tmp_path: Path) -> None:
+    layouts.avazu(tmp_path)
+    preparation = avazu.PROTOCOL.preparation(tmp_path, check=False)
+    data, _ = prepare(preparation, tmp_path / "out", quiet=True)
+    right = replace(tiny(avazu.PROTOCOL, data), published=None)
+    wrong = replace(right, figures=replace(right.figures, total=5))
+    fingerprint = data.fingerprint
+    assert data.name == "avazu-x4-unchecked"
+    for public, name in ((right, "avazu-x4"), (wrong, "avazu-x4-unchecked"), (right, "avazu-x4")):
+        again, done = prepare(preparation, tmp_path / "out", quiet=True)
+        assert done
+        with nullcontext() if public is right else pytest.raises(InputError):
+            public.check(again, tmp_path)
+        found = PreparedData(tmp_path / "out")
+        assert (again.name, found.name, found.fingerprint) == (name, name, fingerprint)
 
 
 def test_a_published_file_without_a_column_of_it(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ class Preparation:
     """One source under `all`, or one for each split."""
     split: Split = Split()  # noqa: RUF009, it is frozen
     dataset: str | None = None
+    """The public data set that this follows the protocol of."""
     counted: Mapping[str, Literal["cells", "pieces"]] = dataclass_field(default_factory=dict)
     """Multi fields whose values are not counted over the pieces that a row takes, as published figures have it:
     over all its pieces, or over whole cells, and then a piece is known only if it often stands alone."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from recap_ctr.data.encode import Encoder, Floats, Ints, Layout
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Schema, read_schema
-from recap_ctr.storage import read_json, sha256
+from recap_ctr.storage import read_json, sha256, write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -96,8 +96,20 @@ class PreparedData:
 
     @property
     def name(self) -> str:
-        """The public data set's, or the directory's without the hash that a recipe gives it."""
-        return str(self.manifest["inputs"].get("dataset") or re.sub(r"-[0-9a-f]{10}$", "", self.path.name))
+        """The public data set's, or the directory's without the hash that a recipe gives it.
+
+        Rows that were not seen to be the public ones say so, so that no published figure is set beside them.
+        """
+        public = self.manifest["inputs"].get("dataset")
+        if public is None:
+            return re.sub(r"-[0-9a-f]{10}$", "", self.path.name)
+        return str(public) if self.manifest.get("checked") else f"{public}-unchecked"
+
+    def mark(self, *, checked: bool) -> None:
+        """Record whether the published figures came out; not a part of the fingerprint, which names the content."""
+        if self.manifest.get("checked") != checked:
+            self.manifest["checked"] = checked
+            write_json(self.path / MANIFEST, self.manifest)
 
     @cached_property
     def encoder(self) -> Encoder:
