@@ -1,8 +1,14 @@
+from pathlib import Path
+
 import numpy as np
+import polars as pl
 import pytest
 
+from recap_ctr.data.prepare import Preparation, Split, prepare
 from recap_ctr.data.quality import field_quality
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.source import FrameSource
+from recap_ctr.schema import Field, Schema
 
 
 def test_quality_is_what_counting_gives(prepared: PreparedData) -> None:
@@ -22,6 +28,20 @@ def test_quality_is_what_counting_gives(prepared: PreparedData) -> None:
             for value in set(shares["train"]) | set(shares["test"])
         )
         assert one["drift"]["test"] == pytest.approx(drift / 2)
-        unknown = np.asarray(prepared.test.ids[:, columns]) == field.offset + field.size - 1
-        assert one["oov"]["test"] == pytest.approx(unknown.mean())
+        assert one["oov"]["test"] == pytest.approx(shares["test"].get(field.offset + field.size - 1, 0.0))
         assert 0 <= one["drift"]["valid"] <= 1
+
+
+def test_padding_is_no_known_value(tmp_path: Path) -> None:
+    rows = pl.DataFrame(
+        {
+            "click": [0, 1] * 3,
+            "tags": ["a", "b", "a c", "d", "", ""],
+            "of": ["train", "train", "valid", "valid", "test", "test"],
+        }
+    )
+    schema = Schema(label="click", fields=(Field(name="tags", kind="multi", max_len=5),))
+    split = Split(kind="column", column="of")
+    data, _ = prepare(Preparation(schema, {"all": FrameSource(rows)}, split), tmp_path / "out", quiet=True)
+    (found,) = field_quality(data)
+    assert found["oov"] == {"train": 0.0, "valid": pytest.approx(2 / 3), "test": 0.0}

@@ -13,6 +13,7 @@ ROWS = 1_000_000  # of each split, evenly spaced: enough for figures with two di
 def field_quality(data: PreparedData) -> list[dict[str, Any]]:
     """For each field and split: the share of values that training rows don't know, and the drift from them.
 
+    Values are what a row holds: of a multi field with few pieces the padding does not count.
     Drift is the total variation distance between the values' shares in the split and in training rows: 0 where they
     are equal, 1 where nothing is in common. Many rare values raise it by chance; compare splits with each other.
     """
@@ -20,10 +21,7 @@ def field_quality(data: PreparedData) -> list[dict[str, Any]]:
     known = {name: _shares(data, shard) for name, shard in splits.items() if len(shard)}
     found = []
     for at, field in enumerate(data.layout.fields):
-        oov = {
-            name: data.manifest["splits"][name]["oov"][field.name] / (len(splits[name]) * field.width)
-            for name in known
-        }
+        oov = {name: float(shares[at][-1]) for name, shares in known.items()}
         drift = {
             name: float(np.abs(shares[at] - known["train"][at]).sum() / 2)
             for name, shares in known.items()
