@@ -93,6 +93,17 @@ def test_later_blocks_follow_the_first_ones_columns(suffix: str, tmp_path: Path)
     assert [found.name for found in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("suffix", READ)
+def test_names_that_look_like_patterns(suffix: str, tmp_path: Path) -> None:
+    blocks = (
+        pl.DataFrame({"^b.*$": ["1"], "*": ["2"], "b": ["3"]}),
+        pl.DataFrame({"b": ["6"], "*": ["5"], "^b.*$": ["4"]}),
+    )
+    write(tmp_path / f"out{suffix}", *blocks)
+    found = READ[suffix](tmp_path / f"out{suffix}").to_dict(as_series=False)
+    assert found == {"^b.*$": ["1", "4"], "*": ["2", "5"], "b": ["3", "6"]}
+
+
 @pytest.mark.parametrize("suffix", BINARY)
 def test_one_column_has_one_type(suffix: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'a' is of type Int64 in one file and String in another"):

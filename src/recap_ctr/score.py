@@ -274,7 +274,7 @@ def evaluate_rows(
         if schema.weight and (found_weights or schema.weight in block.frame.columns):
             found_weights.append(weights(block, schema.weight))
         if schema.group and (found_groups or schema.group in block.frame.columns):
-            found_groups.append(as_text(column(block, schema.group, "group")).fill_null(""))
+            found_groups.append(as_text(column(block, schema.group, "group")).alias("").fill_null(""))
     label = np.concatenate(found_labels)
     if label.min() == label.max():
         raise InputError(

@@ -1,10 +1,11 @@
 import math
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal, localcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -31,6 +32,8 @@ from recap_ctr.data.encode import (
 from recap_ctr.data.source import Block
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
+
+PATTERNS = ("^x$", "^.*$", "*", "^y$")  # to polars, where it takes names
 
 
 def block(values: Any, dtype: Any = None, first_row: int = 1) -> Block:
@@ -87,6 +90,78 @@ class TestText:
         assert as_text(pl.Series(["", "NA", "-1", "a"]), ["NA", "-1"]).to_list() == [None, None, None, "a"]
         assert as_text(pl.Series([-1, 2]), ["NA", "-1"]).to_list() == [None, "2"]
 
+    def test_missing_is_found_in_any_spelling(self) -> None:
+        missing = ["-1.00", "1970-01-01T00:00:00"]
+        assert as_text(pl.Series([-1.0, 2.0]), missing).to_list() == [None, "2"]
+        assert as_text(pl.Series(["-1", "1970-01-01", "1970"]), missing).to_list() == [None, None, "1970"]
+
+    @settings(derandomize=True, max_examples=60, deadline=None)
+    @given(cents=st.lists(st.integers(1 - 10**17, 10**17 - 1), min_size=1))
+    def test_decimals_read_as_their_text(self, cents: list[int]) -> None:
+        decimals = pl.Series([Decimal(cent).scaleb(-2) for cent in cents], dtype=pl.Decimal(20, 2))
+        text = pl.read_csv(decimals.to_frame("x").write_csv().encode(), infer_schema=False)["x"]
+        found = as_text(decimals).to_list()
+        assert found == as_text(text).to_list() == as_text(pl.Series(found)).to_list()
+        whole = [i for i, cent in enumerate(cents) if cent % 100 == 0]
+        assert [found[i] for i in whole] == [str(cents[i] // 100) for i in whole]
+
+    @settings(derandomize=True, max_examples=60, deadline=None)
+    @given(
+        moments=st.lists(
+            st.datetimes(datetime(1900, 1, 1), datetime(2100, 1, 1))
+            | st.datetimes(datetime(1900, 1, 1), datetime(2100, 1, 1)).map(
+                lambda at: at.replace(microsecond=0)
+            )
+            | st.dates().map(lambda day: datetime(day.year, day.month, day.day)),
+            min_size=1,
+        ),
+        unit=st.sampled_from(["us", "ns"]),
+        zone=st.sampled_from([None, "UTC", "Asia/Tokyo"]),
+    )
+    def test_moments_read_as_their_text(
+        self, moments: list[datetime], unit: Literal["us", "ns"], zone: str | None
+    ) -> None:
+        moments = [at for at in moments if 1900 <= at.year < 2100] or [datetime(2000, 1, 1)]
+        series = pl.Series("x", moments, dtype=pl.Datetime(unit)).dt.replace_time_zone(zone)
+        found = as_text(series).to_list()
+        polars = pl.read_csv(series.to_frame().write_csv().encode(), infer_schema=False)["x"]
+        frame = pd.DataFrame({"x": pd.to_datetime([at.isoformat() for at in series], format="ISO8601")})
+        pandas = pl.read_csv(frame.to_csv(index=False).encode(), infer_schema=False)["x"]
+        for text in (polars, pandas, pl.Series(found), pl.Series([at.isoformat() for at in series])):
+            assert as_text(text).to_list() == found
+        if zone is None:
+            assert len(set(found)) == len(set(moments))
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("2026-01-31T23:59:00.500", "2026-01-31 23:59:00.5"),
+            ("2026-01-31T23:59:00Z", "2026-01-31 23:59:00+00:00"),
+            ("2026-01-31 23:59:00-0130", "2026-01-31 23:59:00-01:30"),
+            ("2026-01-31T00:00:00", "2026-01-31"),
+            ("2026-01-31T00:00:00Z", "2026-01-31 00:00:00+00:00"),
+            ("at 2026-01-31T23:59:00", "at 2026-01-31T23:59:00"),
+            ("2026-01-31T23:59:00.0.0", "2026-01-31T23:59:00.0.0"),
+            ("10.0.0.100", "10.0.0.100"),
+            ("2.10", "2.10"),
+        ],
+    )
+    def test_only_whole_numbers_and_moments_are_spelled_anew(self, text: str, expected: str) -> None:
+        assert as_text(pl.Series([text])).to_list() == [expected]
+
+    @pytest.mark.parametrize("name", PATTERNS)
+    def test_a_name_is_no_pattern(self, name: str) -> None:
+        values: list[list[Any]] = [
+            [1.0, None],
+            ["7.0", "True"],
+            [7, 8],
+            [datetime(2026, 1, 1)],
+            [Decimal("1.00")],
+        ]
+        for items in values:
+            series = pl.Series("x", items, strict=False)
+            assert as_text(series.alias(name), ["8"]).to_list() == as_text(series, ["8"]).to_list()
+
     @pytest.mark.parametrize("values", [[b"\0"], [{"a": 1}], [[1]], [object()], [timedelta(1)]])
     def test_types_without_categories_are_refused(self, values: list[Any]) -> None:
         with pytest.raises(InputError, match=r"column 'x' is of type .* which holds no categories"):
@@ -119,6 +194,25 @@ class TestText:
     def test_all_dates_in_nanoseconds_are_some(self, most: int) -> None:
         written = as_text(pl.Series([most], dtype=pl.Int64).cast(pl.Datetime("ns")))
         assert written[0].startswith(("2262-", "1677-"))
+
+
+class TestInfinity:
+    """An error in every kind of field, as the design has it; a word in text."""
+
+    def test_in_a_column_of_floats(self) -> None:
+        field = fitted(Field(name="x", kind="categorical"), ["1"])
+        with pytest.raises(InputError, match="row 3, field 'x': infinity is not a value"):
+            encode(field, [1.0, math.nan, -math.inf])
+        assert encode(field, ["1", "inf"]) == [[1], [2]]
+
+    def test_in_a_list(self) -> None:
+        field = fitted(Field(name="x", kind="multi", max_len=2), ["1"])
+        with pytest.raises(InputError, match="row 3, field 'x': infinity is not a value"):
+            encode(field, [[1.0, 2.0], None, [3.0, math.inf]])
+
+    def test_unless_it_means_missing(self) -> None:
+        field = fitted(Field(name="x", kind="categorical", missing=("inf",)), ["1"])
+        assert encode(field, [1.0, math.inf]) == [[1], [2]]
 
 
 class TestNumbers:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from recap_ctr.data import prepare as prepare_module
 from recap_ctr.data import protocol
 from recap_ctr.data import source as source_module
 from recap_ctr.data.encode import PAD
+from recap_ctr.data.infer import infer
 from recap_ctr.data.prepare import Preparation, Split, folds, parse_ratio, prepare
 from recap_ctr.data.shards import SPLITS, PreparedData, Shard
 from recap_ctr.data.source import Block, FileSource, FrameSource, Source
@@ -488,12 +490,45 @@ class TestNumbers:
         assert data.train.ids[:, 0].tolist() == [1, 1, 1, 2, 3, 3]
 
 
-@pytest.mark.parametrize("kind", [int, str, float])
-def test_ids_encode_alike_whatever_their_type(kind: type, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [int, str, float, Decimal, lambda value: Decimal(value) * Decimal("1.00")])
+def test_ids_encode_alike_whatever_their_type(kind: Callable[[int], Any], tmp_path: Path) -> None:
     data = prepared(simple(40, c=[i % 5 for i in range(40)]), tmp_path / "out")
     rows = pl.DataFrame({"c": [kind(3), kind(7), None]}, strict=False)
     seven_is_new = data.encoder.encode(Block(rows, 1, "")).ids_BW[:, 0].tolist()
     assert seven_is_new == [data.encoder.fields[0].values.to_list().index("3") + 1, 6, 6]
+
+
+def test_names_that_look_like_patterns(tmp_path: Path) -> None:
+    plain = ("y", "c", "tags", "n", "cut", "w", "t", "g", "h", "of")
+    odd = ("^y$", "*", "^t.*$", "^n$", "^(n|c)$", "^w$", "^.*$", "^g$", "^h.?$", "^of$")
+
+    def build(names: Sequence[str], out: str) -> PreparedData:
+        y, c, tags, n, cut, w, t, g, h, of = names
+        columns = {
+            y: [0.0, 1.0] * 20, c: ["True", "2.0"] * 20, tags: ["a b", "", "c", "a"] * 10, n: ["1", "x"] * 20,
+            cut: [3, 4, None, 5] * 10, w: [1.0, 2.0] * 20, t: ["2026-01-01", "2026-01-02"] * 20, g: [1.0, 2.0] * 20,
+            h: [7, 8, 9, None] * 10, of: ["train", "train", "valid", "valid"] * 10,
+        }  # fmt: skip
+        schema = Schema(
+            label=y, weight=w, time=t, group=g,
+            fields=(
+                Field(name=c, kind="categorical"), Field(name=tags, kind="multi"),
+                Field(name=h, kind="categorical", hash_buckets=4),
+                Field(name=n, kind="numeric", missing=("x",)),
+                Field(name=cut, kind="numeric", transform="log-square"),
+            ),
+        )  # fmt: skip
+        rows = tmp_path / f"{out}.parquet"
+        pl.DataFrame(columns).write_parquet(rows)
+        inferred = infer(FileSource([rows]), y)
+        assert {finding.column for finding in inferred.findings} == set(names)
+        return prepared(FileSource([rows]), tmp_path / out, schema, Split(kind="column", column=of))
+
+    one, other = build(plain, "plain"), build(odd, "odd")
+    written = [
+        {name: data for name, data in arrays(of.path).items() if name != "schema.toml"} for of in (one, other)
+    ]
+    assert written[0] == written[1]
 
 
 def test_long_ids_are_told_apart(tmp_path: Path) -> None:
@@ -739,7 +774,13 @@ def test_bad_times(values: list[Any], said: str, tmp_path: Path) -> None:
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize("labels", [["0", "1"], [0.0, 1.0], ["0.0", "1.0"], [False, True], ["False", "True"]])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        *(["0", "1"], [0.0, 1.0], ["0.0", "1.0"], ["0.00", "1.00"], [Decimal("0.00"), Decimal("1.00")]),
+        *([False, True], ["False", "True"]),
+    ],
+)
 def test_labels_in_many_dresses(labels: list[Any], tmp_path: Path) -> None:
     data = prepared(simple(40).with_columns(y=pl.Series(labels * 20)), tmp_path / "out")
     np.testing.assert_array_equal(data.train.labels, data.train.rows % 2)

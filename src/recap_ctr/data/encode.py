@@ -28,6 +28,13 @@ NO_CATEGORIES = (pl.Binary, pl.Duration, pl.Object, pl.Struct, pl.List, pl.Array
 MAX_DAYS = 95_000_000  # from 1970, either way: 260,000 years, beyond which polars can't write a date
 _PER_DAY = {"ms": 86_400 * 10**3, "us": 86_400 * 10**6, "ns": 86_400 * 10**9}
 MISSING_CODE, PAD_CODE = -1, -2  # in code arrays, before codes become ids
+# Whole numbers that passed through a float, which is exact to 15 digits, or a decimal on their way to a text file.
+WHOLE = r"^(-?[0-9]{1,15})\.0$|^(-?[0-9]+)\.00+$"
+MOMENT = (
+    r"^([0-9]{4}-[0-9]{2}-[0-9]{2})[T ]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:(\.[0-9]*[1-9])0*|\.0+)?"
+    r"(Z|[+-][0-9]{2}:?[0-9]{2})?$"
+)
+SHORTEST_MOMENT = 19  # bytes
 
 
 def column(block: Block, name: str, role: str) -> pl.Series:
@@ -43,7 +50,11 @@ def column(block: Block, name: str, role: str) -> pl.Series:
 
 
 def as_text(series: pl.Series, missing: Sequence[str] = ()) -> pl.Series:
-    """Values as canonical strings, null where missing: 7, 7.0 and "7" are one value, whatever the file format."""
+    """Values as canonical strings, null where missing: 7, 7.0 and "7" are one value, whatever the file format.
+
+    So are a moment and its ISO 8601 spelling, with a T or without, and midnight and the date.
+    """
+    name, series = series.name, series.alias("")  # polars takes names such as ^x$ for patterns
     if series.dtype.is_float():
         series = series.fill_nan(None)
         whole = ((series == series.floor()) & (series.abs() < 2**53)).fill_null(False)
@@ -52,24 +63,40 @@ def as_text(series: pl.Series, missing: Sequence[str] = ()) -> pl.Series:
         )
         series = integers.zip_with(whole, series.cast(pl.String))
     elif series.dtype in NO_CATEGORIES:
-        raise InputError(f"column {series.name!r} is of type {series.dtype}, which holds no categories")
-    elif series.dtype != pl.String:
-        check_dates(series)
+        raise InputError(f"column {name!r} is of type {series.dtype}, which holds no categories")
+    elif series.dtype.is_integer():
         series = series.cast(pl.String)
     else:
-        # Whole numbers that passed through a float on their way to a text file; and as Python writes what is true.
-        if series.str.ends_with(".0").any():
-            series = series.str.replace(r"^(-?[0-9]{1,15})\.0$", "$1")
-        if (spelled := (series == "True") | (series == "False")).any():
-            series = series.zip_with(~spelled.fill_null(False), series.str.to_lowercase())
-    for value in ("", *missing):
+        check_dates(series, name)
+        series = _spelled(series.cast(pl.String))
+    for value in ("", *_spelled_missing(tuple(missing))):
         same = series == value
         if same.any():
             series = series.set(same, None)
-    return series
+    return series.alias(name)
 
 
-def check_dates(series: pl.Series) -> None:
+def _spelled(text: pl.Series) -> pl.Series:
+    """Text in its one spelling; what can't be spelled otherwise is not looked at twice."""
+    if (ends := text.str.ends_with("0")).any() and text.filter(ends).str.contains(".", literal=True).any():
+        text = text.str.replace(WHOLE, "$1$2")
+    if (python := (text == "True") | (text == "False")).any():
+        text = text.zip_with(~python.fill_null(False), text.str.to_lowercase())
+    if (longest := text.str.len_bytes().max()) is not None and longest >= SHORTEST_MOMENT:  # type: ignore[operator]
+        moments = text.str.contains(MOMENT).fill_null(False)
+        if moments.any():
+            same = text.str.replace(MOMENT, "$1 $2$3$4").str.replace("Z$", "+00:00")
+            same = same.str.replace("([+-][0-9]{2})([0-9]{2})$", "$1:$2").str.replace(" 00:00:00$", "")
+            text = same.zip_with(moments, text)
+    return text
+
+
+@cache
+def _spelled_missing(missing: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_spelled(pl.Series(missing, dtype=pl.String))) if missing else ()
+
+
+def check_dates(series: pl.Series, name: str) -> None:
     """Refuse dates that can't be written; polars would not raise an exception but panic."""
     kind = series.dtype
     if kind != pl.Date and not isinstance(kind, pl.Datetime):
@@ -80,7 +107,7 @@ def check_dates(series: pl.Series) -> None:
     beyond = since.filter((since > most) | (since < -most))
     if len(beyond):
         raise InputError(
-            f"column {series.name!r} holds a date that is none: {beyond[0]} {unit} since 1970",
+            f"column {name!r} holds a date that is none: {beyond[0]} {unit} since 1970",
             fix="repair the value, or leave it out",
         )
 
@@ -92,7 +119,7 @@ def as_numbers(block: Block, field: Field) -> pl.Series:
 
 def _numbers(block: Block, field: Field) -> npt.NDArray[np.float64]:
     """The same for numpy, NaN where missing."""
-    raw = column(block, field.name, "numeric field")
+    raw = column(block, field.name, "numeric field").alias("")
     if raw.dtype == pl.String:
         text = as_text(raw.str.strip_chars(), field.missing)
         cast = text.cast(pl.Float64, strict=False)
@@ -115,11 +142,27 @@ def _numbers(block: Block, field: Field) -> npt.NDArray[np.float64]:
         numbers[numbers == value] = np.nan
     infinite = np.flatnonzero(np.isinf(numbers))
     if len(infinite):
-        raise InputError(
-            f"{block.origin}: row {block.first_row + infinite[0]}, field {field.name!r}: infinity is not a value",
-            fix="replace it by a number, or leave the cell empty (missing)",
-        )
+        raise _infinity(block, field, int(infinite[0]))
     return numbers
+
+
+def _infinity(block: Block, field: Field, row: int) -> InputError:
+    return InputError(
+        f"{block.origin}: row {block.first_row + row}, field {field.name!r}: infinity is not a value",
+        fix="replace it by a number, or leave the cell empty (missing)",
+    )
+
+
+def _first_infinity(values: pl.Series, field: Field) -> int | None:
+    """Where in a column of floats that are categories; in text it is a word like others."""
+    if not values.dtype.is_float():
+        return None
+    values = values.alias("")
+    infinite = values.is_infinite()
+    if infinite.any():
+        found = (infinite & ~values.cast(pl.String).is_in(field.missing)).arg_true()
+        return int(found[0]) if len(found) else None
+    return None
 
 
 @cache
@@ -146,7 +189,10 @@ def categories(block: Block, field: Field, edges: Sequence[float] = ()) -> pl.Se
 def raw_categories(block: Block, field: Field, edges: Sequence[float] = ()) -> pl.Series:
     """The same before `as_text`."""
     if field.kind == "categorical":
-        return column(block, field.name, "categorical field")
+        raw = column(block, field.name, "categorical field")
+        if (row := _first_infinity(raw, field)) is not None:
+            raise _infinity(block, field, row)
+        return raw
     numbers = _numbers(block, field)
     absent = np.isnan(numbers)
     filled = np.where(absent, 0.0, numbers)
@@ -155,7 +201,7 @@ def raw_categories(block: Block, field: Field, edges: Sequence[float] = ()) -> p
         if field.transform == "log-square"
         else np.searchsorted(edges, filled, side="right")
     )
-    text = pl.Series(field.name, buckets).cast(pl.String)
+    text = pl.Series(buckets).cast(pl.String)
     return text.set(pl.Series(absent), None) if absent.any() else text
 
 
@@ -183,25 +229,30 @@ class Pieces:
 
 
 def pieces(block: Block, field: Field) -> Pieces:
-    raw = column(block, field.name, "multi field")
+    raw = column(block, field.name, "multi field").alias("")
     if isinstance(raw.dtype, (pl.List, pl.Array)):
         lists = raw.cast(pl.List(raw.dtype.inner))
     else:
         lists = as_text(raw, field.missing).str.split(field.separator)
     lengths = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
-    flat = as_text(lists.filter(pl.Series(lengths > 0)).explode(), field.missing)
+    flat = lists.filter(pl.Series(lengths > 0)).explode()
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    if (at := _first_infinity(flat, field)) is not None:
+        raise _infinity(block, field, int(rows[at]))
+    flat = as_text(flat, field.missing)
     present = flat.is_not_null().to_numpy()
-    rows = np.repeat(np.arange(len(lengths)), lengths)[present]
+    rows = rows[present]
     positions = np.arange(len(rows)) - np.searchsorted(
         rows, rows
     )  # rows rise, so their first place is found so
     taken = positions < field.max_len
-    values = flat.filter(pl.Series(present)).filter(pl.Series(taken)).rename(field.name)
+    values = flat.filter(pl.Series(present)).filter(pl.Series(taken))
     return Pieces(values, rows[taken], positions[taken], block.frame.height)
 
 
 def hash_codes(values: pl.Series, buckets: int) -> Ints:
     """A bucket per value, the same on every machine and in every version; missing stays missing."""
+    values = values.alias("")
     distinct = values.drop_nulls().unique()
     digests = (hashlib.blake2b(value.encode(), digest_size=8).digest() for value in distinct)
     codes = [int.from_bytes(digest, "little") % buckets for digest in digests]

@@ -127,7 +127,8 @@ def infer(source: Source, label: str, *, max_rows: int = 1_000_000) -> Inferred:
             columns = [_Column(name) for name in part.frame.columns]
             origin = part.origin
         for gathered in columns:
-            gathered.add(column(part, gathered.name, "a column of the rows before"), clicked)
+            series = column(part, gathered.name, "a column of the rows before")
+            gathered.add(series.alias(""), clicked)
         rows, clicks = rows + part.frame.height, clicks + int(clicked.sum())
         taken += size * part.frame.height // block.frame.height
         if rows >= max_rows:

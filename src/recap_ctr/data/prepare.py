@@ -304,7 +304,7 @@ class _Preparer:
         for field in self.schema.fields:
             spool = self.columns[f"field:{field.name}"]
             if spool.dtype == np.float64:
-                spool.append(as_numbers(block, field).fill_null(np.nan).to_numpy())
+                spool.append(as_numbers(block, field).alias("").fill_null(np.nan).to_numpy())
                 continue
             flat = pieces(block, field) if field.kind == "multi" else None
             values = categories(block, field) if flat is None else flat.values
@@ -347,7 +347,7 @@ class _Preparer:
         if self.counted[field.name] == "pieces":
             flat = pieces(block, field.model_copy(update={"max_len": 2**31}))
             return flat.values, flat.rows
-        cells = as_text(column(block, field.name, "multi field"), field.missing)
+        cells = as_text(column(block, field.name, "multi field"), field.missing).alias("")
         return cells.drop_nulls(), cells.is_not_null().arg_true().cast(pl.Int64).to_numpy()
 
     def _codes(self, text: Sequence[pl.Series], names: Sequence[str]) -> Iterator[Ints]:
@@ -366,7 +366,7 @@ class _Preparer:
     def _split_codes(self, block: Block, split: int) -> npt.NDArray[np.uint8]:
         if self.split.column is None:
             return np.full(block.frame.height, split, np.uint8)
-        text = as_text(column(block, self.split.column, "split"))
+        text = as_text(column(block, self.split.column, "split")).alias("")
         codes = text.replace_strict(list(SPLITS), [0, 1, 2], default=None, return_dtype=pl.UInt8)
         bad = codes.is_null().arg_true()
         if len(bad):
@@ -655,13 +655,9 @@ def _training(
 
 def labels(block: Block, name: str) -> npt.NDArray[np.uint8]:
     """The label column as 0 and 1; anything else names its row."""
-    raw = column(block, name, "label")
-    text = as_text(raw)
+    text = as_text(column(block, name, "label")).alias("")
     found = text.replace_strict(
-        ["0", "1", "0.0", "1.0", "false", "true", "False", "True"],
-        [0, 1] * 4,
-        default=None,
-        return_dtype=pl.UInt8,
+        ["0", "1", "false", "true"], [0, 1, 0, 1], default=None, return_dtype=pl.UInt8
     )
     bad = found.is_null().arg_true()
     if len(bad):
@@ -675,7 +671,7 @@ def labels(block: Block, name: str) -> npt.NDArray[np.uint8]:
 
 
 def weights(block: Block, name: str) -> npt.NDArray[np.float32]:
-    numbers = as_numbers(block, parse(Field, {"name": name, "kind": "numeric"}, "weight"))
+    numbers = as_numbers(block, parse(Field, {"name": name, "kind": "numeric"}, "weight")).alias("")
     bad = (~numbers.is_between(0, float(np.finfo(np.float32).max)).fill_null(False)).arg_true()
     if len(bad):
         value = numbers[bad[0]]
@@ -689,14 +685,14 @@ def weights(block: Block, name: str) -> npt.NDArray[np.float32]:
 
 def time_kind(block: Block, name: str) -> str:
     """Whether a time column holds numbers or dates; the two can't be ordered against each other."""
-    raw = column(block, name, "time")
+    raw = column(block, name, "time").alias("")
     text = raw.dtype == pl.String and raw.cast(pl.Float64, strict=False).null_count()
     return "dates" if text or raw.dtype in (pl.Date, pl.Datetime) else "numbers"
 
 
 def times(block: Block, name: str) -> npt.NDArray[np.float64]:
     """A time column as numbers that order it: numbers as they are, dates as microseconds."""
-    raw = column(block, name, "time")
+    raw = column(block, name, "time").alias("")
     fix = "use a number, or a date such as 2026-01-31 23:59:00"
     if raw.dtype in (pl.Date, pl.Datetime):
         numbers = raw.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64)

@@ -28,7 +28,9 @@ class Sink:
                 f"the files differ in their columns: {', '.join(map(repr, odd))} not in all of them",
                 fix="score them one by one",
             )
-        self._append(frame.select(known.names()), known, first)
+        # By position, since polars takes names such as ^x$ or * for patterns.
+        ordered = frame[:, [frame.get_column_index(name) for name in known]]
+        self._append(ordered, known, first)
 
     def _append(self, frame: pl.DataFrame, known: pl.Schema, first: bool) -> None:
         raise NotImplementedError

@@ -323,7 +323,7 @@ def _plain(field: Field, series: pl.Series) -> pl.Series:
     if field.kind == "multi" and isinstance(kind, pl.List):
         if kind.inner == pl.String:
             return series
-        check_dates(series.explode())
+        check_dates(series.explode(), series.name)
         return series.list.eval(pl.element().map_batches(as_text, return_dtype=pl.String))
     if kind.is_float() or kind == pl.String:
         return series
