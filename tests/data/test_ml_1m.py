@@ -1,5 +1,6 @@
 """The protocol on a generated directory of GroupLens' layout; the real ratings never enter a test."""
 
+import gzip
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +108,45 @@ def test_a_broken_movie_is_named(raw: Path) -> None:
     with (raw / "movies.dat").open("a") as file:
         file.write("99::No year::Drama\n")
     with pytest.raises(InputError, match=rf"movies.dat: line {MOVIES + 1} is not MovieID::Title \(Year\)"):
+        frame(raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "said"),
+    [
+        (
+            "ratings",
+            "1::2::five::9",
+            "line 601: the rating is 'five', none of 1 to 5\n  fix: use the files as",
+        ),
+        ("ratings", "1::2::0::9", "line 601: the rating is '0', none"),
+        ("ratings", "1::2::5::9::9", "line 601 is not UserID::MovieID::Rating::Timestamp: '1::2::5::9::9'"),
+        ("ratings", "1::2::5", "line 601 is not UserID::MovieID::Rating::Timestamp: '1::2::5'"),
+        ("ratings", "\n1::2::5::9", "line 601 is not UserID::MovieID::Rating::Timestamp: ''"),
+        ("users", "7::M::1::2::3", "line 31: UserID 7 stands there a second time"),
+        ("users", "31::M::1::2:3", "line 31 is not UserID::Gender::Age::Occupation::Zip"),
+        ("movies", "3::Again (1999)::Drama", "line 21: MovieID 3 stands there a second time"),
+    ],
+)
+def test_a_damaged_line_is_named(name: str, line: str, said: str, raw: Path) -> None:
+    with (raw / f"{name}.dat").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(InputError) as error:
+        frame(raw)
+    assert f"{name}.dat: {said}" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["ratings", "users", "movies"])
+def test_a_packed_file_gives_the_same_rows_or_is_refused(name: str, raw: Path) -> None:
+    table, file = frame(raw), raw / f"{name}.dat"
+    packed = gzip.compress(file.read_bytes())
+    file.unlink()
+    (raw / f"{name}.dat.gz").write_bytes(packed)
+    assert frame(raw).equals(table)
+    (raw / f"{name}.dat.gz").write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(
+        InputError, match=rf"{name}.dat.gz can't be read: .*\n  fix: check that the file is complete"
+    ):
         frame(raw)
 
 

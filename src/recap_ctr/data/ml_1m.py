@@ -14,6 +14,7 @@ from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
 
 RATINGS = {1: 56_174, 2: 107_557, 3: 261_197, 4: 348_971, 5: 226_310}
+DAMAGED = "use the files as they were downloaded"
 VOCABULARIES = {"UserID": 6_042, "Gender": 4, "Age": 9, "Occupation": 23, "Release": 10, "Genres": 20}
 SCHEMA = Schema(
     label="Label",
@@ -44,6 +45,7 @@ def inspect(files: Sequence[Path]) -> None:
 def frame(files: Sequence[Path]) -> pl.DataFrame:
     ratings = _ratings(files[0])
     users = _dat(files[1], ["UserID", "Gender", "Age", "Occupation", "Zip"])
+    _refuse_twice(files[1], users["UserID"])
     movies = _movies(files[2])
     kept = ratings.filter(pl.col("Rating") != "3").with_columns(
         Label=(pl.col("Rating").cast(pl.Int8) > 3).cast(pl.Int8)
@@ -53,23 +55,44 @@ def frame(files: Sequence[Path]) -> pl.DataFrame:
     for column in ("Gender", "Release"):
         if joined[column].null_count():
             raise InputError(
-                f"ml-1m: {joined[column].null_count()} ratings have no {column}; a file is incomplete"
+                f"ml-1m: {joined[column].null_count()} ratings have no {column}; a file is incomplete",
+                fix=DAMAGED,
             )
     return joined.select("Label", *(field.name for field in SCHEMA.fields))
 
 
 def _ratings(path: Path) -> pl.DataFrame:
-    return _dat(path, ["UserID", "MovieID", "Rating", "Timestamp"])
+    table = _dat(path, ["UserID", "MovieID", "Rating", "Timestamp"])
+    bad = (~table["Rating"].is_in([str(stars) for stars in RATINGS])).arg_true()
+    if len(bad):
+        raise InputError(
+            f"{path}: line {bad[0] + 1}: the rating is {table['Rating'][bad[0]]!r}, none of 1 to 5",
+            fix=DAMAGED,
+        )
+    return table
 
 
 def _dat(path: Path, names: list[str]) -> pl.DataFrame:
-    """A GroupLens table: the separator is two colons, which reads as every second column empty."""
-    doubled = [part for name in names for part in (name, f"_{name}")][:-1]
-    schema = dict.fromkeys(doubled, pl.String)
-    table = pl.read_csv(
-        path, separator=":", has_header=False, schema=schema, quote_char=None, encoding="iso-8859-1"
-    )
-    return table.select(names)
+    """A GroupLens table: a row a line, its parts separated by two colons."""
+    with open_text(path, encoding="iso-8859-1") as file:
+        lines = pl.Series(file.read().rstrip("\n").split("\n"))
+    parts = lines.str.split("::")
+    bad = (parts.list.len() != len(names)).arg_true()
+    if len(bad):
+        raise InputError(
+            f"{path}: line {bad[0] + 1} is not {'::'.join(names)}: {lines[bad[0]]!r}", fix=DAMAGED
+        )
+    return pl.DataFrame({name: parts.list.get(i) for i, name in enumerate(names)})
+
+
+def _refuse_twice(path: Path, keys: pl.Series) -> None:
+    """A key that stands on two lines would give each of its ratings two rows."""
+    again = (~keys.is_first_distinct()).arg_true()
+    if len(again):
+        raise InputError(
+            f"{path}: line {again[0] + 1}: {keys.name} {keys[again[0]]} stands there a second time",
+            fix=DAMAGED,
+        )
 
 
 def _movies(path: Path) -> pl.DataFrame:
@@ -78,9 +101,13 @@ def _movies(path: Path) -> pl.DataFrame:
         for number, line in enumerate(file, start=1):
             match = re.fullmatch(r"(\d+)::.*\((\d{4})\)\s*::(.*)", line.rstrip("\n"))
             if match is None:
-                raise InputError(f"{path}: line {number} is not MovieID::Title (Year)::Genres: {line!r}")
+                raise InputError(
+                    f"{path}: line {number} is not MovieID::Title (Year)::Genres: {line!r}", fix=DAMAGED
+                )
             rows.append((match[1], release(int(match[2])), match[3]))
-    return pl.DataFrame(rows, schema=["MovieID", "Release", "Genres"], orient="row")
+    table = pl.DataFrame(rows, schema=["MovieID", "Release", "Genres"], orient="row")
+    _refuse_twice(path, table["MovieID"])
+    return table
 
 
 def sources(files: Sequence[Path]) -> dict[str, Source]:
