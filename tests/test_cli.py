@@ -812,6 +812,34 @@ def test_a_public_data_set_is_checked_unless_told_otherwise(recap: Recap, tmp_pa
     assert "reports call them criteo-x4-unchecked" in recap("prepare", *out, "--no-check").err
 
 
+def test_files_without_a_header_line(recap: Recap, click_log: pl.DataFrame, tmp_path: Path) -> None:
+    """All that a user meets: lines as they were, lines without the label, and what `recap predict` wrote of them."""
+    log = (
+        click_log.head(600)
+        .select("click", "site", "ad", "price")
+        .with_columns(pl.col("price").fill_null(1.0))
+    )
+    log.write_csv(tmp_path / "log.txt", include_header=False, separator="\t")
+    log.drop("click").write_csv(tmp_path / "bare.txt", include_header=False, separator="\t")
+    run = tmp_path / "run"
+    for command in (
+        ("schema", "infer", tmp_path / "log.txt", "--label", "click", "--columns", "click,site,ad,price", "--out",
+         tmp_path / "schema.toml"),
+        ("prepare", tmp_path / "log.txt", "--schema", tmp_path / "schema.toml", "--out", tmp_path / "data"),
+        ("train", tmp_path / "data", "--model", "lr", "--max-epochs", "1", "--out", run),
+    ):  # fmt: skip
+        assert recap(*command, "-q").code == 0
+    assert recap("predict", run, tmp_path / "bare.txt", "--out", tmp_path / "bare.csv", "-q").code == 0
+    scored = recap("predict", run, tmp_path / "log.txt", "--out", tmp_path / "scores.csv")
+    assert f"recap evaluate {run} {tmp_path / 'scores.csv'}" in scored.err
+    told = [recap("evaluate", run, tmp_path / name, "--json", "-q") for name in ("log.txt", "scores.csv")]
+    assert told[0].code == 0
+    assert told[0].out == told[1].out
+    bare, full = (pl.read_csv(tmp_path / name) for name in ("bare.csv", "scores.csv"))
+    assert bare.equals(full.drop("click"))
+    assert (full.height, full.columns) == (600, ["click", "site", "ad", "price", "score", "logit"])
+
+
 def test_data_sets_are_listed(recap: Recap) -> None:
     done = recap("datasets", "--json")
     listed = only_json(done.out)["datasets"]

@@ -1160,13 +1160,12 @@ def evaluate(
     """
     _limit_threads(threads)
     from recap_ctr.calibrate import negative_rate_shift
-    from recap_ctr.data.source import FileSource
 
     negative_rate_shift(negative_rate)  # checks the range
     from recap_ctr.score import Scorer, evaluate_rows
 
     scorer = Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth, threads=threads)
-    source = FileSource(rows, scorer.engine.encoder.schema.columns)
+    source = scorer.source(rows)
     result = evaluate_rows(scorer, source, negative_rate=negative_rate, quiet=quiet)
     if as_json:
         _print_json(result)
@@ -1203,7 +1202,6 @@ def predict(
     """
     _limit_threads(threads)
     from recap_ctr.data.sink import open_sink
-    from recap_ctr.data.source import FileSource
 
     if as_json and out is None:
         raise InputError(
@@ -1213,7 +1211,7 @@ def predict(
     from recap_ctr.storage import is_made, record
 
     scorer = Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth, threads=threads)
-    source = FileSource(rows, scorer.engine.encoder.schema.columns)
+    source = scorer.source(rows)
     inputs = None
     if out is not None:
         inputs = _inputs(source, artifact=scorer.engine.manifest, map=columns, routes=routes, depth=depth)

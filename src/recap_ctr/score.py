@@ -3,7 +3,7 @@
 Shapes: B rows.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,7 @@ from recap_ctr.data.encode import Encoded, Ints, as_text, column
 from recap_ctr.data.encode import Floats as Values
 from recap_ctr.data.prepare import labels, weights
 from recap_ctr.data.sink import Sink
-from recap_ctr.data.source import Block, Source
+from recap_ctr.data.source import Block, FileSource, Names, Source
 from recap_ctr.environment import num_cores
 from recap_ctr.errors import InputError
 from recap_ctr.evaluate import evaluate, weigh
@@ -200,6 +200,14 @@ class Scorer:
         if setting not in engine.settings and _installed("torch"):  # which needs no graph for it
             engine = Engine.load(path, backend="torch", threads=threads)
         return cls(engine, columns, setting)
+
+    def source(self, rows: Sequence[str | Path]) -> FileSource:
+        """Files to score. Those of a schema without header lines may have one, or lack the label."""
+        schema = self.engine.encoder.schema
+        if schema.columns is None:
+            return FileSource(rows)
+        fields = frozenset(self._columns.get(field.name, field.name) for field in schema.fields)
+        return FileSource(rows, Names(schema.columns, fields, schema.label))
 
     def renamed(self, block: Block) -> Block:
         """The block with each mapped field under its own name; all at once, so that two fields can be swapped."""

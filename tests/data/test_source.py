@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recap_ctr.data import source as source_module
-from recap_ctr.data.source import FileSource, FrameSource, Source, as_frame
+from recap_ctr.data.source import FileSource, FrameSource, Names, Source, as_frame
 from recap_ctr.errors import InputError
 
 FRAME = pl.DataFrame({"a": ["1", "2", None, "4"], "b": ["x", "y, z", 'say "so"', "line\nend"]})
@@ -146,6 +146,33 @@ def test_names_can_be_given_for_files_without_header(tmp_path: Path) -> None:
     source = FileSource([tmp_path / "t.txt"], ["a", "b"])
     assert read(source).rows() == [("1", "x"), ("2", None)]
     assert source.columns == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "rows"),
+    [
+        (b"1\tx\ty\n", ["click", "a", "b"], [("1", "x", "y")]),
+        (b"x\ty\n", ["a", "b"], [("x", "y")]),
+        (b'b\tnote\t"a"\r\ny\tn\tx\r\n', ["b", "note", "a"], [("y", "n", "x")]),
+        (b"\xef\xbb\xbfa\tb\nx\ty\n", ["a", "b"], [("x", "y")]),
+        (b"a\tx\n", ["a", "b"], [("a", "x")]),
+    ],
+)
+def test_a_header_or_a_lacking_label_is_told_from_the_first_line(
+    text: bytes,
+    columns: list[str],
+    rows: list[tuple[str, ...]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = Names(["click", "a", "b"], frozenset("ab"), "click")
+    (tmp_path / "t.txt").write_bytes(text)
+    monkeypatch.setattr(sys, "stdin", _Stdin(text))
+    for source in (FileSource([tmp_path / "t.txt"], names), FileSource(["-"], names)):
+        found = read(source)
+        assert (found.columns, found.rows()) == (columns, rows)
+    (tmp_path / "t.txt").write_bytes(b"x\n")
+    assert "row 1 has 1 fields, expected 3" in message(FileSource([tmp_path / "t.txt"], names))
 
 
 class _Stdin:

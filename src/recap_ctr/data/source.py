@@ -106,12 +106,35 @@ class FrameSource:
             yield Block(part, start + 1, self._origin), part.height
 
 
+@dataclass(frozen=True)
+class Names:
+    """The columns of text files that need no header line."""
+
+    columns: Sequence[str]
+    fields: frozenset[str] = frozenset()
+    """A first line that holds all of them is a header nevertheless; without any, no line is."""
+    optional: str | None = None
+    """The one column that a file may lack: the label, of rows that wait for theirs."""
+
+    def read(self, text: bytes, separator: bytes, origin: str) -> tuple[Sequence[str], bytes]:
+        """The columns of a file that begins so, and its rows."""
+        if not self.fields:
+            return self.columns, text
+        cells = _cells(text, separator)
+        if self.fields.issubset(cells):
+            return _header(text, separator, origin)
+        if self.optional in self.columns and len(cells) == len(self.columns) - 1:
+            return [name for name in self.columns if name != self.optional], text
+        return self.columns, text
+
+
 class FileSource:
     """Rows of one or more files, in the order given; `-` is standard input."""
 
-    def __init__(self, patterns: Sequence[str | Path], columns: Sequence[str] | None = None) -> None:
+    def __init__(self, patterns: Sequence[str | Path], columns: Sequence[str] | Names | None = None) -> None:
         self.paths = _expand(patterns)
-        self.columns = columns
+        self._names = columns if isinstance(columns, Names) or columns is None else Names(columns)
+        self.columns = None if self._names is None else self._names.columns
         self.total_bytes = sum(path.stat().st_size for path in self.paths if path.is_file())
 
     @property
@@ -129,7 +152,7 @@ class FileSource:
     def blocks(self) -> Iterator[tuple[Block, int]]:
         for path in self.paths:
             rows = 0
-            for frame, size in _read(path, self.columns):
+            for frame, size in _read(path, self._names):
                 origin = "standard input" if str(path) == "-" else path.name
                 block = Block(frame, rows + 1, origin)
                 _check_lengths(block)
@@ -188,13 +211,13 @@ def _expand(patterns: Sequence[str | Path]) -> list[Path]:
     return paths
 
 
-def _read(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[pl.DataFrame, int]]:
+def _read(path: Path, names: Names | None) -> Iterator[tuple[pl.DataFrame, int]]:
     if str(path) == "-":
-        yield from _read_stream(sys.stdin.buffer, "standard input", columns)
+        yield from _read_stream(sys.stdin.buffer, "standard input", names)
         return
     if not path.is_file():
         with path.open("rb") as pipe:
-            yield from _read_stream(pipe, path.name, columns)
+            yield from _read_stream(pipe, path.name, names)
         return
     suffixes = [suffix.lower() for suffix in path.suffixes]
     packed = suffixes[-1] if suffixes and suffixes[-1] in (".gz", ".zst") else None
@@ -202,7 +225,7 @@ def _read(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[pl.DataFr
     try:
         if kind is TEXT:
             with path.open("rb") as raw, _unpack(raw, packed, path) as stream:
-                yield from _text_blocks(stream, raw, path.name, _separator(path, packed), columns)
+                yield from _text_blocks(stream, raw, path.name, _separator(path, packed), names)
         elif packed:
             fix = "unpack it first; these formats compress on their own"
             raise InputError(f"{path}: {kind} inside {packed} is not read", fix=fix)
@@ -229,9 +252,7 @@ def open_text(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
         raise InputError(f"{path} can't be read: {error}", fix="check that the file is complete") from None
 
 
-def _read_stream(
-    source: BinaryIO, origin: str, columns: Sequence[str] | None
-) -> Iterator[tuple[pl.DataFrame, int]]:
+def _read_stream(source: BinaryIO, origin: str, names: Names | None) -> Iterator[tuple[pl.DataFrame, int]]:
     """What has no name to go by tells its format by its first bytes."""
     stream = source if isinstance(source, io.BufferedReader) else io.BufferedReader(source)  # type: ignore[type-var]
     magic = stream.peek(6)[:6]
@@ -242,9 +263,9 @@ def _read_stream(
             yield from _table_blocks(lazy, 0)
         elif packed := {b"\x1f\x8b": ".gz", b"\x28\xb5": ".zst"}.get(magic[:2]):
             with _unpack(stream, packed, Path(origin)) as unpacked:
-                yield from _text_blocks(unpacked, None, origin, None, columns)
+                yield from _text_blocks(unpacked, None, origin, None, names)
         else:
-            yield from _text_blocks(stream, None, origin, None, columns)
+            yield from _text_blocks(stream, None, origin, None, names)
     except UNREADABLE as error:
         raise InputError(f"{origin} can't be read: {error}", fix="check that it is complete") from None
 
@@ -301,7 +322,7 @@ def _text_blocks(
     raw: BinaryIO | None,
     origin: str,
     separator: bytes | None,
-    columns: Sequence[str] | None,
+    names: Names | None,
 ) -> Iterator[tuple[pl.DataFrame, int]]:
     rest, row, read_so_far = stream.read(BLOCK_BYTES), 1, 0
     while _first_row_end(rest) < 0 and len(rest) <= MAX_ROW_BYTES and (more := stream.read(BLOCK_BYTES)):
@@ -310,8 +331,7 @@ def _text_blocks(
         rest = rest[3:]
     if separator is None:
         separator = b"\t" if b"\t" in rest.partition(b"\n")[0] else b","
-    if columns is None:
-        columns, rest = _header(rest, separator, origin)
+    columns, rest = _header(rest, separator, origin) if names is None else names.read(rest, separator, origin)
     last = False
     while not last:
         more = stream.read(BLOCK_BYTES)
@@ -367,6 +387,16 @@ def _header(text: bytes, separator: bytes, origin: str) -> tuple[list[str], byte
                 f"{origin}: column {name!r} stands twice in the header", fix="rename one of them"
             )
     return names, rest
+
+
+def _cells(text: bytes, separator: bytes) -> list[str]:
+    """The first row, as far as it can be read."""
+    end = _first_row_end(text)
+    line = io.StringIO((text if end < 0 else text[:end]).rstrip(b"\r").decode("utf-8", "replace"), newline="")
+    try:
+        return next(csv.reader(line, delimiter=separator.decode()), [])
+    except csv.Error:
+        return []
 
 
 def _first_row_end(text: bytes) -> int:
