@@ -840,6 +840,14 @@ def test_files_without_a_header_line(recap: Recap, click_log: pl.DataFrame, tmp_
     assert (full.height, full.columns) == (600, ["click", "site", "ad", "price", "score", "logit"])
 
 
+def test_fit_takes_no_stream(recap: Recap, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, called in (("-", "standard input"), (tmp_path / "pipe", str(tmp_path / "pipe"))):
+        done = recap("fit", name, "--label", "click", "--out", tmp_path / "out")
+        told(done, f"{called} can be read only once", "save them to a file first", "`recap prepare -`")
+    assert not (tmp_path / "out").exists()
+
+
 def test_data_sets_are_listed(recap: Recap) -> None:
     done = recap("datasets", "--json")
     listed = only_json(done.out)["datasets"]

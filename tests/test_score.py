@@ -247,6 +247,21 @@ class TestMap:
             score(Scorer(Engine.of(artifact), {"ad": "advert"}), FrameSource(renamed), sink, quiet=True)
         assert pl.read_parquet(tmp_path / "out.parquet").columns == [*renamed.columns, "score", "logit"]
 
+    def test_only_a_column_without_a_role_is_proposed(
+        self, artifact: PackedModel, rows: pl.DataFrame
+    ) -> None:
+        scorer = Scorer(Engine.of(artifact), {"site": "place"})
+        given = rows.rename({"ad": "advert", "site": "place"}).select(
+            "click", "row", "place", "advert", "user"
+        )
+        with pytest.raises(InputError, match=r"no column 'ad' \(field 2 of 5") as error:
+            scorer.score_frame(given)
+        assert "unused: 'advert'\n  fix: rename the column, or pass --map ad=advert" in str(error.value)
+        with pytest.raises(
+            InputError, match=r"unused: none\n  fix: rename the column, or pass --map ad=COLUMN"
+        ):
+            scorer.score_frame(given.drop("advert"))
+
     def test_wrong_names_are_refused(self, artifact: PackedModel, rows: pl.DataFrame) -> None:
         with pytest.raises(InputError, match="no field 'adverts'"):
             Scorer(Engine.of(artifact), {"adverts": "ad"})

@@ -698,6 +698,7 @@ def fit(
     if max_epochs is not None:  # of every run, whatever a preset says of teachers
         given["teacher_train"] = {"max_epochs": max_epochs}
     settings = recipe_config(preset, _merged(config, given), str(config or "fit"))
+    _refuse_streams(data)
     take(out, RECIPE)
     prepared = _prepared(data, label, schema, split, out, quiet)
     cooking = Cooking(
@@ -717,6 +718,16 @@ def fit(
         typer.echo(sentence)
     _tell(quiet, f"To look at: {written}")
     _tell(quiet, f"Next: recap predict {out}/artifact rows.csv --out scores.csv")
+
+
+def _refuse_streams(data: list[str]) -> None:
+    """A pipe is read once; a schema and a fingerprint are wanted before the rows are."""
+    for name in data:
+        if name == "-" or (Path(name).exists() and not Path(name).is_file() and not Path(name).is_dir()):
+            raise InputError(
+                f"{'standard input' if name == '-' else name} can be read only once, and fit reads its rows twice",
+                fix="save them to a file first, or `recap prepare -` them and fit what that wrote",
+            )
 
 
 def _prepared(

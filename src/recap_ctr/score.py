@@ -221,11 +221,12 @@ class Scorer:
         ]
         if missing:
             number, name = missing[0]
-            known = {fitted.field.name for fitted in self.engine.encoder.fields}
-            unused = [column for column in block.frame.columns if column not in known][:12]
+            schema = self.engine.encoder.schema
+            used = {*(field.name for field in schema.fields), *schema.roles.values(), *self._columns.values()}
+            unused = [column for column in block.frame.columns if column not in used][:12]
             listed = ", ".join(map(repr, unused)) or "none"
             raise InputError(
-                f"{block.origin} has no column {name!r} (field {number} of {len(known)} in the artifact's schema)"
+                f"{block.origin} has no column {name!r} (field {number} of {len(schema.fields)} in the artifact's schema)"
                 f"\n  columns present but unused: {listed}",
                 fix=f"rename the column, or pass --map {name}={unused[0] if unused else 'COLUMN'}",
             )
