@@ -226,8 +226,8 @@ class Scorer:
             unused = [column for column in block.frame.columns if column not in used][:12]
             listed = ", ".join(map(repr, unused)) or "none"
             raise InputError(
-                f"{block.origin} has no column {name!r} (field {number} of {len(schema.fields)} in the artifact's schema)"
-                f"\n  columns present but unused: {listed}",
+                f"{block.origin} has no column {name!r} (field {number} of {len(schema.fields)} in the artifact's"
+                f" schema)\n  columns present but unused: {listed}",
                 fix=f"rename the column, or pass --map {name}={unused[0] if unused else 'COLUMN'}",
             )
         mapped = [block.frame[given].alias(name) for name, given in self._columns.items()]

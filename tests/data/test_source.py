@@ -1,8 +1,11 @@
+import bz2
 import gzip
 import io
+import lzma
 import os
 import sys
 import threading
+import zipfile
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -49,6 +52,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "t.csv.zst": lambda path: path.write_bytes(zstandard.compress(FRAME.write_csv().encode())),
     "t.parquet": FRAME.write_parquet,
     "t.arrow": FRAME.write_ipc,
+    "stream.arrow": FRAME.write_ipc_stream,
+    "lz4.ipc": lambda path: FRAME.write_ipc_stream(path, compression="lz4"),
     "lz4.feather": lambda path: FRAME.write_ipc(path, compression="lz4"),
 }
 
@@ -180,7 +185,7 @@ class _Stdin:
         self.buffer = io.BytesIO(data)
 
 
-@pytest.mark.parametrize("name", ["t.csv", "tabs.txt", "t.parquet", "t.arrow"])
+@pytest.mark.parametrize("name", ["t.csv", "tabs.txt", "t.parquet", "t.arrow", "stream.arrow"])
 def test_standard_input(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     WRITERS[name](tmp_path / name)
     monkeypatch.setattr(sys, "stdin", _Stdin((tmp_path / name).read_bytes()))
@@ -197,8 +202,12 @@ class TestPaths:
         assert names == ["p-1.csv", "p-10.csv", "p-2.csv"]
 
     def test_a_name_with_brackets_is_a_name(self, tmp_path: Path) -> None:
-        for name in ("t[1].csv", "t[1].parquet"):
-            (FRAME.write_csv if name.endswith("csv") else FRAME.write_parquet)(tmp_path / name)
+        for name, writer in (
+            ("t[1].csv", "t.csv"),
+            ("t[1].parquet", "t.parquet"),
+            ("t[1].arrow", "stream.arrow"),
+        ):
+            WRITERS[writer](tmp_path / name)
             assert read(FileSource([tmp_path / name])).equals(FRAME)
 
     @pytest.mark.parametrize(
@@ -266,7 +275,7 @@ class TestBadText:
 
 
 class TestDamagedFiles:
-    @pytest.mark.parametrize("name", ["t.CSV.GZ", "t.csv.zst", "t.parquet", "t.arrow"])
+    @pytest.mark.parametrize("name", ["t.CSV.GZ", "t.csv.zst", "t.parquet", "t.arrow", "stream.arrow"])
     def test_cut_short_anywhere(self, name: str, tmp_path: Path) -> None:
         WRITERS[name](tmp_path / name)
         whole = (tmp_path / name).read_bytes()
@@ -277,6 +286,39 @@ class TestDamagedFiles:
     @pytest.mark.parametrize("name", ["t.csv.gz", "t.csv.zst", "t.parquet", "t.arrow"])
     def test_something_else_inside(self, name: str, tmp_path: Path) -> None:
         assert f"{name} can't be read" in message(write(tmp_path / name, b"a,b\n1,2\n" * 50))
+
+    @pytest.mark.parametrize(
+        ("name", "what", "fix"),
+        [
+            ("t.CSV.GZ", "gzip", "end its name in .gz"),
+            ("t.csv.zst", "zstd", "end its name in .zst"),
+            ("t.parquet", "Parquet", "end its name in .parquet"),
+            ("t.arrow", "Arrow", "end its name in .arrow"),
+            ("stream.arrow", "an Arrow stream", "end its name in .arrow"),
+            ("t.bz2", "bzip2", "unpack it first"),
+            ("t.zip", "zip", "unpack it first"),
+            ("t.xz", "xz", "unpack it first"),
+            ("t.avro", "Avro", "save it as Parquet, Arrow or CSV"),
+        ],
+    )
+    def test_what_is_no_text_is_named(self, name: str, what: str, fix: str, tmp_path: Path) -> None:
+        def archive(path: Path) -> None:
+            with zipfile.ZipFile(path, "w") as file:
+                file.writestr("t.csv", FRAME.write_csv())
+
+        writers: dict[str, Callable[[Path], object]] = {
+            "t.bz2": lambda path: path.write_bytes(bz2.compress(FRAME.write_csv().encode())),
+            "t.xz": lambda path: path.write_bytes(lzma.compress(FRAME.write_csv().encode())),
+            "t.zip": archive,
+            "t.avro": FRAME.write_avro,
+        }
+        (WRITERS | writers)[name](tmp_path / "t.csv")
+        assert message(FileSource([tmp_path / "t.csv"])).startswith(
+            f"t.csv is {what}, not text\n  fix: {fix}"
+        )
+        data = (tmp_path / "t.csv").read_bytes()
+        inside = write(tmp_path / "t.csv.gz", gzip.compress(data))
+        assert message(inside).startswith(f"t.csv.gz is {what}, not text")
 
     def test_large_streams_are_checked_to_their_end(self, tmp_path: Path) -> None:
         text = b"a,b\n" + b"".join(b"%d,%d\n" % (i, i * i) for i in range(100_000))

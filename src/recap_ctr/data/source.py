@@ -35,6 +35,18 @@ FORMATS = {
     ".parquet": PARQUET, ".pq": PARQUET,
     ".arrow": ARROW, ".ipc": ARROW, ".feather": ARROW,
 }  # fmt: skip
+ARROW_STREAM = b"\xff\xff\xff\xff"
+FOREIGN = {  # first bytes of what is no text, whatever its name says: what it is, and what to do
+    b"\x1f\x8b": ("gzip", "end its name in .gz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "end its name in .zst"),
+    b"PAR1\x15": ("Parquet", "end its name in .parquet"),
+    b"ARROW1\0\0": ("Arrow", "end its name in .arrow"),
+    ARROW_STREAM: ("an Arrow stream", "end its name in .arrow"),
+    b"BZh91AY&SY": ("bzip2", "unpack it first, or pack it as .gz or .zst"),
+    b"PK\x03\x04": ("zip", "unpack it first, or pack it as .gz or .zst"),
+    b"\xfd7zXZ\0": ("xz", "unpack it first, or pack it as .gz or .zst"),
+    b"Obj\x01": ("Avro", "save it as Parquet, Arrow or CSV"),
+}
 UNREADABLE = (
     *(pl.exceptions.PolarsError, pl.exceptions.PanicException),
     *(OSError, EOFError, zlib.error, zstandard.ZstdError),
@@ -230,8 +242,7 @@ def _read(path: Path, names: Names | None) -> Iterator[tuple[pl.DataFrame, int]]
             fix = "unpack it first; these formats compress on their own"
             raise InputError(f"{path}: {kind} inside {packed} is not read", fix=fix)
         else:
-            lazy = pl.scan_parquet(path, glob=False) if kind is PARQUET else pl.scan_ipc(path, glob=False)
-            yield from _table_blocks(lazy, path.stat().st_size)
+            yield from _table_blocks(_scan(path, kind), path.stat().st_size)
     except PermissionError:
         raise  # told as such, not as damage
     except UNREADABLE as error:
@@ -261,6 +272,8 @@ def _read_stream(source: BinaryIO, origin: str, names: Names | None) -> Iterator
             data = io.BytesIO(stream.read())
             lazy = pl.scan_parquet(data) if magic.startswith(b"PAR1") else pl.scan_ipc(data)
             yield from _table_blocks(lazy, 0)
+        elif magic.startswith(ARROW_STREAM):
+            yield from _table_blocks(pl.read_ipc_stream(io.BytesIO(stream.read())).lazy(), 0)
         elif packed := {b"\x1f\x8b": ".gz", b"\x28\xb5": ".zst"}.get(magic[:2]):
             with _unpack(stream, packed, Path(origin)) as unpacked:
                 yield from _text_blocks(unpacked, None, origin, None, names)
@@ -268,6 +281,15 @@ def _read_stream(source: BinaryIO, origin: str, names: Names | None) -> Iterator
             yield from _text_blocks(stream, None, origin, None, names)
     except UNREADABLE as error:
         raise InputError(f"{origin} can't be read: {error}", fix="check that it is complete") from None
+
+
+def _scan(path: Path, kind: str) -> pl.LazyFrame:
+    if kind is PARQUET:
+        return pl.scan_parquet(path, glob=False)
+    with path.open("rb") as file:
+        stream = file.read(4) == ARROW_STREAM
+    # A stream has no table of contents: it is read as a whole.
+    return pl.read_ipc_stream(path).lazy() if stream else pl.scan_ipc(path, glob=False)
 
 
 def _table_blocks(lazy: pl.LazyFrame, size: int) -> Iterator[tuple[pl.DataFrame, int]]:
@@ -327,6 +349,9 @@ def _text_blocks(
     rest, row, read_so_far = stream.read(BLOCK_BYTES), 1, 0
     while _first_row_end(rest) < 0 and len(rest) <= MAX_ROW_BYTES and (more := stream.read(BLOCK_BYTES)):
         rest += more
+    for magic, (what, fix) in FOREIGN.items():
+        if rest.startswith(magic):
+            raise InputError(f"{origin} is {what}, not text", fix=fix)
     if rest.startswith(b"\xef\xbb\xbf"):
         rest = rest[3:]
     if separator is None:
