@@ -174,12 +174,26 @@ class TestConventions:
         ],
     )
     def test_fresh_rows_are_set_beside_those_of_training(self, now: float, logloss: float, said: str) -> None:
-        def figures(auc: float, loss: float) -> dict[str, Any]:
-            raw = {"auc": auc, "auc_error": 0.01}
-            return {"raw": raw, "calibrated": {"logloss": loss}, "base_rate_logloss": 0.7}
+        known = {"valid": self.figures(0.76, 0.5)}
+        assert said in " ".join(cli._against_training(self.figures(now, logloss), known))
 
-        found = cli._against_training(figures(now, logloss), {"valid": figures(0.76, 0.5)})
-        assert said in " ".join(found)
+    @pytest.mark.parametrize(
+        ("error", "rows", "rate"), [(0.0, 1000, 0.3), (None, 1000, 0.3), (0.01, 90, 0.1), (0.01, 90, 0.9)]
+    )
+    def test_nothing_is_said_of_chance_where_no_error_is_known(
+        self, error: float | None, rows: int, rate: float
+    ) -> None:
+        fine = self.figures(0.76, 0.5)
+        doubtful = self.figures(1.0, 0.5, error, rows, rate)
+        for now, then in ((doubtful, fine), (fine, doubtful)):
+            assert "chance" not in " ".join(cli._against_training(now, {"test": then}))
+
+    def figures(
+        self, auc: float, loss: float, error: float | None = 0.01, rows: int = 1000, rate: float = 0.3
+    ) -> dict[str, Any]:
+        raw = {"auc": auc, "auc_error": error}
+        rest = {"base_rate_logloss": 0.7, "rows": rows, "base_rate": rate}
+        return {"raw": raw, "calibrated": {"logloss": loss}, **rest}
 
     def test_threads_and_seed_are_part_of_the_record(self, raw: Path, recap: Recap) -> None:
         recap("prepare", raw / "clicks.csv", "--schema", raw / "schema.toml", "--out", raw / "d", "--seed", 5)

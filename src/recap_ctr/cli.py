@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SHOWN_TEACHERS = (1, 2, 3, 4, 5, 8, 16)
 RECIPE = "recipe.json"  # the mark of a directory that holds a recipe's stages
 INDENT = " " * 4
+FEWEST_OF_A_CLASS = 10  # rows, for an AUC's error to mean something
 INTERRUPTED = 130  # typer's exit code for Ctrl-C
 PATH_ERRORS = (
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP
@@ -1815,12 +1816,20 @@ def _print_report(report: dict[str, Any]) -> None:
     _figures_table(report["metrics"], report["reference"])
 
 
+def _auc_error(found: dict[str, Any]) -> float:
+    """The error of an AUC, or 0 where none can be told: weighted rows, a handful of a class, or classes fully apart."""
+    rate = found.get("base_rate", 0.0)
+    enough = found["rows"] * min(rate, 1 - rate) >= FEWEST_OF_A_CLASS
+    return float(found["raw"].get("auc_error") or 0.0) if enough else 0.0
+
+
 def _against_training(found: dict[str, Any], known: dict[str, Any]) -> list[str]:
     """What figures on fresh rows mean beside those that the artifact came with."""
     then, now = (known.get("test") or known["valid"]), found
     gain = 1 - now["calibrated"]["logloss"] / now["base_rate_logloss"]
     change = now["raw"]["auc"] - then["raw"]["auc"]
-    noise = 1.96 * math.hypot(now["raw"].get("auc_error") or 0.0, then["raw"].get("auc_error") or 0.0)
+    errors = [_auc_error(figures) for figures in (now, then)]
+    noise = 1.96 * math.hypot(*errors) if all(errors) else 0.0  # of which nothing is said
     said = [
         f"Here it explains {gain:.1%} of the base rate's logloss; AUC is {100 * now['raw']['auc']:.2f},"
         f" when it was packed {100 * then['raw']['auc']:.2f} on held-out rows."

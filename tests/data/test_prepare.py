@@ -35,7 +35,7 @@ from recap_ctr.data.shards import SPLITS, PreparedData, Shard
 from recap_ctr.data.source import Block, FileSource, FrameSource, Source
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
-from recap_ctr.storage import atomic_directory
+from recap_ctr.storage import atomic_directory, sha256
 from tests.data import layouts
 
 PLAIN = Schema(label="y", fields=(Field(name="c", kind="categorical"),))
@@ -728,6 +728,10 @@ NUMERIC = Schema(label="y", fields=(Field(name="c", kind="numeric"),))
         (simple(40).with_columns(y=pl.Series([0.0] * 39 + [0.5])), PLAIN, "row 40: the label 'y' is '0.5', neither"),
         (simple(40).with_columns(y=pl.Series([0, None] * 20)), PLAIN, "row 2: the label 'y' is missing\n  fix:"),
         (simple(40).with_columns(y=0), PLAIN, "all 32 train rows have label 0: one class only"),
+        (simple(40).with_columns(y=0), PLAIN, "every split; check the label column"),
+        (simple(40).with_columns(y=pl.Series([0] * 39 + [1])), PLAIN,
+         "rows have label 0: one class only\n  fix: a model needs clicked and unclicked rows in every split; give more"
+         " rows, or another --ratio or --seed to recap prepare"),
         (simple(5), PLAIN, "no row is left for valid"),
         (simple(40).clear(), PLAIN, "the source holds no rows"),
         (simple(40, c=["1"] * 20 + ["inf"] * 20), NUMERIC, "row 21, field 'c': infinity is not a value"),
@@ -1010,3 +1014,19 @@ class TestWhatCannotBeCompared:
         with pytest.raises(InputError, match="changed while it was read"):
             prepare(Preparation(schema, {"all": source}), tmp_path / "out", quiet=True)
         assert not (tmp_path / "out").exists()
+
+    def test_a_file_that_changes_while_it_is_hashed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        simple(60).write_csv(path := tmp_path / "a.csv")
+
+        def grow(file: Path) -> str:
+            found = sha256(file)
+            with file.open("a") as more:
+                more.write("1,late\n")
+            return found
+
+        monkeypatch.setattr(source_module, "sha256", grow)
+        with pytest.raises(InputError, match="changed while it was read"):
+            prepare(Preparation(PLAIN, {"all": FileSource([path])}), tmp_path / "out", quiet=True)
+        assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]

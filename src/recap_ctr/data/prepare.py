@@ -43,6 +43,10 @@ from recap_ctr.storage import atomic_directory, atomic_file, fingerprint, sha256
 
 SPOOL_ROWS = 1 << 17
 QUANTILE_ROWS = 1 << 20
+OTHERWISE = {  # what brings both classes into a split, where the source has them
+    "random": "give more rows, or another --ratio or --seed to recap prepare",
+    "time": "give more rows, or another --ratio to recap prepare",
+}
 
 
 class Split(Frozen):
@@ -145,6 +149,8 @@ def prepare(
     preparation: Preparation, out: Path, *, force: bool = False, quiet: bool = False
 ) -> tuple[PreparedData, bool]:
     """Write `out`, and say whether it was already there: the same inputs are never prepared twice."""
+    files = [source for source in preparation.sources.values() if isinstance(source, FileSource)]
+    before = [source.stamps() for source in files]
     inputs = preparation.inputs()
     if out.exists() and any(out.iterdir()) if out.is_dir() else out.exists():
         if not is_prepared(out):
@@ -164,8 +170,6 @@ def prepare(
                 f"{out} was prepared from other inputs (changed: {', '.join(changed)})",
                 fix="choose another --out, or replace it with --force",
             )
-    files = [source for source in preparation.sources.values() if isinstance(source, FileSource)]
-    before = [source.stamps() for source in files]
     with atomic_directory(out) as partial:
         _Preparer(preparation, partial, quiet).run(inputs)
         if [source.stamps() for source in files] != before:
@@ -412,9 +416,12 @@ class _Preparer:
             if len(chosen) == 0:
                 raise InputError(f"no row is left for {name}", fix="give more rows, or another split")
             if chosen.min() == chosen.max():
+                advice = OTHERWISE.get(self.split.kind, "give more rows, or move some there")
+                if label.min() == label.max():
+                    advice = "check the label column"
                 raise InputError(
                     f"all {len(chosen):,} {name} rows have label {chosen[0]}: one class only",
-                    fix="a model needs clicked and unclicked rows in every split; check the label column",
+                    fix=f"a model needs clicked and unclicked rows in every split; {advice}",
                 )
         return codes
 
