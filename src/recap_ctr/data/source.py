@@ -470,10 +470,15 @@ def _diagnosis(
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError as error:
-        row += text.count(b"\n", 0, error.start)
+        row += _whole_rows(text[: error.start])
         bad = text[error.start : error.start + 4]
         return InputError(
             f"{origin}: row {row} is not valid UTF-8 (bytes {bad!r})", fix="save the file as UTF-8"
+        )
+    if text.count(b'"') & 1:
+        return InputError(
+            f"{origin}: row {row + _whole_rows(text)} opens a quote that nothing closes",
+            fix='close it, or write "" for a quote inside a quoted value',
         )
     csv.field_size_limit(MAX_ROW_BYTES)
     try:
@@ -486,15 +491,19 @@ def _diagnosis(
             row += 1
     except csv.Error as error:
         reason = str(error)
-    if text.count(b'"') & 1:  # the last record swallowed all that follows its quote
-        return InputError(
-            f"{origin}: row {row - 1} opens a quote that nothing closes",
-            fix='close it, or write "" for a quote inside a quoted value',
-        )
     return InputError(
         f"{origin}: rows from {first_row} on can't be parsed: {reason.splitlines()[0]}",
         fix='quote values that hold quotes or line ends, and write "" for a quote inside them',
     )
+
+
+def _whole_rows(text: bytes) -> int:
+    """Line ends with an even number of quotes before them: after the last one, a quote stays open, or no row ends."""
+    rows = odd = 0
+    for line in io.BytesIO(text):
+        odd ^= line.count(b'"') & 1
+        rows += line.endswith(b"\n") and not odd
+    return rows
 
 
 def _check_lengths(block: Block) -> None:
