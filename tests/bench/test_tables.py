@@ -150,7 +150,7 @@ MARKDOWN = """\
 | FCN | – | – | 3 | 201,760 | 81.630 ± 0.010 | 0.43800 ± 0.00010 | 0.43807 ± 0.00012 | – | – |
 | + EMA | ✓ | – | 3 | 201,760 | 81.680 ± 0.010 | 0.43750 ± 0.00010 | \
 0.43740 ± 0.00010 | +0.050 [+0.025, +0.075] | 0.013 |
-| + EMA & KD_5 | ✓ | ✓ | 1 | 201,760 | **81.720** | **0.43710** | **0.43700** | +0.100 | – |
+| + EMA & KD_5 | ✓ | ✓ | 1 | 201,760 | **81.720** | **0.43710** | **0.43700** | +0.100 over 1 seed | – |
 
 Figures of the test split, AUC in points; ± is the standard deviation over seeds. \
 ΔAUC is the difference from FCN, paired over seeds: 95% interval and p of a two-tailed t-test. \
@@ -171,7 +171,7 @@ FCN & -- & -- & 3 & 201,760 & 81.630 $\pm$ 0.010 & 0.43800 $\pm$ 0.00010 & 0.438
 + EMA & \checkmark{} & -- & 3 & 201,760 & 81.680 $\pm$ 0.010 & 0.43750 $\pm$ 0.00010 & @
 0.43740 $\pm$ 0.00010 & +0.050 [+0.025, +0.075] & 0.013 \\
 + EMA \& KD\_5 & \checkmark{} & \checkmark{} & 1 & 201,760 & \textbf{81.720} & \textbf{0.43710} & @
-\textbf{0.43700} & +0.100 & -- \\
+\textbf{0.43700} & +0.100 over 1 seed & -- \\
 \bottomrule
 \end{tabular}
 \end{table}""".replace("@\n", "")

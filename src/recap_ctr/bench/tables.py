@@ -278,7 +278,7 @@ def _difference(baseline: Arm, arm: Arm) -> tuple[str, str]:
     if found.low is not None and found.high is not None:
         text += f" [{_points(found.low)}, {_points(found.high)}]"
     if len(found.seeds) < max(len(arm.seeds), len(baseline.seeds)):
-        text += f" over {len(found.seeds)} seeds"
+        text += f" over {len(found.seeds)} seed{'s' * (len(found.seeds) > 1)}"
     if found.p is None:
         return text, NONE
     return text, "<0.001" if found.p < 0.001 else f"{found.p:.3f}"

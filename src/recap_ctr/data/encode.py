@@ -233,13 +233,13 @@ def pieces(block: Block, field: Field) -> Pieces:
     if isinstance(raw.dtype, (pl.List, pl.Array)):
         lists = raw.cast(pl.List(raw.dtype.inner))
     else:
-        lists = as_text(raw, field.missing).str.split(field.separator)
+        lists = as_text(raw.alias(field.name), field.missing).alias("").str.split(field.separator)
     lengths = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
     flat = lists.filter(pl.Series(lengths > 0)).explode()
     rows = np.repeat(np.arange(len(lengths)), lengths)
     if (at := _first_infinity(flat, field)) is not None:
         raise _infinity(block, field, int(rows[at]))
-    flat = as_text(flat, field.missing)
+    flat = as_text(flat.alias(field.name), field.missing).alias("")
     present = flat.is_not_null().to_numpy()
     rows = rows[present]
     positions = np.arange(len(rows)) - np.searchsorted(
