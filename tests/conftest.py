@@ -1,21 +1,25 @@
 """A tiny click log, prepared and trained once for all tests that only read it; and the command, in this process."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
 
-from recap_ctr import cli
+from recap_ctr import cli, probe, runs, survey
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
+from recap_ctr.engine import Job
 from recap_ctr.models import parse_model
 from recap_ctr.runs import ARTIFACT, RunConfig, run
 from recap_ctr.schema import Field, Schema
@@ -117,6 +121,42 @@ def recap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
     yield call
     torch.set_num_threads(threads)
+
+
+@contextmanager
+def in_process() -> Iterator[pytest.MonkeyPatch]:
+    """Jobs in this process: each of its own would cost seconds of imports. Tests of the engine have real ones."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (runs, probe, survey):
+            patch.setattr(module, "run_jobs", _do_here)
+        yield patch
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def one_process() -> Iterator[None]:
+    """For all tests of a module."""
+    with in_process():
+        yield
+
+
+def _do_here(
+    jobs: Sequence[Job],
+    *,
+    workers: int,
+    title: str,
+    quiet: bool,
+    done: Callable[[int, Any], None] | None = None,
+) -> list[Any]:
+    assert workers >= 1 and title
+    found = []
+    for at, job in enumerate(jobs):
+        module, _, name = job.function.partition(":")
+        found.append(getattr(import_module(module), name)(**job.arguments))
+        if done is not None:
+            done(at, found[-1])
+    return found
 
 
 def contents(directory: Path) -> dict[str, tuple[bytes, int]]:

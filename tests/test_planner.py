@@ -33,6 +33,8 @@ from recap_ctr.storage import take
 from tests.bench.test_scaling import recipe
 from tests.conftest import Recap
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 TINY = {"train": {"batch_size": 256, "max_epochs": 2}, "l2": 0.01}
 ZERO = Estimate(0.0, 0.0, 0.0)
 
@@ -122,7 +124,7 @@ def test_differences_are_those_of_the_same_rows(prepared: PreparedData) -> None:
 
 
 @pytest.fixture(scope="module")
-def planned(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def planned(one_process: None, prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cooking = recipe(
         prepared, tmp_path_factory.mktemp("plan") / "model", **TINY, teachers=3, probe={"dropouts": []}
     )

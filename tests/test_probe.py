@@ -24,6 +24,8 @@ from recap_ctr.probe import (
 )
 from recap_ctr.storage import read_json
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 SMALL: dict[str, Any] = {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1}
 SETTINGS = TrainConfig(batch_size=256, schedule="constant", ema_epochs=(2.0,), learning_rate=5e-3)
 

@@ -24,6 +24,8 @@ from recap_ctr.recipe import PRESETS, Plan, Recipe, batch_size, recipe_config, t
 from recap_ctr.storage import sha256
 from tests.conftest import Recap
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 TINY: dict[str, Any] = {
     "model_settings": {"dim": 4, "depth": 2, "train_depths": [2], "depth_weights": [1.0], "num_adapters": 4},
     "teacher_settings": {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1},
@@ -43,7 +45,9 @@ def cook(data: PreparedData, out: Path, **changes: Any) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def done(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def done(
+    one_process: None, prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
     """A finished recipe; tests may add stages to it."""
     out = tmp_path_factory.mktemp("recipe") / "model"
     report = cook(prepared, out).run()

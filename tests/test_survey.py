@@ -13,6 +13,8 @@ from recap_ctr.survey import read_diagnosis, survey
 from tests.bench.test_scaling import recipe
 from tests.conftest import Recap
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 
 def test_every_run_has_all_routes_of_its_checkpoints(prepared: PreparedData, tmp_path: Path) -> None:
     cooking = recipe(prepared, tmp_path, train={"batch_size": 256, "max_epochs": 3})

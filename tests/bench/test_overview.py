@@ -8,8 +8,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from recap_ctr.bench.overview import against, overview
-from recap_ctr.data.shards import PreparedData
-from tests.bench.test_scaling import recipe
+from tests.bench.conftest import Kitchen
 
 
 def test_against_is_scipys_one_sample_test() -> None:
@@ -22,9 +21,9 @@ def test_against_is_scipys_one_sample_test() -> None:
     assert against((0.91,), 0.909)["p"] is None
 
 
-def test_overview_sets_students_beside_both_ensembles(prepared: PreparedData, tmp_path: Path) -> None:
+def test_overview_sets_students_beside_both_ensembles(kitchen: Kitchen, tmp_path: Path) -> None:
     reports = tmp_path / "reports"
-    text = overview(recipe(prepared, tmp_path / "bench", teachers=2), 1, reports)
+    text = overview(kitchen.recipe, 1, reports)
 
     assert (reports / "overview" / "overview.md").read_text() == text
     lines = {
@@ -41,6 +40,6 @@ def test_overview_sets_students_beside_both_ensembles(prepared: PreparedData, tm
             json.loads(path.read_text())["metrics"]["test"]["raw"]["auc"]
             for path in sorted((reports / "recipe" / folder).glob("seed-*/report.json"))
         ]
-        assert lines[name]["auc"] == stored and len(stored) == 2
-        assert f"RECAP minus the ensemble of 2 of {name}" in text
-    assert text.count("| ensemble of 2 |") == 2
+        assert lines[name]["auc"] == stored and len(stored) == 3
+        assert f"RECAP minus the ensemble of 3 of {name}" in text
+    assert text.count("| ensemble of 3 |") == 2

@@ -8,8 +8,7 @@ import pytest
 
 from recap_ctr import metrics
 from recap_ctr.bench.variance import TRAININGS, family, variance
-from recap_ctr.data.shards import PreparedData
-from tests.bench.test_scaling import recipe
+from tests.bench.conftest import Kitchen
 
 
 def test_a_family_has_the_variance_it_was_drawn_with() -> None:
@@ -26,15 +25,16 @@ def test_a_family_has_the_variance_it_was_drawn_with() -> None:
     assert found.auc_together > found.auc_alone
 
 
-def test_table_covers_runs_and_routes(prepared: PreparedData, tmp_path: Path) -> None:
+def test_table_covers_runs_and_routes(kitchen: Kitchen, tmp_path: Path) -> None:
     reports = tmp_path / "reports"
-    text = variance(recipe(prepared, tmp_path / "bench", teachers=2), 2, reports)
+    text = variance(kitchen.recipe, 2, reports)
 
     assert (reports / "variance" / "variance.md").read_text() == text
     families = json.loads((reports / "variance" / "variance.json").read_text())["families"]
     by_axis = {axis: [one["name"] for one in families if one["axis"] == axis] for axis in ("run", "route")}
     assert by_axis["route"] == list(TRAININGS.values())
     assert by_axis["run"] == ["FCN, published protocol", "FCN + EMA: the teachers", *TRAININGS.values()]
-    assert all(one["count"] == 2 for one in families if one["axis"] == "run")
+    counts = {one["name"]: one["count"] for one in families if one["axis"] == "run"}
+    assert counts == {name: 3 if name.startswith("FCN") else 2 for name in counts}
     assert all(one["variance"] > 0 for one in families if one["axis"] == "run")
     assert "Routes vary at most" in text
