@@ -251,24 +251,25 @@ def read_arms(reports: Path, *, averaged: bool = False) -> dict[str, Arm]:
 
 def _refuse_mixtures(name: str, reports: Sequence[dict[str, Any]], *, data_alone: bool = False) -> None:
     """Runs are one arm if only their seeds differ; all arms of a table are of the same data."""
-
-    def of(report: dict[str, Any]) -> list[Any]:
-        own: list[Any] = [report["data"]["fingerprint"]]
-        if not data_alone:
-            known = report["model"]
-            train = parse(TrainConfig, {**report["train"], "seed": 0}, name)
-            own += [known["name"], parse_model(known["name"], known["config"]), train]
-        return own
-
+    first = reports[0]
     for other in reports[1:]:
-        if of(other) != of(reports[0]):
-            seeds = " and ".join(
-                f"{one['model']['name']}/seed-{one['train']['seed']}" for one in (reports[0], other)
-            )
-            raise InputError(
-                f"{name} would mix runs of different {'data' if data_alone else 'settings'}: reports of {seeds}",
-                fix="delete the report that is out of date, or run its cell again with as many --seeds",
-            )
+        same = first["data"]["fingerprint"] == other["data"]["fingerprint"]
+        if same and (data_alone or _settings(first) == _settings(other)):
+            continue
+        seeds = " and ".join(f"{one['model']['name']}/seed-{one['train']['seed']}" for one in (first, other))
+        raise InputError(
+            f"{name} would mix runs of different {'settings' if same else 'data'}: reports of {seeds}",
+            fix="delete the report that is out of date, or run its cell again with as many --seeds",
+        )
+
+
+def _settings(report: dict[str, Any]) -> tuple[str, dict[str, Any], TrainConfig]:
+    """A run's model and training without its seed; what a record of before leaves out is as by default."""
+    model = report["model"]
+    known = model["config"]
+    if not is_dotted(model["name"]):  # one from outside may be gone by now
+        known = parse_model(model["name"], known).model_dump(mode="json")
+    return model["name"], known, parse(TrainConfig, {**report["train"], "seed": 0}, REPORT)
 
 
 def _guests(reports: Path, averaged: bool) -> set[str]:
