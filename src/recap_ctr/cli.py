@@ -75,6 +75,13 @@ Columns = Annotated[
     typer.Option("--map", metavar="FIELD=COLUMN", help="A field stands in another column; repeatable."),
 ]
 
+RawRows = Annotated[list[str], typer.Argument(metavar="ROWS...", help="Raw rows; - is standard input.")]
+ScoresOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="File to write (.csv, .tsv, .parquet, .arrow).  [default: CSV to standard output]"
+    ),
+]
 UsedRoutes = Annotated[
     int | None,
     typer.Option("--routes", min=1, help="Score on so many of the artifact's routes.  [default: all]"),
@@ -1191,13 +1198,8 @@ def evaluate(
 @app.command()
 def predict(
     artifact: Annotated[Path, typer.Argument(help="An artifact, or the run that holds one.")],
-    rows: Annotated[list[str], typer.Argument(metavar="ROWS...", help="Raw rows; - is standard input.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="File to write (.csv, .tsv, .parquet, .arrow).  [default: CSV to standard output]"
-        ),
-    ] = None,
+    rows: RawRows,
+    out: ScoresOut = None,
     columns: Columns = None,
     routes: UsedRoutes = None,
     depth: UsedDepth = None,
@@ -1542,13 +1544,8 @@ def serve(
 @app.command()
 def score(
     url: Annotated[str, typer.Argument(metavar="URL", help="A server, such as http://127.0.0.1:8000.")],
-    rows: Annotated[list[str], typer.Argument(metavar="ROWS...", help="Raw rows; - is standard input.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="File to write (.csv, .tsv, .parquet, .arrow).  [default: CSV to standard output]"
-        ),
-    ] = None,
+    rows: RawRows,
+    out: ScoresOut = None,
     routes: UsedRoutes = None,
     depth: UsedDepth = None,
     deadline_ms: Annotated[
