@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recap_ctr import metrics
-from recap_ctr.calibrate import Calibration
+from recap_ctr.calibrate import Calibration, negative_rate_shift
 from recap_ctr.data.shards import Shard
 from recap_ctr.errors import InputError
 
@@ -65,6 +65,11 @@ def evaluate(
 def sampling_weights(shard: Shard, negative_rate: float) -> Array | None:
     """Row weights that undo the sampling of negatives: each kept one stands for 1 / rate."""
     return weigh(shard.labels, shard.weights, negative_rate)
+
+
+def undo_sampling(logits: Array, shard: Shard, negative_rate: float) -> tuple[Array, Array | None]:
+    """Logits and weights of the whole log, of which `shard` has all clicks and some negatives: they go together."""
+    return logits + negative_rate_shift(negative_rate), sampling_weights(shard, negative_rate)
 
 
 def weigh(labels: Array, weights: Array | None, negative_rate: float) -> Array | None:

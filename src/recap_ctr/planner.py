@@ -23,12 +23,11 @@ from torch import nn
 
 from recap_ctr import environment, metrics
 from recap_ctr.axes.routes import Routed
-from recap_ctr.calibrate import negative_rate_shift
 from recap_ctr.cost import scoring_seconds
 from recap_ctr.data.shards import Shard
 from recap_ctr.diagnose import Cube, Curve, Estimate, curve
 from recap_ctr.errors import InputError
-from recap_ctr.evaluate import sampling_weights
+from recap_ctr.evaluate import undo_sampling
 from recap_ctr.logits import LogitTable
 from recap_ctr.models.recap import Recap
 from recap_ctr.packed import load_artifact
@@ -236,12 +235,13 @@ def of_arms(recipe: Recipe) -> Arms | None:
 
 def of_runs(tables: Sequence[LogitTable], shard: Shard, negative_rate: float = 1.0) -> list[Worth]:
     """Of the mean of 1, 2, .. such runs, by Eq. 6 from the disagreement of those at hand; a table is a run."""
-    labels, weights = shard.labels, sampling_weights(shard, negative_rate)
-    shift = negative_rate_shift(negative_rate)
-    alone = [table.logits_NM[:, 0] + np.float32(shift) for table in tables]
-    seen = curve(Cube.from_array(np.stack(alone, axis=1)[:, :, None, None]), labels, "run", weights=weights)
-    losses = [metrics.logloss(labels, logits, weights) for logits in alone]
-    aucs = [metrics.auc(labels, logits, weights) for logits in alone]
+    logits_NM, weights = undo_sampling(
+        np.stack([table.logits_NM[:, 0] for table in tables], axis=1), shard, negative_rate
+    )
+    seen = curve(Cube.from_array(logits_NM[:, :, None, None]), shard.labels, "run", weights=weights)
+    losses, aucs = (
+        [of(shard.labels, logits, weights) for logits in logits_NM.T] for of in (metrics.logloss, metrics.auc)
+    )
     found = []
     for point in seen.forecast[:TEACHERS]:
         scatter = _scatter(seen, point.count)
@@ -287,8 +287,7 @@ def compared(
     valid: Shard, logits: Logits, base: Logits, negative_rate: float
 ) -> tuple[Estimate, Estimate, Estimate]:
     """Loss, AUC, and loss saved over `base`; intervals over rows are those of the difference to it."""
-    weights, shift = sampling_weights(valid, negative_rate), negative_rate_shift(negative_rate)
-    logits, base = logits + shift, base + shift
+    (logits, weights), (base, _) = (undo_sampling(one, valid, negative_rate) for one in (logits, base))
     loss, auc = (of(valid.labels, logits, weights) for of in (metrics.logloss, metrics.auc))
     sign_N = np.where(np.asarray(valid.labels) == 1, -1.0, 1.0)
     change_N = np.logaddexp(0, sign_N * logits) - np.logaddexp(0, sign_N * base)

@@ -25,7 +25,7 @@ from recap_ctr.data.quality import field_quality
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, curve
 from recap_ctr.errors import InputError
-from recap_ctr.evaluate import evaluate, sampling_weights
+from recap_ctr.evaluate import evaluate, sampling_weights, undo_sampling
 from recap_ctr.logits import LogitTable, mean_logit
 from recap_ctr.models import parse_model, short_name
 from recap_ctr.models.recap import RecapConfig
@@ -449,25 +449,22 @@ class Recipe:
     def ensembles(self, teachers: Sequence[Path]) -> list[dict[str, Any]]:
         """The mean logit of the first 1, 2, .. teachers, calibrated and measured like a model."""
         found = []
-        fit = fitting(self.config.calibration)
-        shift = negative_rate_shift(self.config.negative_rate)
-        splits = [split for split in ("valid", "test") if len(getattr(self.data, split))]
+        fit, rate = fitting(self.config.calibration), self.config.negative_rate
+        shards = {split: getattr(self.data, split) for split in ("valid", "test")}
         for count in range(1, len(teachers) + 1):
-            logits = {
-                split: mean_logit([LogitTable(path) for path in teacher_tables(teachers[:count], split)])
-                + shift
-                for split in splits
-            }
-            weights = {
-                split: sampling_weights(getattr(self.data, split), self.config.negative_rate)
-                for split in splits
-            }
-            calibration = fit(self.data.valid.labels, logits["valid"], weights["valid"])
-            figures = {
-                split: evaluate(
-                    getattr(self.data, split).labels, logits[split], calibration, weights=weights[split]
+            raw = {
+                split: undo_sampling(
+                    mean_logit([LogitTable(path) for path in teacher_tables(teachers[:count], split)]),
+                    shard,
+                    rate,
                 )
-                for split in splits
+                for split, shard in shards.items()
+                if len(shard)
+            }
+            calibration = fit(self.data.valid.labels, *raw["valid"])
+            figures = {
+                split: evaluate(shards[split].labels, logits, calibration, weights=weights)
+                for split, (logits, weights) in raw.items()
             }
             found.append({"teachers": count, "metrics": figures})
         return found

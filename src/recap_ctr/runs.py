@@ -28,7 +28,7 @@ from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.distil import teacher_targets
 from recap_ctr.engine import Job, run_jobs
 from recap_ctr.errors import InputError
-from recap_ctr.evaluate import evaluate, sampling_weights
+from recap_ctr.evaluate import evaluate, undo_sampling
 from recap_ctr.logits import Estimator, LogitTable
 from recap_ctr.models import build, count_parameters, parse_model
 from recap_ctr.models.recap import Recap, RecapConfig, Route
@@ -292,12 +292,9 @@ def _reference(config: RunConfig, data: PreparedData, out: Path, quiet: bool) ->
     device = torch.device(config.device)
     trained = train("lr", parse_model("lr", {}), settings, data, directory, device=device, quiet=True)
     found = {}
-    shift = negative_rate_shift(config.negative_rate)
     for name, shard in _held_out(data).items():
-        logits, weights = (
-            predict(trained.model, shard, device) + shift,
-            sampling_weights(shard, config.negative_rate),
-        )
+        raw = predict(trained.model, shard, device)
+        logits, weights = undo_sampling(raw, shard, config.negative_rate)
         found[name] = {
             "auc": metrics.auc(shard.labels, logits, weights),
             "logloss": metrics.logloss(shard.labels, logits, weights),
@@ -316,16 +313,17 @@ def _assess(
     config: RunConfig, model: nn.Module, data: PreparedData, device: torch.device
 ) -> tuple[Calibration, dict[str, Any]]:
     """Calibrate on the validation rows, then measure on all held-out ones."""
-    shift = negative_rate_shift(config.negative_rate)
-    raw = {name: predict(model, shard, device) + shift for name, shard in _held_out(data).items()}
-    weights = sampling_weights(data.valid, config.negative_rate)
-    calibration = fitting(config.calibration)(data.valid.labels, raw["valid"], weights)
+    held_out = _held_out(data)
+    raw = {
+        name: undo_sampling(predict(model, shard, device), shard, config.negative_rate)
+        for name, shard in held_out.items()
+    }
+    calibration = fitting(config.calibration)(data.valid.labels, *raw["valid"])
     found = {
         name: evaluate(
-            shard.labels, raw[name], calibration, weights=sampling_weights(shard, config.negative_rate),
-            groups=shard.groups, reliability=True,
+            held_out[name].labels, logits, calibration, weights=weights, groups=held_out[name].groups, reliability=True
         )
-        for name, shard in _held_out(data).items()
+        for name, (logits, weights) in raw.items()
     }  # fmt: skip
     return calibration, found
 
@@ -345,8 +343,7 @@ def _dial(
         dialled = (
             Routed(model, routes[: setting.routes], setting.depth) if isinstance(model, Recap) else model
         )
-        raw = predict(dialled, data.valid, device) + negative_rate_shift(config.negative_rate)
-        weights = sampling_weights(data.valid, config.negative_rate)
+        raw, weights = undo_sampling(predict(dialled, data.valid, device), data.valid, config.negative_rate)
         found.append(setting_quality(setting, data.valid.labels, calibration.apply(raw), weights))
     return found
 
@@ -369,8 +366,8 @@ def choose_routes(
     if choice == "late":
         return tuple(late_routes(model.config, count))
     candidates = late_routes(model.config, GREEDY_CANDIDATES * count)
-    logits_NK = predict_routes(model, data.valid, candidates, device) + negative_rate_shift(negative_rate)
-    weights = sampling_weights(data.valid, negative_rate)
+    logits_NK = predict_routes(model, data.valid, candidates, device)
+    logits_NK, weights = undo_sampling(logits_NK, data.valid, negative_rate)
     return tuple(candidates[at] for at in greedy_choice(data.valid.labels, logits_NK, count, weights))
 
 

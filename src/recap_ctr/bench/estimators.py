@@ -19,8 +19,7 @@ from recap_ctr.bench import figures
 from recap_ctr.bench.published import title_of
 from recap_ctr.bench.scaling import cell, finished, taught, train_all, train_cells
 from recap_ctr.bench.tables import grid
-from recap_ctr.calibrate import negative_rate_shift
-from recap_ctr.evaluate import Array, sampling_weights
+from recap_ctr.evaluate import Array, undo_sampling
 from recap_ctr.logits import LogitTable, blocks
 from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict, predict_routes
@@ -87,8 +86,7 @@ def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
     teachers = list(recipe.teachers(plan))
     shard = recipe.data.test if len(recipe.data.test) else recipe.data.valid
     split = "test" if len(recipe.data.test) else "valid"
-    device, rate = torch.device(recipe.device), recipe.config.negative_rate
-    weights_N, shift = sampling_weights(shard, rate), negative_rate_shift(rate)
+    device = torch.device(recipe.device)
     published = train_all(recipe, plan, "fcn", ["plain"], range(1, len(teachers) + 1), teachers)["plain"]
     paths = train_cells(recipe, trajectories(recipe, plan), [1], title="trajectories")
 
@@ -102,7 +100,8 @@ def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
         )
 
     def corrected(family: str, axis: str, logits_NM: diagnose.Floats) -> list[Point]:
-        return scale(family, axis, logits_NM + shift, shard.labels, weights_N)
+        logits_NM, weights_N = undo_sampling(logits_NM, shard, recipe.config.negative_rate)
+        return scale(family, axis, logits_NM, shard.labels, weights_N)
 
     points = [
         *corrected("FCN, published protocol", "run", of_runs(list(published))),

@@ -13,9 +13,8 @@ from recap_ctr import diagnose
 from recap_ctr.axes.routes import Routed
 from recap_ctr.bench.published import title_of
 from recap_ctr.bench.scaling import train_all
-from recap_ctr.calibrate import negative_rate_shift
 from recap_ctr.data.shards import Shard
-from recap_ctr.evaluate import Array, sampling_weights
+from recap_ctr.evaluate import Array, undo_sampling
 from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict, predict_routes
 from recap_ctr.recipe import Recipe
@@ -115,10 +114,8 @@ def _runs(name: str, runs: Sequence[Path], shard: Shard, recipe: Recipe) -> Fami
 
 def _corrected(name: str, axis: str, logits_NM: diagnose.Floats, shard: Shard, recipe: Recipe) -> Family:
     """With the weights of rows, and for sampled negatives."""
-    rate = recipe.config.negative_rate
-    return family(
-        name, axis, logits_NM + negative_rate_shift(rate), shard.labels, sampling_weights(shard, rate)
-    )
+    logits_NM, weights = undo_sampling(logits_NM, shard, recipe.config.negative_rate)
+    return family(name, axis, logits_NM, shard.labels, weights)
 
 
 def _routes(name: str, runs: Sequence[Path], shard: Shard, recipe: Recipe) -> Family | None:
