@@ -214,10 +214,10 @@ def test_a_budget_gives_up_teachers_then_epochs_and_says_so(
         recipe = Recipe(
             config, prepared, tmp_path / f"{budget}-{seconds}", workers=2, budget=budget, quiet=True
         )
-        monkeypatch.setattr(recipe, "_seconds_per_epoch", lambda: seconds)
+        monkeypatch.setattr("recap_ctr.recipe.epoch_seconds", lambda config, data: seconds)
         recipe.out.mkdir(parents=True)
         found = recipe.plan()
-        monkeypatch.setattr(recipe, "_seconds_per_epoch", lambda: 1e9)
+        monkeypatch.setattr("recap_ctr.recipe.epoch_seconds", lambda config, data: 1e9)
         assert recipe.plan() == found  # the clock is asked once
         return found
 

@@ -869,7 +869,7 @@ def bench(
         bool, typer.Option("--averaged", help="table1: baselines with our averaging of weights.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="table1: say what is missing and what it would cost.")
+        bool, typer.Option("--dry-run", help="Say what is missing and what it would cost; train nothing.")
     ] = False,
     config: Recipe = None,
     preset: Preset = "default",

@@ -14,7 +14,7 @@ from torch import nn
 
 from recap_ctr import metrics
 from recap_ctr.bench.overview import costs, logistic_regression
-from recap_ctr.bench.scaling import train_all
+from recap_ctr.bench.scaling import cells_of, train_cells
 from recap_ctr.bench.synthetic import draw, quick_recipe
 from recap_ctr.bench.tables import spread
 from recap_ctr.calibrate import fit_affine
@@ -63,7 +63,8 @@ def run_demo(out: Path, *, rows: int, seed: int, threads: int, force: bool, quie
         plan = replace(recipe.plan(), max_epochs=MAX_EPOCHS)  # for the students without an average too
         teachers = recipe.teachers(plan)
         recipe.say("students: the recursive backbone plain, with EMA, with KD, and with both, which is RECAP")
-        students = train_all(recipe, plan, "recap", TRAININGS, [seed], list(teachers))
+        wanted = cells_of(recipe, plan, "recap", TRAININGS, [seed], list(teachers))
+        students = train_cells(recipe, wanted, title="recap")
         (regression,) = logistic_regression(recipe)
     report = recipe.finish(plan, teachers, students["ema-kd"])
     truth = drawn.frame()["bayes_logit"].to_numpy()[data.test.rows]

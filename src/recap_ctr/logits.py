@@ -32,11 +32,16 @@ class Estimator:
     depth: int | None = None
 
 
+def is_table(path: Path) -> bool:
+    """Whether there is a finished table."""
+    return (path / MANIFEST).is_file()
+
+
 class LogitTable:
     """A finished table, memory-mapped; readable without torch."""
 
     def __init__(self, path: Path) -> None:
-        if not (path / MANIFEST).is_file():
+        if not is_table(path):
             raise InputError(f"{path} holds no logit table")
         manifest = read_json(path / MANIFEST)
         if not isinstance(manifest, dict) or manifest.get("kind") != "logit table":

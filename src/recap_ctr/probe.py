@@ -254,8 +254,7 @@ def probe(
     if seconds is not None:
         inputs["seconds"] = seconds
     if claim(out, inputs, finished=RESULT, force=False):
-        known = read_json(out / RESULT)["found"]
-        return Found(**{**known, "skipped": tuple(known.get("skipped", ()))})
+        return read_found(out)
     if min(config.rungs) < 1 or sorted(set(config.rungs)) != list(config.rungs):
         raise InputError("the probe's rungs must rise")
     workers = workers or max(environment.num_cores() // threads, 1)
@@ -376,6 +375,31 @@ def _settings(settings: TrainConfig, arm: Arm, epochs: int) -> TrainConfig:
     """Of an arm that may go on to so many epochs; a cosine ends with the last rung, wherever it is looked at before."""
     last = settings.max_epochs if settings.schedule == "cosine" else epochs
     return arm.train_config(settings).model_copy(update={"max_epochs": last, "checkpoints": 0})
+
+
+def read_found(probed: Path) -> Found:
+    """The answer of a finished probe."""
+    known = read_json(probed / RESULT)["found"]
+    return Found(**{**known, "skipped": tuple(known.get("skipped", ()))})
+
+
+def most_epochs(config: ProbeConfig, *, probe_rate: bool) -> int:
+    """Of all arms together, should none stop early; without those that confirm the winner."""
+
+    def race(arms: int) -> int:
+        total = before = 0
+        for epochs in config.rungs if arms else ():
+            total += arms * (epochs - before)
+            before, arms = epochs, max(arms // 2, 1)
+        return total
+
+    turns = [config.rate_factors if probe_rate else (), config.horizon_factors, config.dropouts]
+    return (
+        race(len(config.strengths))
+        + len(config.refinements) * race(2)
+        + sum(race(len(turn)) for turn in turns)
+        + len(config.dim_factors) * config.rungs[-1]
+    )
 
 
 def finalists(probed: Path) -> dict[Arm, LogitTable]:

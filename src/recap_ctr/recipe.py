@@ -31,7 +31,16 @@ from recap_ctr.models import parse_model, short_name
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.probe import FURTHER, Arm, Found, ProbeConfig, probe
 from recap_ctr.progress import say
-from recap_ctr.runs import ARTIFACT, REPORT, RouteChoice, RunConfig, default_threads, run_many, teacher_tables
+from recap_ctr.runs import (
+    ARTIFACT,
+    REPORT,
+    RouteChoice,
+    RunConfig,
+    default_threads,
+    epoch_seconds,
+    run_many,
+    teacher_tables,
+)
 from recap_ctr.storage import atomic_directory, fingerprint, locked, read_json, write_json
 
 PLAN = "plan.json"
@@ -198,6 +207,10 @@ class Recipe:
     def directory(self, stage: str, inputs: dict[str, Any]) -> Path:
         return self.out / f"{stage}-{fingerprint({'data': self.data.fingerprint, **inputs})[:10]}"
 
+    def place(self, stage: str, config: RunConfig) -> Path:
+        """Of runs that differ in their seed alone."""
+        return self.directory(stage, config.without_seed(self.data))
+
     @property
     def _plan_file(self) -> Path:
         inputs = {
@@ -326,7 +339,7 @@ class Recipe:
     def _within_budget(self, plan: Plan, found: Found | None) -> Plan:
         """Down to half of the epochs, then fewer teachers, down to two, then still fewer epochs."""
         assert self.budget is not None
-        per_epoch = found.seconds_per_epoch if found else self._seconds_per_epoch()
+        per_epoch = found.seconds_per_epoch if found else epoch_seconds(self._teacher(plan), self.data)
         left = max(60 * self.budget - (time.monotonic() - self.began), 1.0)
         students = -(-len(self.config.students) // self.workers)
 
@@ -357,26 +370,6 @@ class Recipe:
             + (f"; given up: {', '.join(given_up)}" if given_up else "")
         )
         return replace(plan, teachers=teachers, max_epochs=epochs, given_up=tuple(given_up))
-
-    def _seconds_per_epoch(self) -> float:
-        """By a few steps of a teacher."""
-        import torch
-
-        from recap_ctr.train import Trainer
-
-        torch.set_num_threads(self.threads)
-        trainer = Trainer(
-            self.config.teacher_model,
-            self.teacher_config,
-            self.teacher_settings,
-            self.data,
-            torch.device(self.device),
-        )
-        trainer.step()
-        began, steps = time.monotonic(), min(20, trainer.steps_per_epoch)
-        for _ in range(steps):
-            trainer.step()
-        return (time.monotonic() - began) / steps * trainer.steps_per_epoch
 
     def run_config(self, plan: Plan, model: str, model_config: Frozen, settings: TrainConfig) -> RunConfig:
         """A run of `model` as planned."""
@@ -409,7 +402,7 @@ class Recipe:
         )  # fmt: skip
         asked = {
             "settings": model_config.model_dump(mode="json"),
-            "teachers": [LogitTable(path).checksum for path in tables],
+            "teachers": self._checksums(tables),
         }
         settings = replace(plan.arm, l2=self.settings.l2).train_config(self.settings)
         directory = self._race_directory(f"probe-{short_name(student)}", race, student, settings, asked)
@@ -417,17 +410,28 @@ class Recipe:
         self.say(f"probe of the student: l2 {found.l2:g}; {found.verdict}")
         return found.l2
 
+    def _checksums(self, tables: Sequence[Path]) -> list[str]:
+        return [LogitTable(path).checksum for path in tables]
+
+    def _teacher(self, plan: Plan) -> RunConfig:
+        """What all teachers have in common."""
+        return self.run_config(plan, self.config.teacher_model, self.teacher_config, self.teacher_settings)
+
+    def train(self, configs: dict[Path, RunConfig], title: str) -> dict[Path, dict[str, Any]]:
+        """Runs side by side, as many as this recipe may; what is finished is read."""
+        return run_many(configs, self.data, title=title, workers=self.workers, quiet=self.quiet)
+
     def teachers(self, plan: Plan) -> dict[Path, dict[str, Any]]:
         """Directories of the teachers, trained, with their logit tables; a smaller number takes the first of them."""
         if not plan.teachers:
             return {}
-        base = self.run_config(plan, self.config.teacher_model, self.teacher_config, self.teacher_settings)
-        where = self.directory("teachers", base.without_seed(self.data))
+        base = self._teacher(plan)
+        where = self.place("teachers", base)
         configs = {
             where / f"teacher-{m}": base.with_(seed=TEACHER_SEEDS + m) for m in range(1, plan.teachers + 1)
         }
         self.say(f"teachers: {plan.teachers} × {self.config.teacher_model}, {self.workers} at a time")
-        return run_many(configs, self.data, title="teachers", workers=self.workers, quiet=self.quiet)
+        return self.train(configs, "teachers")
 
     def students(self, plan: Plan, teachers: Sequence[Path]) -> dict[Path, dict[str, Any]]:
         """One student, or one of each kind where validation is to choose."""
@@ -444,7 +448,7 @@ class Recipe:
             )
             configs[self.directory(f"student-{short_name(student)}", config.training(self.data))] = config
         self.say(f"student: {' and '.join(self.config.students)}, taught by {len(teachers)} teachers")
-        return run_many(configs, self.data, title="student", workers=self.workers, quiet=self.quiet)
+        return self.train(configs, "student")
 
     def ensembles(self, teachers: Sequence[Path]) -> list[dict[str, Any]]:
         """The mean logit of the first 1, 2, .. teachers, calibrated and measured like a model."""

@@ -37,12 +37,13 @@ from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict, predict_routes, write_logits
 from recap_ctr.progress import say
 from recap_ctr.storage import atomic_file, claim, locked, read_json, write_json
-from recap_ctr.train import Epoch, checkpoints, train
+from recap_ctr.train import Epoch, Trainer, checkpoints, train
 
 WIDE = 256  # numbers a row, from which on a step's matrix products are worth dividing
 REPORT, HISTORY, ARTIFACT, LOGITS = "report.json", "history.csv", "artifact", "logits"
 Per = Literal["model", "route", "checkpoint", "grid"]
 RouteChoice = Literal["late", "random", "greedy"]
+TIMED_STEPS = 16
 GREEDY_CANDIDATES = 4  # for each route that is chosen from them
 # Logistic regression only needs to converge; a larger step than a network's gets it there in a few epochs.
 REFERENCE = TrainConfig(learning_rate=1e-2, l2=1e-6, update="fast", max_epochs=10)
@@ -471,6 +472,18 @@ def run_many(
     tell = None if done is None else lambda at, report: done(places[at], report)
     reports = run_jobs(jobs, workers=room, title=title, quiet=quiet, done=tell)
     return dict(zip(places, reports, strict=True))
+
+
+def epoch_seconds(config: RunConfig, data: PreparedData) -> float:
+    """What an epoch of a run takes here, by a few of its steps."""
+    torch.set_num_threads(config.threads)
+    trainer = Trainer(config.model, config.model_config, config.train, data, torch.device(config.device))
+    trainer.step()
+    steps = min(TIMED_STEPS, trainer.steps_per_epoch)
+    began = time.monotonic()
+    for _ in range(steps):
+        trainer.step()
+    return (time.monotonic() - began) / steps * trainer.steps_per_epoch
 
 
 def _write_history(path: Path, history: list[Epoch]) -> None:

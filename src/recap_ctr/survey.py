@@ -17,7 +17,7 @@ from recap_ctr.models.recap import RecapConfig
 from recap_ctr.predict import write_logits
 from recap_ctr.recipe import Plan, Recipe
 from recap_ctr.report.diagnosis import page
-from recap_ctr.runs import LOGITS, estimators, run_many
+from recap_ctr.runs import LOGITS, estimators
 from recap_ctr.storage import read_json, write_json
 
 DIAGNOSIS, PAGES = "diagnosis.json", "diagnosis"  # the page has a directory of its own: a recipe has one, too
@@ -44,7 +44,7 @@ def survey_runs(
         )
         for seed in range(1, runs + 1)
     }
-    return run_many(configs, recipe.data, title="survey", workers=recipe.workers, quiet=recipe.quiet)
+    return recipe.train(configs, "survey")
 
 
 def survey(

@@ -10,7 +10,7 @@ import torch
 from recap_ctr import diagnose, metrics
 from recap_ctr.axes.routes import Routed
 from recap_ctr.bench.estimators import estimators, scale, trajectories
-from recap_ctr.bench.scaling import cell, finished, stage
+from recap_ctr.bench.scaling import finished, run_of, stage
 from recap_ctr.packed import load_artifact
 from recap_ctr.predict import predict, predict_routes
 from recap_ctr.runs import ARTIFACT, read_report
@@ -76,7 +76,7 @@ def test_table_averages_runs_checkpoints_and_routes(kitchen: Kitchen) -> None:
         assert steps == [line["step"] for line in read_report(run)["history"]]
 
     device, shard = torch.device("cpu"), own.data.test
-    student = cell(own, own.plan(), "recap", "ema-kd", teachers)  # l2 is given, so that no probe changes it
+    student = run_of(own, own.plan(), "recap", "ema-kd", teachers)  # l2 is given, so that no probe changes it
     aucs, variances = [], []
     for run in finished(own, student):
         model = load_artifact(run / ARTIFACT).model

@@ -8,7 +8,7 @@ import pytest
 
 from recap_ctr import cost
 from recap_ctr.bench.frontier import Point, frontier, mark
-from recap_ctr.bench.scaling import cell, finished
+from recap_ctr.bench.scaling import finished, run_of
 from tests.bench.conftest import Kitchen
 from tests.bench.test_figures import check
 
@@ -52,7 +52,7 @@ def test_table_sets_students_beside_all_else(kitchen: Kitchen, monkeypatch: pyte
     for count, one in enumerate(own.ensembles(list(teachers))[1:], start=2):
         assert points[f"{count} × FCN"]["auc"] == [one["metrics"]["test"]["raw"]["auc"]]
         assert points[f"{count} × FCN"]["parameters"] == count * size
-    students = finished(own, cell(own, own.plan(), "recap", "ema-kd", list(teachers)))
+    students = finished(own, run_of(own, own.plan(), "recap", "ema-kd", list(teachers)))
     assert points["RECAP"]["auc"] == [one["metrics"]["test"]["raw"]["auc"] for one in students.values()]
     assert points["RECAP"]["runs"] == 2, "one was asked for, and the ablation had two"
     assert points["QNN"] == {

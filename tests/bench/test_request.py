@@ -21,7 +21,7 @@ def test_tables_of_many_settings_make_do_with_one_seed(
         seen.append((seeds, reports))
         return ""
 
-    monkeypatch.setitem(ONE_RECIPE, table, table_of)
+    monkeypatch.setitem(ONE_RECIPE, table, ONE_RECIPE[table]._replace(make=table_of))
     fulfil(Request(table, (str(prepared.path),), tmp_path / "out", tmp_path / "reports", seeds=asked))
     assert seen == [(asked or (1 if table in ONE_SEED else 3), tmp_path / "reports" / prepared.name)]
 
@@ -34,7 +34,7 @@ def test_every_table_has_a_page_with_its_figure(
         (reports / "capacity" / "capacity.png").write_bytes(b"picture")
         return "Deeper is not better.\n\n| shape | AUC |\n| --- | --- |\n| **1 + 1** | <u>90.1</u> |\n\nNo more.\n"
 
-    monkeypatch.setitem(ONE_RECIPE, "capacity", table_of)
+    monkeypatch.setitem(ONE_RECIPE, "capacity", ONE_RECIPE["capacity"]._replace(make=table_of))
     fulfil(
         Request(
             "capacity", (str(prepared.path),), tmp_path / "out", tmp_path / "reports", command="recap bench capacity"

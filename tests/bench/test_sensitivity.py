@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recap_ctr.bench.scaling import cell
+from recap_ctr.bench.scaling import run_of
 from recap_ctr.bench.sensitivity import sensitivity, variants
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
@@ -28,7 +28,7 @@ def arms(
 ) -> tuple[RunConfig, RunConfig, dict[str, dict[float, RunConfig]]]:
     """The recipe's student, the same without teachers, and all arms by setting and value."""
     own = Recipe(recipe_config(preset, changes, "test"), data, Path("unused"))
-    base, untaught = (cell(own, PLAN, "recap", training, TEACHERS) for training in ("ema-kd", "ema"))
+    base, untaught = (run_of(own, PLAN, "recap", training, TEACHERS) for training in ("ema-kd", "ema"))
     found: dict[str, dict[float, RunConfig]] = {}
     for arm in variants(base, untaught, data.layout, STEPS):
         found.setdefault(arm.setting, {})[arm.value] = arm.config

@@ -192,7 +192,7 @@ def test_a_cell_with_other_settings_is_done_anew(
     fulfil(request(prepared, tmp_path, models=("lr",)))
     settings = reports / prepared.name / "lr.toml"
     settings.write_text(settings.read_text().replace("max_epochs = 1", "max_epochs = 2"))
-    assert "lr: 1 cells" in fulfil(request(prepared, tmp_path, models=("lr",), dry_run=True))
+    assert "lr: 1 missing" in fulfil(request(prepared, tmp_path, models=("lr",), dry_run=True))
     fulfil(request(prepared, tmp_path, models=("lr",)))
     report = json.loads((reports / prepared.name / "lr/seed-1/report.json").read_text())
     assert report["train"]["max_epochs"] == 2
@@ -223,7 +223,7 @@ def test_averaged_cells_stand_apart(prepared: PreparedData, tmp_path: Path, repo
     wanted = Bench(prepared, tmp_path, reports / prepared.name, reports / prepared.name).costs(
         ["lr"], 2, averaged=True
     )
-    assert [(cost.label, cost.cells, cost.measured) for cost in wanted] == [("lr-ema", 2, False)]
+    assert [(cost.label, cost.runs, cost.origin) for cost in wanted] == [("lr-ema", 2, "guessed")]
 
 
 def test_default_settings_are_not_called_published(prepared: PreparedData, tmp_path: Path) -> None:

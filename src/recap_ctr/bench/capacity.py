@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from recap_ctr.bench import figures
 from recap_ctr.bench.overview import held_out
-from recap_ctr.bench.scaling import Runs, cell, train_cells
+from recap_ctr.bench.scaling import Repeated, Runs, run_of, train_cells
 from recap_ctr.bench.tables import grid, spread
 from recap_ctr.models.fcn import FCNConfig
 from recap_ctr.recipe import Plan, Recipe
@@ -90,7 +90,7 @@ def shapes(own: Shape) -> dict[str, list[Shape]]:
 def configs(recipe: Recipe, plan: Plan) -> dict[Shape, RunConfig]:
     """The runs of each shape, the recipe's own first: with averaged weights, from labels alone."""
     config = own_config(recipe, plan)
-    base = cell(recipe, plan, "fcn", "ema", [])
+    base = run_of(recipe, plan, "fcn", "ema", [])
     own = own_shape(config)
     return {
         shape: replace(
@@ -107,11 +107,16 @@ def configs(recipe: Recipe, plan: Plan) -> dict[Shape, RunConfig]:
     }
 
 
+def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[Shape, Repeated]:
+    """What the table is made of, beside the teachers."""
+    return {shape: Repeated(config, range(1, seeds + 1)) for shape, config in configs(recipe, plan).items()}
+
+
 def capacity(recipe: Recipe, seeds: int, reports: Path) -> str:
     """Train what is missing; write numbers, table and figure; return the table as Markdown."""
     plan = recipe.plan()
     teachers = recipe.teachers(plan)
-    runs = train_cells(recipe, configs(recipe, plan), range(1, seeds + 1), title="capacity")
+    runs = train_cells(recipe, cells(recipe, plan, list(teachers), seeds), title="capacity")
     own = own_shape(own_config(recipe, plan))
     points = [
         _point(kind, shape, runs[shape], runs[own]) for kind, line in shapes(own).items() for shape in line

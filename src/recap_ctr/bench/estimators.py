@@ -16,8 +16,9 @@ from matplotlib.ticker import MaxNLocator
 from recap_ctr import diagnose, metrics
 from recap_ctr.axes.routes import Routed
 from recap_ctr.bench import figures
+from recap_ctr.bench.overview import PUBLISHED
 from recap_ctr.bench.published import title_of
-from recap_ctr.bench.scaling import cell, finished, taught, train_all, train_cells
+from recap_ctr.bench.scaling import Repeated, cells_of, finished, run_of, train_cells
 from recap_ctr.bench.tables import grid
 from recap_ctr.evaluate import Array, undo_sampling
 from recap_ctr.logits import LogitTable, blocks
@@ -28,6 +29,7 @@ from recap_ctr.runs import ARTIFACT, RunConfig, teacher_tables
 from recap_ctr.runs import estimators as estimators_of
 
 CHECKPOINTS = 8
+STUDENTS = "students"
 AXES = {"run": "runs", "trajectory": "trajectory", "route": "routes"}
 HEADER = [
     "estimators",
@@ -80,6 +82,14 @@ def scale(
     ]  # fmt: skip
 
 
+def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[str, Repeated]:
+    """What the table is made of, beside the teachers: as many FCN by the published protocol, trajectories, students."""
+    published = cells_of(recipe, plan, "fcn", ["plain"], range(1, len(teachers) + 1), teachers)["plain"]
+    students = cells_of(recipe, plan, "recap", ["ema-kd"], range(1, seeds + 1), teachers)["ema-kd"]
+    paths = {name: Repeated(config, [1]) for name, config in trajectories(recipe, plan).items()}
+    return {PUBLISHED: published, STUDENTS: students, **paths}
+
+
 def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
     """Train what is missing; write numbers, table and figure; return the table as Markdown."""
     plan = recipe.plan()
@@ -87,8 +97,8 @@ def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
     shard = recipe.data.test if len(recipe.data.test) else recipe.data.valid
     split = "test" if len(recipe.data.test) else "valid"
     device = torch.device(recipe.device)
-    published = train_all(recipe, plan, "fcn", ["plain"], range(1, len(teachers) + 1), teachers)["plain"]
-    paths = train_cells(recipe, trajectories(recipe, plan), [1], title="trajectories")
+    wanted = cells(recipe, plan, teachers, seeds)
+    runs = train_cells(recipe, wanted, title="estimators")
 
     def of_runs(runs: Sequence[Path]) -> diagnose.Floats:
         return np.concatenate(list(blocks([LogitTable(path) for path in teacher_tables(runs, split)])))
@@ -104,13 +114,13 @@ def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
         return scale(family, axis, logits_NM, shard.labels, weights_N)
 
     points = [
-        *corrected("FCN, published protocol", "run", of_runs(list(published))),
+        *corrected("FCN, published protocol", "run", of_runs(list(runs[PUBLISHED]))),
         *corrected(f"{title_of(recipe.config.teacher_model)}, averaged weights", "run", of_runs(teachers)),
     ]
-    for name, runs in paths.items():
-        points += corrected(name, "trajectory", of_checkpoints(next(iter(runs))))
+    for name in trajectories(recipe, plan):
+        points += corrected(name, "trajectory", of_checkpoints(next(iter(runs[name]))))
     each = []
-    for run in _students(recipe, plan, teachers, seeds):
+    for run in finished(recipe, wanted[STUDENTS].config):  # and what other tables trained beside them
         model = load_artifact(run / ARTIFACT).model.to(device)
         assert isinstance(model, Routed)
         logits_NM = predict_routes(model.model, shard, model.routes, device)
@@ -135,15 +145,8 @@ def trajectories(recipe: Recipe, plan: Plan) -> dict[str, RunConfig]:
     return {
         name: replace(own, train=own.train.model_copy(update={"checkpoints": CHECKPOINTS}))
         for name, student in (("FCN", "fcn"), ("recursive backbone", "recap"))
-        for own in [cell(recipe, plan, student, "ema", [])]
+        for own in [run_of(recipe, plan, student, "ema", [])]
     }
-
-
-def _students(recipe: Recipe, plan: Plan, teachers: list[Path], seeds: int) -> list[Path]:
-    """As many as are wanted, and what other tables trained beside them."""
-    config = cell(recipe, taught(recipe, plan, "recap", teachers), "recap", "ema-kd", teachers)
-    train_cells(recipe, {"recap": config}, range(1, seeds + 1), title="students")
-    return list(finished(recipe, config))
 
 
 def _mean(same: Sequence[Point]) -> Point:

@@ -11,15 +11,15 @@ from torch import nn
 
 from recap_ctr.bench import capacity, figures, table1
 from recap_ctr.bench.overview import held_out
-from recap_ctr.bench.scaling import Runs, cell, finished, taught, train_cells
+from recap_ctr.bench.scaling import Repeated, Runs, cells_of, finished, train_cells
 from recap_ctr.bench.tables import NONE, grid, spread
 from recap_ctr.cost import relative_costs
-from recap_ctr.errors import InputError
 from recap_ctr.packed import load_artifact
-from recap_ctr.recipe import Recipe
+from recap_ctr.recipe import Plan, Recipe
 from recap_ctr.runs import ARTIFACT
 
-KINDS = ("single model", "ensemble", "capacity", "other models", "RECAP")
+RECAP = "RECAP"
+KINDS = ("single model", "ensemble", "capacity", "other models", RECAP)
 SHOWN = 4.0  # how far below one teacher the figure reaches, in its distance from the best
 HEADER = ["model", "kind", "runs", "parameters", "AUC", "cost", "on the frontier"]
 
@@ -53,22 +53,26 @@ def mark(points: Sequence[Point]) -> list[Point]:
     return [replace(one, best=not beaten(one)) for one in points]
 
 
+def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[str, Repeated]:
+    """What the table is made of, beside the teachers: students, and FCN of other shapes."""
+    students = cells_of(recipe, plan, "recap", ["ema-kd"], range(1, seeds + 1), teachers)["ema-kd"]
+    shapes = capacity.cells(recipe, plan, teachers, seeds)
+    # One of the teachers' own shape is a teacher from another seed.
+    own_config = plan.arm.model_config(recipe.config.teacher_model, recipe.teacher_config)
+    others = {_name(shape): cell for shape, cell in shapes.items() if cell.config.model_config != own_config}
+    return {RECAP: students, **others}
+
+
 def frontier(recipe: Recipe, seeds: int, reports: Path) -> str:
     """Train what is missing; write numbers, table and figure; return the table as Markdown."""
     plan = recipe.plan()
     teachers = recipe.teachers(plan)
-    if not teachers:
-        raise InputError("this table compares with ensembles", fix="give at least one teacher")
     members = list(teachers)
-    student = cell(recipe, taught(recipe, plan, "recap", members), "recap", "ema-kd", members)
-    shapes = capacity.configs(recipe, plan)
-    # One of the teachers' own shape is a teacher from another seed.
-    own_config = plan.arm.model_config(recipe.config.teacher_model, recipe.teacher_config)
-    larger = {shape: own for shape, own in shapes.items() if own.model_config != own_config}
-    train_cells(recipe, {"recap": student, **larger}, range(1, seeds + 1), title="frontier")
+    wanted = cells(recipe, plan, members, seeds)
+    train_cells(recipe, wanted, title="frontier")
     split = held_out(teachers[members[0]])
-    runs = {_name(shape): finished(recipe, config) for shape, config in larger.items()}
-    students = finished(recipe, student)
+    runs = {name: finished(recipe, cell.config) for name, cell in wanted.items()}
+    students = runs.pop(RECAP)
     title, size = recipe.config.teacher_model.upper(), teachers[members[0]]["parameters"]
     ensembles = {f"{one['teachers']} × {title}": one for one in recipe.ensembles(members)[1:]}
     costs = _costs(
@@ -76,7 +80,7 @@ def frontier(recipe: Recipe, seeds: int, reports: Path) -> str:
         {
             title: members[:1],
             **{name: members[: one["teachers"]] for name, one in ensembles.items()},
-            **{name: list(found)[:1] for name, found in (*runs.items(), ("RECAP", students))},
+            **{name: list(found)[:1] for name, found in (*runs.items(), (RECAP, students))},
         },
     )
     points = mark(
@@ -90,7 +94,7 @@ def frontier(recipe: Recipe, seeds: int, reports: Path) -> str:
             ),
             *(_point(name, "capacity", found, split, costs) for name, found in runs.items()),
             *_others(reports, split),
-            _point("RECAP", "RECAP", students, split, costs),
+            _point(RECAP, RECAP, students, split, costs),
         ]
     )  # fmt: skip
     text = "\n".join([*_markdown(points), "", *_findings(points, split), ""])
@@ -189,7 +193,7 @@ def _draw(figure: Figure, points: Sequence[Point], subject: str, split: str) -> 
         own = [point for point in shown if point.kind == kind]
         if own:
             xs, ys = [point.parameters for point in own], [100 * mean(point.auc) for point in own]
-            figures.series(axes, at, xs, ys, kind, linestyle="", markersize=9 if kind == "RECAP" else 5)
+            figures.series(axes, at, xs, ys, kind, linestyle="", markersize=9 if kind == RECAP else 5)
     figures.sizes(axes, log=True)
     axes.set_ylabel(f"{split} AUC (points)")
     title = f"not shown: {hidden} below {100 * floor:.1f}" if hidden else None

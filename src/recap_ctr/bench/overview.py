@@ -1,5 +1,6 @@
 """One table of what estimator scaling does on a data set: single models, their ensembles, and RECAP beside them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -10,15 +11,17 @@ from scipy.stats import t as student_t
 from scipy.stats import ttest_1samp
 
 from recap_ctr.bench.published import title_of
-from recap_ctr.bench.scaling import copy_reports, on_routes, train_all
+from recap_ctr.bench.scaling import Repeated, cells_of, copy_reports, on_routes, train_cells
 from recap_ctr.bench.tables import spread
 from recap_ctr.cost import relative_costs
 from recap_ctr.models import parse_model
 from recap_ctr.packed import load_artifact
-from recap_ctr.recipe import Recipe
+from recap_ctr.recipe import Plan, Recipe
 from recap_ctr.runs import ARTIFACT, REFERENCE, RunConfig, run_many
 from recap_ctr.storage import atomic_file, write_json
 
+TRAININGS = ("ema-kd", "plain", "ema", "kd")
+PUBLISHED = "published"
 METRICS = ("auc", "logloss", "calibrated")
 
 
@@ -121,15 +124,19 @@ def rows(lines: list[Line]) -> list[list[str]]:
     ]
 
 
+def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[str, Repeated]:
+    """What the table is made of: students by training, and as many FCN by the published protocol as teachers."""
+    published = cells_of(recipe, plan, "fcn", ["plain"], range(1, len(teachers) + 1), teachers)
+    own = cells_of(recipe, plan, "recap", TRAININGS, range(1, seeds + 1), teachers)
+    return {**own, PUBLISHED: published["plain"]}
+
+
 def overview(recipe: Recipe, seeds: int, reports: Path) -> str:
     """Train all that the table needs; write its figures as JSON and the table as Markdown; return the latter."""
     plan = recipe.plan()
     teachers = recipe.teachers(plan)
-    members = list(teachers)
-    students = train_all(
-        recipe, plan, "recap", ["ema-kd", "plain", "ema", "kd"], range(1, seeds + 1), members
-    )
-    published = train_all(recipe, plan, "fcn", ["plain"], range(1, len(members) + 1), members)["plain"]
+    students = train_cells(recipe, cells(recipe, plan, list(teachers), seeds), title="overview")
+    published = students.pop(PUBLISHED)
     reference = logistic_regression(recipe)
     lines = collect(recipe, teachers, students, published, reference)
     own = (

@@ -4,18 +4,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from recap_ctr.bench import table1
-from recap_ctr.bench.capacity import capacity
-from recap_ctr.bench.estimators import estimators
-from recap_ctr.bench.frontier import frontier
-from recap_ctr.bench.overview import overview
+from recap_ctr.bench import (
+    capacity,
+    estimators,
+    frontier,
+    overview,
+    scaling,
+    sensitivity,
+    table1,
+    variance,
+)
+from recap_ctr.bench.costs import Cells, Rehearsal, say_costs
 from recap_ctr.bench.published import PAPER_ORDER
-from recap_ctr.bench.scaling import BENCHES, bench
-from recap_ctr.bench.sensitivity import sensitivity
 from recap_ctr.bench.synthetic import NAME, ROWS, draw, quick_recipe
-from recap_ctr.bench.variance import variance
 from recap_ctr.config import read_toml
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.synthetic import SyntheticConfig
@@ -25,14 +28,22 @@ from recap_ctr.recipe import Recipe, RecipeConfig, recipe_config
 from recap_ctr.report.page import Image
 from recap_ctr.report.tables import page
 
-ONE_RECIPE: dict[str, Callable[[Recipe, int, Path], str]] = {
-    "overview": overview,
-    "variance": variance,
-    **{name: partial(bench, name) for name in BENCHES},
-    "sensitivity": sensitivity,
-    "capacity": capacity,
-    "estimators": estimators,
-    "frontier": frontier,
+
+class Table(NamedTuple):
+    """How to make a table, and what it is made of."""
+
+    make: Callable[[Recipe, int, Path], str]
+    cells: Cells
+
+
+ONE_RECIPE: dict[str, Table] = {
+    "overview": Table(overview.overview, overview.cells),
+    "variance": Table(variance.variance, overview.cells),
+    **{name: Table(partial(scaling.bench, name), partial(scaling.cells, name)) for name in scaling.BENCHES},
+    "sensitivity": Table(sensitivity.sensitivity, sensitivity.cells),
+    "capacity": Table(capacity.capacity, capacity.cells),
+    "estimators": Table(estimators.estimators, estimators.cells),
+    "frontier": Table(frontier.frontier, frontier.cells),
 }
 """Tables of one data set, made of what its recipe trains."""
 ONE_SEED = ("sensitivity", "capacity", "estimators", "frontier")
@@ -70,8 +81,8 @@ def fulfil(request: Request) -> str:
     """Do it, and return what there is to print."""
     if request.table not in TABLES:
         raise InputError(f"no table {request.table!r}", fix=f"known are {', '.join(TABLES)}")
-    if request.table != "table1" and (request.models or request.averaged or request.dry_run):
-        raise InputError("--models, --averaged and --dry-run belong to table1")
+    if request.table != "table1" and (request.models or request.averaged):
+        raise InputError("--models and --averaged belong to table1")
     models = request.models or tuple(PAPER_ORDER)
     seeds = request.seeds or (1 if request.table in ONE_SEED else 3)
     table1.check_models(models, request.reports)
@@ -90,15 +101,20 @@ def fulfil(request: Request) -> str:
             _say_defaults(models, reports, request)
             if request.dry_run:
                 costs = own.costs(models, seeds, averaged=request.averaged)
-                said.append(f"{data.name}:\n{table1.say_costs(costs)}")
+                said.append(f"{data.name}:\n{say_costs(costs)}")
             else:
                 own.run(models, seeds, averaged=request.averaged)
         else:
-            recipe = Recipe(
+            kind = Rehearsal if request.dry_run else Recipe
+            recipe = kind(
                 _recipe(request, data), data, request.out / data.name, threads=request.threads,
-                device=request.device, quiet=request.quiet,
+                device=request.device, quiet=request.quiet or request.dry_run,
             )  # fmt: skip
-            said.append(ONE_RECIPE[request.table](recipe, seeds, reports))
+            table = ONE_RECIPE[request.table]
+            if isinstance(recipe, Rehearsal):
+                said.append(f"{data.name}:\n{say_costs(recipe.rehearse(table.cells, seeds))}")
+                continue
+            said.append(table.make(recipe, seeds, reports))
             _write_page(request, data.name, said[-1], reports / request.table / f"{request.table}.png")
     if request.table == "table1" and not request.dry_run:
         by_dataset = {data.name: request.reports / data.name for data in sets}

@@ -10,7 +10,7 @@ from recap_ctr.config import TrainConfig, parse
 from recap_ctr.errors import InputError
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe import Plan, Recipe
-from recap_ctr.runs import REPORT, RunConfig, is_finished, read_report, run_many, teacher_tables
+from recap_ctr.runs import REPORT, RunConfig, is_finished, read_report, teacher_tables
 from recap_ctr.storage import atomic_file, write_json
 
 PLAIN: dict[str, Any] = {
@@ -41,6 +41,14 @@ class Line:
         return "-".join(word for word, on in (("ema", self.ema), ("kd", self.kd)) if on) or "plain"
 
 
+@dataclass(frozen=True)
+class Repeated:
+    """Runs that differ in their seed alone."""
+
+    config: RunConfig
+    seeds: Sequence[int]
+
+
 BENCHES = {
     "ablation": (
         Line("Recursive backbone", False, False),
@@ -62,13 +70,10 @@ def bench(name: str, recipe: Recipe, seeds: int, reports: Path) -> str:
     """Train what the table needs, for each seed; write its reports and the table; return it as Markdown."""
     if name not in BENCHES:
         raise InputError(f"no table {name!r}", fix=f"known are {', '.join(BENCHES)}, overview and variance")
-    lines = BENCHES[name]
-    student = "recap" if name == "ablation" else "fcn"
+    student = _student(name)
     plan = recipe.plan()
-    teachers = list(recipe.teachers(plan))
-    # What matters most comes first, should time run out.
-    trainings = [line.training for line in sorted(lines, key=lambda line: -line.ema - line.kd)]
-    found = train_all(recipe, plan, student, trainings, range(1, seeds + 1), teachers)
+    wanted = cells(name, recipe, plan, list(recipe.teachers(plan)), seeds)
+    found = train_cells(recipe, wanted, title=student)
     by_training = {training: list(runs.values()) for training, runs in found.items()}
     table = render(name, by_training)
     copy_reports({f"{student}-{training}": runs for training, runs in found.items()}, reports)
@@ -80,24 +85,38 @@ def bench(name: str, recipe: Recipe, seeds: int, reports: Path) -> str:
     return table[0]
 
 
-def train_all(
+def _student(name: str) -> str:
+    return "recap" if name == "ablation" else "fcn"
+
+
+def cells(name: str, recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[str, Repeated]:
+    """What a table of this module is made of."""
+    # What matters most comes first, should time run out.
+    lines = sorted(BENCHES[name], key=lambda line: -line.ema - line.kd)
+    return cells_of(
+        recipe, plan, _student(name), [line.training for line in lines], range(1, seeds + 1), teachers
+    )
+
+
+def cells_of(
     recipe: Recipe,
     plan: Plan,
     student: str,
     trainings: Sequence[str],
     seeds: Sequence[int],
-    teachers: list[Path],
-) -> dict[str, Runs]:
-    """Runs of one model by training (plain, ema, kd, ema-kd) and seed, all side by side."""
+    teachers: Sequence[Path],
+) -> dict[str, Repeated]:
+    """Cells of one model, by training: plain, ema, kd, ema-kd."""
     if not teachers:
         raise InputError("this table compares with distillation", fix="give at least one teacher")
     needs = any("kd" in training for training in trainings)
     own = taught(recipe, plan, student, teachers) if needs else plan
-    cells = {
-        training: cell(recipe, own if "kd" in training else plan, student, training, teachers)
+    return {
+        training: Repeated(
+            run_of(recipe, own if "kd" in training else plan, student, training, teachers), seeds
+        )
         for training in dict.fromkeys(trainings)
     }
-    return train_cells(recipe, cells, seeds, title=student)
 
 
 def taught(recipe: Recipe, plan: Plan, student: str, teachers: Sequence[Path]) -> Plan:
@@ -106,18 +125,16 @@ def taught(recipe: Recipe, plan: Plan, student: str, teachers: Sequence[Path]) -
     return replace(plan, l2=l2)
 
 
-def train_cells(
-    recipe: Recipe, cells: Mapping[Key, RunConfig], seeds: Sequence[int], *, title: str
-) -> dict[Key, Runs]:
-    """Runs of each config from each seed, all side by side; what any table trained before is found again."""
+def train_cells(recipe: Recipe, cells: Mapping[Key, Repeated], *, title: str) -> dict[Key, Runs]:
+    """All runs of all cells, side by side; what any table trained before is found again."""
     configs: dict[Path, RunConfig] = {}
     where: dict[Key, list[Path]] = {key: [] for key in cells}
-    for key, config in cells.items():
-        for seed in seeds:
-            path = stage(recipe, config) / f"seed-{seed}"
-            configs[path] = replace(config, train=config.train.model_copy(update={"seed": seed}))
+    for key, cell in cells.items():
+        for seed in cell.seeds:
+            path = stage(recipe, cell.config) / f"seed-{seed}"
+            configs[path] = replace(cell.config, train=cell.config.train.model_copy(update={"seed": seed}))
             where[key].append(path)
-    done = run_many(configs, recipe.data, title=title, workers=recipe.workers, quiet=recipe.quiet)
+    done = recipe.train(configs, title)
     return {key: {path: done[path] for path in paths} for key, paths in where.items()}
 
 
@@ -125,7 +142,7 @@ def stage(recipe: Recipe, config: RunConfig) -> Path:
     """Where runs of these settings are, whatever their seeds: the same place for every table."""
     averaged = config.train.ema is not None or config.train.ema_epochs
     words = [word for word, on in (("ema", averaged), ("kd", config.teachers)) if on]
-    return recipe.directory(f"{config.model}-{'-'.join(words) or 'plain'}", config.without_seed(recipe.data))
+    return recipe.place(f"{config.model}-{'-'.join(words) or 'plain'}", config)
 
 
 def finished(recipe: Recipe, config: RunConfig) -> Runs:
@@ -176,7 +193,7 @@ def on_routes(report: dict[str, Any], *, all_of_them: bool) -> dict[str, Any]:
     return {**report, "metrics": by_routes[count]}
 
 
-def cell(recipe: Recipe, plan: Plan, student: str, training: str, teachers: Sequence[Path]) -> RunConfig:
+def run_of(recipe: Recipe, plan: Plan, student: str, training: str, teachers: Sequence[Path]) -> RunConfig:
     """What a model's runs of one training have in common."""
     model_config = recipe.config.settings_of(student)
     settings = recipe.settings

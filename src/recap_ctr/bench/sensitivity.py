@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 
 from recap_ctr.bench import figures
 from recap_ctr.bench.overview import held_out
-from recap_ctr.bench.scaling import cell, finished, taught, train_cells
+from recap_ctr.bench.scaling import Repeated, finished, run_of, taught, train_cells
 from recap_ctr.bench.tables import grid, spread
 from recap_ctr.data.encode import Layout
 from recap_ctr.errors import InputError
 from recap_ctr.models.recap import RecapConfig, default_rank
-from recap_ctr.recipe import Recipe
+from recap_ctr.recipe import Plan, Recipe
 from recap_ctr.runs import RunConfig
 
 FACTORS = (0.25, 0.5, 1.0, 2.0)  # of the recipe's own value
@@ -90,20 +90,32 @@ def variants(base: RunConfig, untaught: RunConfig, layout: Layout, steps_per_epo
     return found
 
 
+def arms_of(recipe: Recipe, plan: Plan, teachers: Sequence[Path]) -> tuple[RunConfig, list[Variant]]:
+    """The recipe's student and all arms around it."""
+    if not teachers:
+        raise InputError("this table varies distillation", fix="give at least one teacher")
+    base = run_of(recipe, taught(recipe, plan, "recap", teachers), "recap", "ema-kd", teachers)
+    untaught = run_of(recipe, plan, "recap", "ema", teachers)
+    steps = -(-len(recipe.data.train) // base.train.batch_size)
+    return base, variants(base, untaught, recipe.data.layout, steps)
+
+
+def cells(
+    recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int
+) -> dict[tuple[str, float], Repeated]:
+    """What the table is made of; first the recipe's own, which all are compared with."""
+    base, arms = arms_of(recipe, plan, teachers)
+    first = sorted(arms, key=lambda arm: arm.config != base)
+    return {(arm.setting, arm.value): Repeated(arm.config, range(1, seeds + 1)) for arm in first}
+
+
 def sensitivity(recipe: Recipe, seeds: int, reports: Path) -> str:
     """Train what is missing; write numbers, table and figure; return the table as Markdown."""
     plan = recipe.plan()
     teachers = list(recipe.teachers(plan))
-    if not teachers:
-        raise InputError("this table varies distillation", fix="give at least one teacher")
-    base = cell(recipe, taught(recipe, plan, "recap", teachers), "recap", "ema-kd", teachers)
-    untaught = cell(recipe, plan, "recap", "ema", teachers)
-    steps = -(-len(recipe.data.train) // base.train.batch_size)
-    arms = variants(base, untaught, recipe.data.layout, steps)
-    first = sorted(arms, key=lambda arm: arm.config != base)  # the recipe's own: all are compared with it
-    cells = {(arm.setting, arm.value): arm.config for arm in first}
-    runs = train_cells(recipe, cells, range(1, seeds + 1), title="sensitivity")
-    own = list(runs[first[0].setting, first[0].value].values())
+    base, arms = arms_of(recipe, plan, teachers)
+    runs = train_cells(recipe, cells(recipe, plan, teachers, seeds), title="sensitivity")
+    own = list(next(iter(runs.values())).values())
     split = held_out(own[0])
     points = [
         _point(arm, list(runs[arm.setting, arm.value].values()), own, split, default=arm.config == base)

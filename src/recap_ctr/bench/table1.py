@@ -7,37 +7,43 @@ import csv
 import io
 import math
 import statistics
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scipy.optimize import brentq
 from scipy.stats import nct, ttest_ind
 from scipy.stats import t as student_t
 
-from recap_ctr import environment
 from recap_ctr.bench import tables
+from recap_ctr.bench.costs import Cost, Rehearsal, cost_of
 from recap_ctr.bench.published import PAPER_ORDER, SAME_SPLIT, TITLES, published
-from recap_ctr.bench.scaling import train_all
+from recap_ctr.bench.scaling import Repeated, cells_of, train_cells
 from recap_ctr.bench.tables import METRICS, NONE, Arm, arm_of, spread
 from recap_ctr.config import TrainConfig, parse
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models import MODELS, model_class, parse_model, short_name
 from recap_ctr.plugins import is_dotted
-from recap_ctr.recipe import Recipe, RecipeConfig
-from recap_ctr.runs import REPORT, RunConfig, RunSettings, default_threads, read_settings, run_many
+from recap_ctr.recipe import Plan, Recipe, RecipeConfig
+from recap_ctr.runs import (
+    REPORT,
+    RunConfig,
+    RunSettings,
+    default_threads,
+    epoch_seconds,
+    read_settings,
+    run_many,
+)
 from recap_ctr.storage import atomic_file, fingerprint, read_json, write_json
 
 AVERAGED: dict[str, Any] = {"schedule": "constant", "ema_epochs": (4.0,), "max_epochs": 32, "patience": 3}
 """What our trajectory averaging changes in a published protocol."""
 SUFFIX = "-ema"
-GUESSED_EPOCHS = 24  # of a cell of which no other seed tells
-TIMED_STEPS = 8
 OURS = "recap"
 LEVEL = 0.01  # of the star, as in the paper
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 
 @dataclass(frozen=True)
@@ -139,16 +145,16 @@ class Bench:
             self.data, title="table 1", workers=self.workers, quiet=self.quiet, done=keep,
         )  # fmt: skip
         if OURS in models:
-            recipe = self.cooking()
+            recipe = self._cook(Recipe)
             plan = recipe.plan()
-            students = train_all(recipe, plan, OURS, ["ema-kd"], seeds, list(recipe.teachers(plan)))
-            for report in students["ema-kd"].values():
+            students = students_of(recipe, plan, list(recipe.teachers(plan)), num_seeds)
+            for report in train_cells(recipe, students, title=OURS)[OURS].values():
                 self._keep(OURS, report)
 
-    def cooking(self) -> Recipe:
+    def _cook(self, kind: type[AnyRecipe]) -> AnyRecipe:
         """The recipe at work, for the cells of RECAP."""
         assert self.recipe is not None, "a recipe is given where RECAP is wanted"
-        return Recipe(
+        return kind(
             self.recipe, self.data, self.out, threads=self.threads, device=self.device, workers=self.workers,
             quiet=self.quiet,
         )  # fmt: skip
@@ -163,71 +169,24 @@ class Bench:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, report)
 
-    def costs(self, models: Sequence[str], num_seeds: int, *, averaged: bool = False) -> list["Cost"]:
-        """What the missing cells would take, timed by a few steps of each model; RECAP's are not among them."""
+    def costs(self, models: Sequence[str], num_seeds: int, *, averaged: bool = False) -> list[Cost]:
+        """What the missing cells would take, timed by a few steps of each model."""
         plain = [model for model in models if model != OURS]
         todo = self.missing(self._cells(plain, range(1, num_seeds + 1), averaged=averaged))
         found = []
         for label in dict.fromkeys(cell.label for cell in todo):
             own = [cell for cell in todo if cell.label == label]
             known = [read_json(path) for path in (self.reports / label).glob(f"seed-*/{REPORT}")]
-            epochs = statistics.mean(len(one["history"]) for one in known) if known else GUESSED_EPOCHS
+            config = own[0].config
             found.append(
-                Cost(label, len(own), self._seconds_per_epoch(own[0]), round(epochs), measured=bool(known))
+                cost_of(label, len(own), epoch_seconds(config, self.data), known, config.train.max_epochs)
             )
-        return found
-
-    def _seconds_per_epoch(self, cell: Cell) -> float:
-        import torch
-
-        from recap_ctr.train import Trainer
-
-        torch.set_num_threads(cell.config.threads)
-        trainer = Trainer(
-            cell.config.model, cell.config.model_config, cell.config.train, self.data, torch.device(self.device)
-        )  # fmt: skip
-        trainer.step()
-        steps = min(TIMED_STEPS, trainer.steps_per_epoch)
-        began = time.monotonic()
-        for _ in range(steps):
-            trainer.step()
-        return (time.monotonic() - began) / steps * trainer.steps_per_epoch
+        return found + (self._cook(Rehearsal).rehearse(students_of, num_seeds) if OURS in models else [])
 
 
-@dataclass(frozen=True)
-class Cost:
-    """An estimate for the missing cells of one model."""
-
-    label: str
-    cells: int
-    seconds_per_epoch: float
-    epochs: int
-    measured: bool
-    """Whether the epochs are those of finished seeds, or a guess."""
-
-    @property
-    def minutes(self) -> float:
-        return self.cells * self.epochs * self.seconds_per_epoch / 60
-
-    def to_text(self) -> str:
-        origin = "as finished seeds took" if self.measured else "guessed"
-        return (
-            f"{self.label}: {self.cells} cells, {self.seconds_per_epoch:.1f} s an epoch, {self.epochs} epochs"
-            f" ({origin}): {self.minutes:.0f} core-minutes"
-        )
-
-
-def say_costs(costs: Sequence[Cost]) -> str:
-    """One line a model, and the sum."""
-    total = sum(cost.minutes for cost in costs)
-    cores = environment.num_cores()
-    return "\n".join(
-        [
-            *(cost.to_text() for cost in costs),
-            f"all: {sum(cost.cells for cost in costs)} cells are missing, {total / 60:.1f} core-hours,"
-            f" {total / 60 / cores:.1f} hours on {cores} cores; RECAP's own stages are not counted",
-        ]
-    )
+def students_of(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[str, Repeated]:
+    """The cells of RECAP."""
+    return {OURS: cells_of(recipe, plan, OURS, ["ema-kd"], range(1, seeds + 1), teachers)["ema-kd"]}
 
 
 # From here on: the table, made of reports alone.

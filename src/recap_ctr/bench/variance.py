@@ -11,8 +11,9 @@ from torch import nn
 
 from recap_ctr import diagnose
 from recap_ctr.axes.routes import Routed
+from recap_ctr.bench.overview import PUBLISHED, cells
 from recap_ctr.bench.published import title_of
-from recap_ctr.bench.scaling import train_all
+from recap_ctr.bench.scaling import train_cells
 from recap_ctr.data.shards import Shard
 from recap_ctr.evaluate import Array, undo_sampling
 from recap_ctr.packed import load_artifact
@@ -81,11 +82,10 @@ def variance(recipe: Recipe, seeds: int, reports: Path) -> str:
     """Train what is missing; write the figures as JSON and the table as Markdown; return the latter."""
     plan = recipe.plan()
     teachers = list(recipe.teachers(plan))
-    students = train_all(recipe, plan, "recap", list(TRAININGS), range(1, seeds + 1), teachers)
-    published = train_all(recipe, plan, "fcn", ["plain"], range(1, len(teachers) + 1), teachers)["plain"]
+    students = train_cells(recipe, cells(recipe, plan, teachers, seeds), title="variance")
     shard = recipe.data.test if len(recipe.data.test) else recipe.data.valid
     found = [
-        _runs("FCN, published protocol", list(published), shard, recipe),
+        _runs("FCN, published protocol", list(students[PUBLISHED]), shard, recipe),
         _runs(f"{title_of(recipe.config.teacher_model)} + EMA: the teachers", teachers, shard, recipe),
         *(_runs(name, list(students[training]), shard, recipe) for training, name in TRAININGS.items()),
         *(_routes(name, list(students[training]), shard, recipe) for training, name in TRAININGS.items()),
