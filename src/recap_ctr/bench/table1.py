@@ -18,7 +18,7 @@ from scipy.stats import t as student_t
 
 from recap_ctr.bench import tables
 from recap_ctr.bench.costs import Cost, Rehearsal, cost_of
-from recap_ctr.bench.published import PAPER_ORDER, SAME_SPLIT, TITLES, published
+from recap_ctr.bench.published import PAPER_ORDER, SAME_SPLIT, TITLES, Published, logged, published
 from recap_ctr.bench.scaling import Repeated, cells_of, train_cells
 from recap_ctr.bench.tables import METRICS, NONE, Arm, arm_of, spread
 from recap_ctr.config import TrainConfig, parse
@@ -331,7 +331,7 @@ def best_two(arms: Mapping[str, Arm], metric: str) -> tuple[str | None, str | No
 
 HEADER = [
     "model", "seeds", "parameters", "AUC", "logloss", "calibrated logloss", "RECAP minus it", "p", "published AUC",
-    "published logloss",
+    "published logloss", "public log: AUC", "public log: logloss",
 ]  # fmt: skip
 
 
@@ -351,15 +351,19 @@ def markdown(dataset: str, arms: Mapping[str, Arm], title: str, by_default: Sequ
 
     lines = [HEADER, ["---"] * len(HEADER)]
     for name, arm in arms.items():
-        known, found = published(dataset, name), compared.get(name)
+        found = compared.get(name)
         gap = NONE if found is None else f"{100 * found.gap:+.3f}"
         p = NONE if found is None else _say_p(found, max(len(arm.seeds), len(arms[OURS].seeds)))
-        beside = [f"{known.auc:.2f}", f"{known.logloss:.4f}"] if known else [NONE, NONE]
+        beside = [*_beside(published(dataset, name)), *_beside(logged(dataset, name))]
         size = NONE if arm.parameters is None else f"{arm.parameters:,}"
         figures = [marked(name, metric) for metric in METRICS]
         lines.append([arm.name, str(len(arm.seeds)), size, *figures, gap, p, *beside])
     body = [f"| {' | '.join(line)} |" for line in lines]
     return "\n".join([f"**{title}**", "", *body, "", _note(dataset, arms, compared, by_default)])
+
+
+def _beside(known: Published | None) -> tuple[str, str]:
+    return (NONE, NONE) if known is None else (f"{known.auc:.2f}", f"{known.logloss:.4f}")
 
 
 def _say_p(found: Comparison, seeds: int) -> str:
@@ -376,12 +380,17 @@ def _note(
     dataset: str, arms: Mapping[str, Arm], compared: Mapping[str, Comparison], by_default: Sequence[str]
 ) -> str:
     said = ["AUC in points, mean ± standard deviation over seeds; best bold, second underlined."]
-    if any(published(dataset, name) for name in arms):
-        split = "on the same folds" if dataset in SAME_SPLIT else "on another random split"
-        said.append(
-            f"Published: the figures of the RECAP paper and, for ECN, of FCN's, {split}; they are for reference and"
-            " enter nothing."
-        )
+    beside = {
+        "published": ("the figures of the RECAP paper and, for ECN, of FCN's", published),
+        "public log": (
+            "what such a run printed, by its authors or BARS, of several the one of highest AUC",
+            logged,
+        ),
+    }
+    split = "on the same folds" if dataset in SAME_SPLIT else "on another random split"
+    for word, (what, known) in beside.items():
+        if any(known(dataset, name) for name in arms):
+            said.append(f"{word.capitalize()}: {what}, {split}; for reference only.")
     if by_default:
         said.append(
             f"By default settings, for want of a MODEL.toml: {', '.join(by_default)}; they are no fair rivals, since"
