@@ -17,9 +17,11 @@ from recap_ctr.config import TrainConfig
 from recap_ctr.data import protocol
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.logits import LogitTable
 from recap_ctr.models import count_parameters, model_class, paper, parse_model, purpose
 from recap_ctr.packed import load_artifact
 from recap_ctr.runs import RunConfig, run
+from recap_ctr.survey import write_grid
 from tests.conftest import Recap
 from tests.models.test_models import ML_1M
 from tests.test_artifact import copy, forge
@@ -189,6 +191,17 @@ class TestArtifact:
         assert "my_ctr.nets" not in sys.modules
         monkeypatch.setenv("RECAP_MODELS", f"other.module:Name, {PAIRS}")
         assert recap("predict", artifact, rows).code == 0
+
+    def test_a_diagnosis_trusts_what_the_user_named(
+        self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = TrainConfig(batch_size=512, max_epochs=1, checkpoints=1)
+        own = RunConfig(PAIRS, parse_model(PAIRS, {}), config, reference=False)
+        run(own, prepared, tmp_path / "run", quiet=True)
+        forget(monkeypatch)
+        where = {"data": str(prepared.path), "run": str(tmp_path / "run"), "out": str(tmp_path / "table")}
+        write_grid(**where, split="test", model=PAIRS, routed=False, threads=1, device="cpu")
+        assert len(LogitTable(tmp_path / "table")) == len(prepared.test)
 
     @pytest.mark.parametrize("name", ["antigravity:fly", "os:system", ":", "a:b:c"])
     def test_a_forged_name_runs_nothing(self, copy: Path, name: str) -> None:

@@ -19,7 +19,8 @@ from recap_ctr.artifact import Exported, Setting, add_graphs, read_artifact
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.logits import LogitTable
-from recap_ctr.probe import FURTHER
+from recap_ctr.models import parse_model
+from recap_ctr.probe import FURTHER, Arm
 from recap_ctr.recipe import PRESETS, Plan, Recipe, batch_size, recipe_config, train_config
 from recap_ctr.storage import sha256
 from tests.conftest import Recap
@@ -344,3 +345,16 @@ def test_a_directory_with_something_else_in_it_is_left_alone(
         assert "holds something else" in done.err
     assert (tmp_path / "artifact" / "thesis.txt").read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_sizes_of_vectors_are_tried_that_students_can_have(prepared: PreparedData, tmp_path: Path) -> None:
+    def asked(**changes: Any) -> tuple[float, ...]:
+        given = {**TINY, "model_settings": {}, "teacher_settings": {}, **changes}
+        config = recipe_config("default", given, "test")
+        return Recipe(config, prepared, tmp_path, quiet=True)._open_questions().dim_factors
+
+    assert asked() == (0.5, 2.0)
+    assert asked(probe={"dim_factors": [1.0625, 2.0]}) == (2.0,), "17 numbers have no two halves"
+    assert asked(model="lr") == (0.5, 2.0)
+    lr = Arm(0.1, 1e-3, dim=8).model_config("lr", parse_model("lr", {}))
+    assert lr == parse_model("lr", {}), "which has no vectors"

@@ -49,6 +49,13 @@ def test_the_page_of_a_run_shows_the_decomposition_of_a_diagnosis_beside_it() ->
     assert np.sum([series.y for series in chart.series], axis=0) == pytest.approx(np.ones(6))
 
 
+@pytest.mark.parametrize("choice", ["random", "greedy"])
+def test_all_runs_have_the_same_routes(choice: str, prepared: PreparedData, tmp_path: Path) -> None:
+    cooking = recipe(prepared, tmp_path, route_choice=choice, train={"batch_size": 1024, "max_epochs": 1})
+    tables = survey(cooking, cooking.plan(), runs=2, checkpoints=1, routes=3)
+    assert Cube.from_tables(tables).shape == (2, 1, 3)
+
+
 def test_a_model_without_routes_has_its_checkpoints(prepared: PreparedData, tmp_path: Path) -> None:
     cooking = recipe(prepared, tmp_path, train={"batch_size": 256, "max_epochs": 2})
     (table,) = survey(cooking, cooking.plan(), runs=1, checkpoints=2, model="lr", split="valid")

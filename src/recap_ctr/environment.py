@@ -24,6 +24,11 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def side_by_side(threads: int, device: str) -> int:
+    """Processes at a time: as many as there are cores for their threads, but one where they would share a GPU."""
+    return max(num_cores() // threads, 1) if device == "cpu" else 1
+
+
 def machine() -> dict[str, str | int]:
     """The processor, its cores and the system; nothing that names the host or its user."""
     processor = platform.processor() or platform.machine()

@@ -187,11 +187,10 @@ def _on_routes(run: Path, recipe: Recipe) -> dict[int, nn.Module]:
     backbone.to(device)
     routes = {
         count: choose_routes(
-            backbone, count, config.route_choice, recipe.data, device,
-            seed=config.seed, negative_rate=config.negative_rate,
+            backbone, count, config.route_choice, recipe.data, device, negative_rate=config.negative_rate
         )
         for count in ROUTES
-    }  # fmt: skip
+    }
     return {count: Routed(backbone, own) for count, own in routes.items() if len(own) == count}
 
 

@@ -105,7 +105,7 @@ class Arm:
         own: dict[str, Any] = {}
         if self.dropout is not None:
             own |= dict.fromkeys(dropouts_of(config), self.dropout)
-        if self.dim is not None:
+        if self.dim is not None and "dim" in type(config).model_fields:
             own["dim"] = self.dim
         return parse_model(model, {**config.model_dump(mode="json"), **own}) if own else config
 
@@ -257,7 +257,7 @@ def probe(
         return read_found(out)
     if min(config.rungs) < 1 or sorted(set(config.rungs)) != list(config.rungs):
         raise InputError("the probe's rungs must rise")
-    workers = workers or max(environment.num_cores() // threads, 1)
+    workers = workers or environment.side_by_side(threads, device)
     rows = min(len(data.train), config.max_rows)
     standings: dict[Arm, Standing] = {}
 

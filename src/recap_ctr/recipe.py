@@ -195,7 +195,7 @@ class Recipe:
         )  # fmt: skip
         self.teacher_config = parse_model(config.teacher_model, config.teacher_settings)
         self.threads = threads or default_threads(self.teacher_config, data.layout)
-        self.workers = workers or max(environment.num_cores() // self.threads, 1)
+        self.workers = workers or environment.side_by_side(self.threads, device)
         self.settings = train_config(config, len(data.train))
         self.teacher_settings = train_config(config, len(data.train), teacher=True)
         self.began = time.monotonic()
@@ -303,9 +303,23 @@ class Recipe:
             decided["horizon_factors"] = ()
         if any(name.endswith("dropout") for name in built):
             decided["dropouts"] = ()
-        if "dim" in built:
-            decided["dim_factors"] = ()
+        fitting_sizes = tuple(factor for factor in config.probe.dim_factors if self._suits_students(factor))
+        if "dim" in built or fitting_sizes != config.probe.dim_factors:
+            decided["dim_factors"] = () if "dim" in built else fitting_sizes
         return config.probe.model_copy(update=decided)
+
+    def _suits_students(self, factor: float) -> bool:
+        """Whether students can have vectors of the size that the teachers would have."""
+        dim = getattr(self.teacher_config, "dim", None)
+        if dim is None:
+            return False
+        arm = Arm(0.0, 1.0, dim=int(dim * factor))
+        try:
+            for student in self.config.students:
+                arm.model_config(student, self.config.settings_of(student))
+        except InputError:
+            return False
+        return True
 
     def _race_directory(
         self, stage: str, race: ProbeConfig, model: str, settings: TrainConfig, asked: dict[str, Any]

@@ -44,6 +44,7 @@ REPORT, HISTORY, ARTIFACT, LOGITS = "report.json", "history.csv", "artifact", "l
 Per = Literal["model", "route", "checkpoint", "grid"]
 RouteChoice = Literal["late", "random", "greedy"]
 TIMED_STEPS = 16
+ROUTE_SEED = 1
 GREEDY_CANDIDATES = 4  # for each route that is chosen from them
 # Logistic regression only needs to converge; a larger step than a network's gets it there in a few epochs.
 REFERENCE = TrainConfig(learning_rate=1e-2, l2=1e-6, update="fast", max_epochs=10)
@@ -58,19 +59,20 @@ class RunSettings:
     train: dict[str, Any]
 
 
-def read_settings(path: Path) -> RunSettings:
-    """The tables [model], which names the model, and [train]."""
+def read_settings(path: Path, model: str = "fcn") -> RunSettings:
+    """The tables [model] and [train]; the former names the model, unless it is the one that is expected."""
     tables = read_toml(path)
     for key, table in tables.items():
         if key not in ("model", "train") or not isinstance(table, dict):
             raise InputError(f"{path}: {key} is no table known here; known are [model] and [train]")
     settings = dict(tables.get("model", {}))
-    return RunSettings(str(settings.pop("name", "fcn")), settings, tables.get("train", {}))
+    return RunSettings(str(settings.pop("name", model)), settings, tables.get("train", {}))
 
 
 def settings_for(model: str | None, path: Path | None) -> RunSettings:
     """Those of a file, if one is given; of its [model], only if no other model is."""
-    settings = RunSettings("fcn", {}, {}) if path is None else read_settings(path)
+    expected = model or "fcn"
+    settings = RunSettings(expected, {}, {}) if path is None else read_settings(path, expected)
     return settings if model in (None, settings.model) else replace(settings, model=model, model_settings={})
 
 
@@ -192,8 +194,7 @@ def run(
         )
         started = time.monotonic()
         routes = choose_routes(
-            trained.model, config.routes, config.route_choice, data, device,
-            seed=config.train.seed, negative_rate=config.negative_rate,
+            trained.model, config.routes, config.route_choice, data, device, negative_rate=config.negative_rate
         )  # fmt: skip
         shipped = _on_routes(trained.model, routes)
         calibration, found = _assess(config, shipped, data, device)
@@ -356,14 +357,16 @@ def choose_routes(
     data: PreparedData,
     device: torch.device,
     *,
-    seed: int,
     negative_rate: float,
 ) -> tuple[Route, ...]:
-    """The routes to ship; none for a model without them."""
+    """The routes to ship; none for a model without them.
+
+    Those drawn at random are the same in all runs of a shape, so that one can say what all have in common on a route.
+    """
     if not isinstance(model, Recap):
         return ()
     if choice == "random":
-        return tuple(random_routes(model.config, count, seed))
+        return tuple(random_routes(model.config, count, ROUTE_SEED))
     if choice == "late":
         return tuple(late_routes(model.config, count))
     candidates = late_routes(model.config, GREEDY_CANDIDATES * count)
@@ -468,7 +471,7 @@ def run_many(
         )
         for out, config in configs.items()
     ]
-    room = workers or max(environment.num_cores() // threads, 1)
+    room = workers or environment.side_by_side(threads, next(iter(configs.values())).device)
     tell = None if done is None else lambda at, report: done(places[at], report)
     reports = run_jobs(jobs, workers=room, title=title, quiet=quiet, done=tell)
     return dict(zip(places, reports, strict=True))

@@ -13,6 +13,7 @@ from recap_ctr.diagnose import Cube, Diagnosis, diagnose, findings
 from recap_ctr.engine import Job, run_jobs
 from recap_ctr.evaluate import sampling_weights
 from recap_ctr.logits import LogitTable
+from recap_ctr.models import model_class, short_name
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.predict import write_logits
 from recap_ctr.recipe import Plan, Recipe
@@ -37,11 +38,11 @@ def survey_runs(
     )
     base = recipe.run_config(plan, model, model_config, settings)
     routed = isinstance(model_config, RecapConfig)
-    where = recipe.directory(f"survey-{model}", base.without_seed(recipe.data))
+    # Routes must be the same in all runs; greedy ones are chosen by each for itself, from late ones.
+    choice = "late" if recipe.config.route_choice == "greedy" else recipe.config.route_choice
+    where = recipe.place(f"survey-{short_name(model)}", base)
     configs = {
-        where / f"seed-{seed}": base.with_(
-            seed=seed, routes=routes if routed else 1, route_choice=recipe.config.route_choice
-        )
+        where / f"seed-{seed}": base.with_(seed=seed, routes=routes if routed else 1, route_choice=choice)
         for seed in range(1, runs + 1)
     }
     return recipe.train(configs, "survey")
@@ -67,7 +68,7 @@ def survey(
             "recap_ctr.survey:write_grid",
             {
                 "data": str(recipe.data.path), "run": str(run), "out": str(table), "split": split,
-                "routed": routed, "threads": recipe.threads, "device": recipe.device,
+                "model": model, "routed": routed, "threads": recipe.threads, "device": recipe.device,
             },
         )
         for run, table in tables.items()
@@ -110,8 +111,11 @@ def read_diagnosis(out: Path, fingerprint: str) -> dict[str, Any] | None:
     return found if found is not None and found["data"]["fingerprint"] == fingerprint else None
 
 
-def write_grid(data: str, run: str, out: str, split: str, routed: bool, threads: int, device: str) -> None:
+def write_grid(
+    data: str, run: str, out: str, split: str, model: str, routed: bool, threads: int, device: str
+) -> None:
     """The table of one run; the arguments are plain, for the engine."""
+    model_class(model)  # one from outside is trusted because the user named it
     torch.set_num_threads(threads)
     on = torch.device(device)
     found = estimators(Path(run), Path(run).name, "grid" if routed else "checkpoint")

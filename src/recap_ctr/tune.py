@@ -156,7 +156,7 @@ def tune(
         if not study.get_trials(deepcopy=False):
             study.enqueue_trial(_base_params(search) or {}, user_attrs={BASE: True})
         missing = max(trials - len(study.get_trials(deepcopy=False, states=ENDED)), 0)
-        room = workers or max(environment.num_cores() // base.threads, 1)
+        room = workers or environment.side_by_side(base.threads, base.device)
         deadline = None if minutes is None else time.time() + 60 * minutes
         asked = {
             "data": str(data.path), "search": search.to_json(), "out": str(out), "trials": trials, "deadline": deadline

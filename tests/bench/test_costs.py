@@ -1,5 +1,6 @@
 """A dry run: it counts what a table lacks, and trains nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,9 @@ def test_only_what_a_finished_table_lacks_counts(kitchen: Kitchen) -> None:
         1,
     )
     assert line.origin == "as finished runs took" and line.epochs == 3
+    anew = rehearsal(kitchen)
+    anew.config = anew.config.model_copy(update={"routes": 2, "calibration": "isotonic"})
+    assert anew.rehearse(ONE_RECIPE["ablation"].cells, 2) == [], "to pack them anew takes no time"
     assert kitchen.trained() == before
 
 
@@ -87,4 +91,5 @@ def test_the_command_says_the_sum(prepared: PreparedData, tmp_path: Path) -> Non
 def test_costs_add_up() -> None:
     costs = [Cost("fcn", 2, 30.0, 10, "guessed"), Cost("recap", 1, 60.0, 50, "guessed")]
     assert [cost.minutes for cost in costs] == [10.0, 50.0]
+    assert replace(costs[0], threads=2).minutes == 20.0, "both cores are taken"
     assert "all: 3 runs are missing, 1.0 core-hours" in say_costs(costs)

@@ -1,12 +1,14 @@
 """Which table a request goes to, and with how many runs of each kind."""
 
 import base64
+import shutil
 from pathlib import Path
 
 import pytest
 
 from recap_ctr.bench.request import ONE_RECIPE, ONE_SEED, Request, fulfil
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
 from recap_ctr.recipe import Recipe
 
 
@@ -44,6 +46,44 @@ def test_every_table_has_a_page_with_its_figure(
     assert '<p class="lead">Deeper is not better.</p>' in html
     assert "<td>1 + 1</td><td>90.1</td>" in html and "<li>No more.</li>" in html
     assert base64.b64encode(b"picture").decode() in html and "recap bench capacity" in html
+
+
+@pytest.mark.parametrize("table", ["table1", *ONE_RECIPE])
+def test_no_teachers_are_found_out_before_any_work(
+    table: str, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Request(
+        table, (str(prepared.path),), tmp_path / "out", tmp_path, given={"teachers": 0, "l2": 0.1}
+    )
+    if table == "capacity":
+        made = ONE_RECIPE[table]._replace(make=lambda recipe, seeds, reports: "alone")
+        monkeypatch.setitem(ONE_RECIPE, table, made)
+        assert fulfil(asked) == "alone"
+        return
+    with pytest.raises(InputError, match="needs teachers"):
+        fulfil(asked)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_quick_recipe_is_of_the_word_synthetic_alone(
+    prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Recipe] = []
+
+    def table_of(recipe: Recipe, seeds: int, reports: Path) -> str:
+        seen.append(recipe)
+        return ""
+
+    monkeypatch.setitem(ONE_RECIPE, "variance", ONE_RECIPE["variance"]._replace(make=table_of))
+    shutil.copytree(prepared.path, tmp_path / "synthetic")
+    for name, teachers in ((str(tmp_path / "synthetic"), 5), ("synthetic", 2)):
+        fulfil(Request("variance", (name,), tmp_path / "out", tmp_path / "reports", quiet=True))
+        assert seen[-1].data.name == "synthetic" and seen[-1].config.teachers == teachers
+    given = {"teachers": 3}
+    fulfil(
+        Request("variance", ("synthetic",), tmp_path / "out", tmp_path / "reports", given=given, quiet=True)
+    )
+    assert seen[-1].config.teachers == 3
 
 
 def test_one_seed_names_tables() -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recap_ctr.bench.scaling import run_of
-from recap_ctr.bench.sensitivity import sensitivity, variants
+from recap_ctr.bench.sensitivity import beyond_chance, sensitivity, variants
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models.recap import RecapConfig, default_rank
@@ -136,3 +137,15 @@ def test_table_comes_from_its_runs_and_reuses_the_ablations(kitchen: Kitchen) ->
 def test_it_needs_teachers(prepared: PreparedData, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least one teacher"):
         sensitivity(recipe(prepared, tmp_path, teachers=0), 1, tmp_path)
+
+
+def test_chance_alone_is_reported_one_table_in_twenty_at_most() -> None:
+    """Simulated: values that differ from the recipe's own in their seed alone, all compared with one run of it."""
+    rng = np.random.default_rng(0)
+    tables, values = 20_000, 14
+    for known in (2, 3, 5):
+        runs = rng.normal(size=(tables, known))
+        others = rng.normal(size=(tables, values))
+        largest = np.abs(others - runs[:, :1]).max(axis=1)
+        unit = beyond_chance(1.0, known, values, 1)
+        assert (largest > unit * runs.std(axis=1, ddof=1)).mean() < 0.06

@@ -29,6 +29,7 @@ from recap_ctr.bench.tables import Arm
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.recipe import recipe_config
 from tests.bench.test_scaling import TINY
 
 FAST = '[model]\nname = "{name}"\n[train]\nbatch_size = 256\nmax_epochs = 1\n'
@@ -219,6 +220,60 @@ def test_runs_of_other_settings_or_data_are_no_seeds_of_one_arm(
     other.write_text(json.dumps({**known, "model": model, "data": {"fingerprint": "of other rows"}}))
     with pytest.raises(InputError, match="different data"):
         read_arms(reports / prepared.name)
+
+
+def test_students_of_other_teachers_are_no_seeds_of_one_arm(tmp_path: Path) -> None:
+    own: dict[str, Any] = {
+        "data": {"fingerprint": "of these rows"}, "model": {"name": "lr", "config": {}},
+        "train": TrainConfig().model_dump(mode="json"), "teachers": ["a", "b"],
+    }  # fmt: skip
+    others: tuple[dict[str, Any], ...] = (
+        {"teachers": ["a"]}, {"routes": {"count": 2, "choice": "late"}}, {"negative_rate": 0.1},
+        {"calibration": "isotonic"},
+    )  # fmt: skip
+    for other in others:
+        for seed, changes in ((1, {}), (2, other)):
+            path = tmp_path / "lr" / f"seed-{seed}" / "report.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({**own, "train": {**own["train"], "seed": seed}, **changes}))
+        with pytest.raises(InputError, match="different settings"):
+            read_arms(tmp_path)
+
+
+def test_a_file_of_settings_that_names_no_model_is_of_the_one_it_is_named_after(
+    prepared: PreparedData, reports: Path
+) -> None:
+    own = reports / prepared.name
+    (own / "dcnv2.toml").write_text("[train]\nl2 = 0.5\n")
+    (cell,) = cells(prepared, ["dcnv2"], [1], own)
+    assert (cell.config.model, cell.config.train.l2) == ("dcnv2", 0.5)
+    (own / "mine.toml").write_text("[train]\nl2 = 0.5\n")
+    with pytest.raises(InputError, match="no model 'mine'"):
+        cells(prepared, ["mine"], [1], own)
+
+
+def test_baselines_are_calibrated_and_measured_as_recap_is(prepared: PreparedData, reports: Path) -> None:
+    recipe = recipe_config("default", {"negative_rate": 0.1, "calibration": "isotonic"}, "test")
+    (cell,) = cells(prepared, ["lr"], [1], reports / prepared.name, recipe=recipe)
+    assert (cell.config.negative_rate, cell.config.calibration) == (0.1, "isotonic")
+
+
+def test_a_finished_cell_of_another_sampling_is_measured_anew(
+    prepared: PreparedData, tmp_path: Path, reports: Path
+) -> None:
+    fulfil(request(prepared, tmp_path, models=("lr",), seeds=1))
+    path = reports / prepared.name / "lr/seed-1/report.json"
+    weights = next((tmp_path / "out").rglob("lr-*/seed-1/best.safetensors")).stat().st_mtime_ns
+    before = json.loads(path.read_text())
+    given = {**TINY, "negative_rate": 0.25}
+    fulfil(request(prepared, tmp_path, models=("lr",), seeds=1, given=given))
+    after = json.loads(path.read_text())
+    assert after["negative_rate"] == 0.25
+    assert after["metrics"]["test"]["raw"]["logloss"] != before["metrics"]["test"]["raw"]["logloss"]
+    assert next((tmp_path / "out").rglob("lr-*/seed-1/best.safetensors")).stat().st_mtime_ns == weights
+    assert set(read_arms(path.parents[2], data=prepared)) == {"lr"}
+    path.write_text(json.dumps({**after, "data": {**after["data"], "fingerprint": "of other rows"}}))
+    assert read_arms(path.parents[2], data=prepared) == {}
 
 
 def test_averaged_cells_stand_apart(prepared: PreparedData, tmp_path: Path, reports: Path) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 from recap_ctr import environment
 from recap_ctr.bench.scaling import Repeated, train_cells
 from recap_ctr.config import Frozen, TrainConfig
+from recap_ctr.data.shards import PreparedData
 from recap_ctr.logits import LogitTable, is_table
 from recap_ctr.probe import RESULT, Found, ProbeConfig, most_epochs, read_found
 from recap_ctr.recipe import Plan, Recipe
-from recap_ctr.runs import REPORT, RunConfig, epoch_seconds, is_finished, read_report
+from recap_ctr.runs import REPORT, RunConfig, epoch_seconds, read_report
 from recap_ctr.storage import fingerprint
 
+STAGE = re.compile(r"-[0-9a-f]{10}$")  # what a stage's name ends in
 GUESSED_EPOCHS = 24  # of a run that no other tells about
 Cells = Callable[[Recipe, Plan, Sequence[Path], int], Mapping[Any, Repeated]]
 
@@ -30,10 +32,12 @@ class Cost:
     epochs: int
     origin: str
     """Where the number of epochs comes from."""
+    threads: int = 1
 
     @property
     def minutes(self) -> float:
-        return self.runs * self.epochs * self.seconds_per_epoch / 60
+        """Of all cores that they use."""
+        return self.runs * self.epochs * self.seconds_per_epoch * self.threads / 60
 
     def to_text(self) -> str:
         return (
@@ -42,11 +46,15 @@ class Cost:
         )
 
 
-def cost_of(label: str, runs: int, seconds: float, known: Sequence[dict[str, Any]], most: int) -> Cost:
-    """With as many epochs as `known` reports of others took on average, else by a guess, but never more than `most`."""
+def cost_of(
+    label: str, runs: int, config: RunConfig, data: PreparedData, known: Sequence[dict[str, Any]]
+) -> Cost:
+    """Timed by a few steps, with as many epochs as `known` reports of others took on average, else by a guess."""
     epochs = round(mean(len(report["history"]) for report in known)) if known else GUESSED_EPOCHS
     origin = "as finished runs took" if known else "guessed"
-    return Cost(label, runs, seconds, min(epochs, most), origin)
+    return Cost(
+        label, runs, epoch_seconds(config, data), min(epochs, config.train.max_epochs), origin, config.threads
+    )
 
 
 def say_costs(costs: Sequence[Cost]) -> str:
@@ -97,7 +105,7 @@ class Rehearsal(Recipe):
         )
         part, epochs = timed * min(race.max_rows, rows) / rows, most_epochs(race, probe_rate=probe_rate)
         label = f"probe of {model}{', taught' if teachers else ''}"
-        self.costs.append(Cost(label, 1, part, epochs, "at most, on its rows"))
+        self.costs.append(Cost(label, 1, part, epochs, "at most, on its rows", self.threads))
         return Found(settings.l2, settings.learning_rate, 0.0, timed, None, 0.0, 0.0)
 
     def _checksums(self, tables: Sequence[Path]) -> list[str]:
@@ -113,13 +121,14 @@ class Rehearsal(Recipe):
     def train(self, configs: dict[Path, RunConfig], title: str) -> dict[Path, dict[str, Any]]:
         missing: dict[tuple[str, str], list[RunConfig]] = {}
         for path, config in configs.items():
-            if not is_finished(path, config):
-                label = re.sub(r"-[0-9a-f]{10}$", "", path.parent.name)
+            if not (path / REPORT).is_file():  # one that is only to be packed anew takes no time to speak of
+                label = STAGE.sub("", path.parent.name)
                 missing.setdefault((label, config.model_config.model_dump_json()), []).append(config)
         for (label, _), own in missing.items():
-            known = [read_report(path.parent) for path in self.out.glob(f"{label}-*/*/{REPORT}")]
-            like = [one for one in known if one["model"]["name"] == own[0].model]
-            self.costs.append(
-                cost_of(label, len(own), epoch_seconds(own[0], self.data), like, own[0].train.max_epochs)
+            stages = (
+                path for path in self.out.glob(f"{label}-*") if STAGE.fullmatch(path.name.removeprefix(label))
             )
+            known = [read_report(path.parent) for stage in stages for path in stage.glob(f"*/{REPORT}")]
+            like = [one for one in known if one["model"]["name"] == own[0].model]
+            self.costs.append(cost_of(label, len(own), own[0], self.data, like))
         return {path: {} for path in configs}

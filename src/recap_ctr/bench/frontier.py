@@ -14,6 +14,7 @@ from recap_ctr.bench.overview import held_out
 from recap_ctr.bench.scaling import Repeated, Runs, cells_of, finished, train_cells
 from recap_ctr.bench.tables import NONE, grid, spread
 from recap_ctr.cost import relative_costs
+from recap_ctr.data.shards import PreparedData
 from recap_ctr.packed import load_artifact
 from recap_ctr.recipe import Plan, Recipe
 from recap_ctr.runs import ARTIFACT
@@ -93,7 +94,7 @@ def frontier(recipe: Recipe, seeds: int, reports: Path) -> str:
                 for name, one in ensembles.items()
             ),
             *(_point(name, "capacity", found, split, costs) for name, found in runs.items()),
-            *_others(reports, split),
+            *_others(reports, split, recipe.data),
             _point(RECAP, RECAP, students, split, costs),
         ]
     )  # fmt: skip
@@ -118,11 +119,11 @@ def _point(name: str, kind: str, runs: Runs, split: str, costs: dict[str, float]
     return Point(name, kind, len(found), found[0]["parameters"], aucs, costs[name])
 
 
-def _others(reports: Path, split: str) -> list[Point]:
-    """The models of table 1, by the published protocol, as far as their reports are there."""
+def _others(reports: Path, split: str, data: PreparedData) -> list[Point]:
+    """The models of table 1, by the published protocol, as far as their reports on these data are there."""
     return [
         Point(arm.name, "other models", len(arm.seeds), arm.parameters, arm.figures["auc"])
-        for name, arm in table1.read_arms(reports).items()
+        for name, arm in table1.read_arms(reports, data=data).items()
         if name != table1.OURS and arm.split == split and arm.parameters is not None
     ]
 

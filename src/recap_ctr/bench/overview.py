@@ -1,7 +1,7 @@
 """One table of what estimator scaling does on a data set: single models, their ensembles, and RECAP beside them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -12,7 +12,7 @@ from scipy.stats import ttest_1samp
 
 from recap_ctr.bench.published import title_of
 from recap_ctr.bench.scaling import Repeated, cells_of, copy_reports, on_routes, train_cells
-from recap_ctr.bench.tables import spread
+from recap_ctr.bench.tables import NO_TEST, spread
 from recap_ctr.cost import relative_costs
 from recap_ctr.models import parse_model
 from recap_ctr.packed import load_artifact
@@ -56,14 +56,16 @@ def held_out(report: dict[str, Any]) -> str:
     return "test" if "test" in report["metrics"] else "valid"
 
 
-def single_lines(recipe: Recipe, title: str, runs: dict[Path, dict[str, Any]]) -> list[Line]:
-    """Runs that differ in their seed, and the ensemble of all of them."""
+def single_lines(
+    recipe: Recipe, title: str, runs: dict[Path, dict[str, Any]], costs: tuple[float, float]
+) -> list[Line]:
+    """Runs that differ in their seed, and the ensemble of all of them; `costs` are of one and of all."""
     reports = list(runs.values())
     split, size = held_out(reports[0]), reports[0]["parameters"]
-    lines = [line_of(title, [report["metrics"][split] for report in reports], size)]
+    lines = [line_of(title, [report["metrics"][split] for report in reports], size, costs[0])]
     if len(runs) > 1:
         together = recipe.ensembles(list(runs))[-1]["metrics"][split]
-        lines.append(line_of(f"ensemble of {len(runs)}", [together], size * len(runs)))
+        lines.append(line_of(f"ensemble of {len(runs)}", [together], size * len(runs), costs[1]))
     return lines
 
 
@@ -72,6 +74,7 @@ def logistic_regression(recipe: Recipe) -> dict[Path, dict[str, Any]]:
         model="lr",
         model_config=parse_model("lr", {}),
         train=REFERENCE.model_copy(update={"seed": recipe.config.seed}),
+        calibration=recipe.config.calibration,
         negative_rate=recipe.config.negative_rate,
         reference=False,
         device=recipe.device,
@@ -80,11 +83,15 @@ def logistic_regression(recipe: Recipe) -> dict[Path, dict[str, Any]]:
     return run_many({where: config}, recipe.data, title="logistic regression", quiet=recipe.quiet)
 
 
-def costs(teachers: list[Path], student: Path, recipe: Recipe) -> dict[str, float]:
-    """Scoring cost of one teacher (1), of all, and of the student on one route and on all of its own."""
+def costs(
+    teachers: Sequence[Path], student: Path, recipe: Recipe, others: Sequence[Path] = ()
+) -> dict[str, float]:
+    """Scoring cost of one teacher (1), of all, of the student on one route and on all of its own, and of others."""
     device = torch.device(recipe.device)
     torch.set_num_threads(recipe.threads)
-    members = [load_artifact(path / ARTIFACT).model.to(device) for path in teachers]
+    members, rest = (
+        [load_artifact(path / ARTIFACT).model.to(device) for path in paths] for paths in (teachers, others)
+    )
     shipped = load_artifact(student / ARTIFACT)
     shard = recipe.data.test if len(recipe.data.test) else recipe.data.valid
     return relative_costs(
@@ -93,6 +100,7 @@ def costs(teachers: list[Path], student: Path, recipe: Recipe) -> dict[str, floa
             "ensemble": members,
             "route": [shipped.dialled(routes=1).model.to(device)],
             "routes": [shipped.model.to(device)],
+            **({"another": rest[:1], "others": rest} if rest else {}),
         },
         shard,
         device,
@@ -143,7 +151,7 @@ def overview(recipe: Recipe, seeds: int, reports: Path) -> str:
         f"Regulariser and rate are the probe's: l2 {plan.l2:g}, {plan.learning_rate:g};"
         " taught students have an l2 of their own."
     )
-    text = "\n".join([*markdown(lines), "", *_findings(lines), own, ""])
+    text = "\n".join([*markdown(lines), "", *_findings(lines, recipe), own, ""])
     copy_reports(
         {"teachers": teachers, "fcn-plain": published, **{f"recap-{k}": v for k, v in students.items()}},
         reports,
@@ -167,7 +175,9 @@ def collect(
     split = held_out(next(iter(teachers.values())))
     (regression,) = reference.values()
     base = regression["metrics"][split]["base_rate_logloss"]
-    cost = costs(list(teachers), next(iter(students["ema-kd"])), recipe)
+    # Where teachers are FCNs, those by the published protocol cost the same.
+    differ = recipe.config.teacher_model != "fcn"
+    cost = costs(list(teachers), next(iter(students["ema-kd"])), recipe, list(published) if differ else ())
 
     def students_line(name: str, training: str, *, routes: bool) -> Line:
         found = [on_routes(report, all_of_them=routes) for report in students[training].values()]
@@ -176,17 +186,13 @@ def collect(
 
     plain = "FCN, published protocol"
     averaged = f"{title_of(recipe.config.teacher_model)}, averaged weights: the teachers"
-    singles = [
-        *(single_lines(recipe, plain, published) if published else []),
-        *single_lines(recipe, averaged, teachers),
-    ]
+    own = cost["one"], cost["ensemble"]
+    theirs = (cost["another"], cost["others"]) if differ else own
     return [
         Line("base rate", (0.5,), (base,), (base,), 0),
         line_of("logistic regression", [regression["metrics"][split]], regression["parameters"]),
-        *(
-            replace(line, cost=cost["ensemble" if line.name.startswith("ensemble") else "one"])
-            for line in singles
-        ),
+        *single_lines(recipe, plain, published, theirs),
+        *single_lines(recipe, averaged, teachers, own),
         students_line("recursive backbone", "plain", routes=False),
         students_line("+ EMA", "ema", routes=False),
         students_line("+ KD", "kd", routes=False),
@@ -195,7 +201,7 @@ def collect(
     ]
 
 
-def _findings(lines: list[Line]) -> list[str]:
+def _findings(lines: list[Line], recipe: Recipe) -> list[str]:
     """What RECAP is worth beside the ensembles, with the test that goes with it."""
     recap = lines[-1]
     said = []
@@ -218,8 +224,11 @@ def _findings(lines: list[Line]) -> list[str]:
         )
     said.append(
         "Tests are two-tailed one-sample t-tests over student seeds; students share their teachers, so they are"
-        " conditional on these. Cost: time to score relative to one FCN, same process, interleaved."
+        f" conditional on these. Cost: time to score relative to one {title_of(recipe.config.teacher_model)}, same"
+        " process, interleaved."
     )
+    if not len(recipe.data.test):
+        said.append(NO_TEST)
     return said
 
 

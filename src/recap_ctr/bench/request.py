@@ -84,19 +84,25 @@ def fulfil(request: Request) -> str:
     if request.table != "table1" and (request.models or request.averaged):
         raise InputError("--models and --averaged belong to table1")
     models = request.models or tuple(PAPER_ORDER)
+    taught = table1.OURS in models if request.table == "table1" else request.table != "capacity"
     seeds = request.seeds or (1 if request.table in ONE_SEED else 3)
     table1.check_models(models, request.reports)
     sets = [_open(request, name) for name in request.data]
+    recipes = [_recipe(request, name, data) for name, data in zip(request.data, sets, strict=True)]
+    if taught and not all(config.teachers for config in recipes):
+        raise InputError(
+            "this table needs teachers", fix="give at least one, by --teachers or in recipe.toml"
+        )
     names = [data.name for data in sets]
     if len(set(names)) < len(names):
         raise InputError(f"two data sets have the same name: {', '.join(names)}", fix="rename a directory")
     said = []
-    for data in sets:
+    for data, config in zip(sets, recipes, strict=True):
         reports = request.reports / data.name
         if request.table == "table1":
             own = table1.Bench(
-                data, request.out / data.name, reports, reports, _recipe(request, data), request.threads,
-                request.device, quiet=request.quiet,
+                data, request.out / data.name, reports, reports, config, request.threads, request.device,
+                quiet=request.quiet,
             )  # fmt: skip
             _say_defaults(models, reports, request)
             if request.dry_run:
@@ -107,8 +113,8 @@ def fulfil(request: Request) -> str:
         else:
             kind = Rehearsal if request.dry_run else Recipe
             recipe = kind(
-                _recipe(request, data), data, request.out / data.name, threads=request.threads,
-                device=request.device, quiet=request.quiet or request.dry_run,
+                config, data, request.out / data.name, threads=request.threads, device=request.device,
+                quiet=request.quiet or request.dry_run,
             )  # fmt: skip
             table = ONE_RECIPE[request.table]
             if isinstance(recipe, Rehearsal):
@@ -157,13 +163,13 @@ def _open(request: Request, name: str) -> PreparedData:
     return draw(config, directory / "clicks.csv", directory / "data" / NAME, quiet=True)[1]
 
 
-def _recipe(request: Request, data: PreparedData) -> RecipeConfig:
-    """Of the file that is given, or of the data set's own, or else the default."""
+def _recipe(request: Request, name: str, data: PreparedData) -> RecipeConfig:
+    """Of the file that is given, or of the data set's own, or else the default; `name` is what was asked for."""
     own = request.reports / data.name / "recipe.toml"
     path = request.config or (own if own.is_file() else None)
     given = {key: value for key, value in (request.given or {}).items() if value is not None}
-    if path is None and data.name == NAME and request.preset == "default":
-        return quick_recipe(len(data.train), 1, max_epochs=6, teachers=2, **given)
+    if path is None and name == NAME and request.preset == "default":
+        return quick_recipe(len(data.train), 1, max_epochs=6, **{"teachers": 2, **given})
     tables = read_toml(path) if path is not None else {}
     return recipe_config(request.preset, {**tables, **given}, str(path or "bench"))
 

@@ -8,6 +8,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from matplotlib.figure import Figure
+from scipy.stats import t as student_t
 
 from recap_ctr.bench import figures
 from recap_ctr.bench.overview import held_out
@@ -178,14 +179,22 @@ def _findings(points: Sequence[Point], split: str, known: Sequence[float], noise
     if noise is None:
         said.append("The noise between seeds is unknown: there is one run of the recipe's own setting.")
         return said
-    reach = 2 * noise * sqrt(2 / points[0].runs)
+    reach = beyond_chance(noise, len(known), len(others), points[0].runs)
     beyond = [f"{_name(point)} ({100 * point.gain:+.3f})" for point in others if abs(point.gain) > reach]
     said.append(
-        f"Seeds alone give ± {100 * noise:.3f} points (standard deviation over {len(known)} runs of the recipe's own);"
-        f" beyond twice the noise of such a difference, {100 * reach:.3f}, "
+        f"Seeds alone give ± {100 * noise:.3f} points (standard deviation over {len(known)} runs of the recipe's own)."
+        f" Beyond {100 * reach:.3f}, what chance would show one such table in twenty, "
         + (f"are {', '.join(beyond)}." if beyond else "there is none.")
     )
     return said
+
+
+def beyond_chance(noise: float, known: int, values: int, runs: int) -> float:
+    """The largest difference of `values` from the recipe's own, of `runs` each, that chance passes 5 times in 100.
+
+    By Student's t, since the noise itself is known from few runs, corrected by Bonferroni.
+    """
+    return float(student_t.ppf(1 - 0.025 / values, known - 1)) * noise * sqrt(2 / runs)
 
 
 def _name(point: Point) -> str:

@@ -20,7 +20,7 @@ from recap_ctr.bench import tables
 from recap_ctr.bench.costs import Cost, Rehearsal, cost_of
 from recap_ctr.bench.published import PAPER_ORDER, SAME_SPLIT, TITLES, Published, logged, published
 from recap_ctr.bench.scaling import Repeated, cells_of, train_cells
-from recap_ctr.bench.tables import METRICS, NONE, Arm, arm_of, spread
+from recap_ctr.bench.tables import METRICS, NO_TEST, NONE, Arm, arm_of, spread
 from recap_ctr.config import TrainConfig, parse
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
@@ -32,7 +32,6 @@ from recap_ctr.runs import (
     RunConfig,
     RunSettings,
     default_threads,
-    epoch_seconds,
     read_settings,
     run_many,
 )
@@ -63,17 +62,20 @@ def cells(
     settings: Path | None,
     *,
     averaged: bool = False,
+    recipe: RecipeConfig | None = None,
     threads: int | None = None,
     device: str = "cpu",
 ) -> list[Cell]:
     """Cells of all models but RECAP, by the settings in SETTINGS/MODEL.toml, or by default ones.
 
-    A model's name there is any: the file's own [model] name says which one it is.
+    A model's name there is any: the file's own [model] name says which one it is. They are calibrated and measured as
+    RECAP is by its `recipe`.
     """
+    like = recipe or RecipeConfig()
     found = []
     for model in models:
         path = None if settings is None else settings / f"{short_name(model)}.toml"
-        given = read_settings(path) if path and path.is_file() else RunSettings(model, {}, {})
+        given = read_settings(path, model) if path and path.is_file() else RunSettings(model, {}, {})
         train = {**given.train, **(AVERAGED if averaged else {})}
         model_config = parse_model(given.model, given.model_settings)
         for seed in seeds:
@@ -81,6 +83,8 @@ def cells(
                 model=given.model,
                 model_config=model_config,
                 train=parse(TrainConfig, {**train, "seed": seed}, str(path or "table1")),
+                calibration=like.calibration,
+                negative_rate=like.negative_rate,
                 reference=False,
                 threads=threads or default_threads(model_config, data.layout),
                 device=device,
@@ -99,7 +103,13 @@ def is_done(report: Path, cell: Cell, data: PreparedData) -> bool:
         and known["model"]["name"] == cell.config.model
         and parse_model(cell.config.model, known["model"]["config"]) == cell.config.model_config
         and parse(TrainConfig, known["train"], str(report)) == cell.config.train
+        and _measuring(known) == (cell.config.calibration, cell.config.negative_rate)
     )
+
+
+def _measuring(report: dict[str, Any]) -> tuple[str, float]:
+    """How a run's figures were made; what a record of before leaves out is as by default."""
+    return report.get("calibration", "affine"), report.get("negative_rate", 1.0)
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,8 @@ class Bench:
 
     def _cells(self, models: Sequence[str], seeds: Iterable[int], *, averaged: bool) -> list[Cell]:
         return cells(
-            self.data, models, seeds, self.settings, averaged=averaged, threads=self.threads, device=self.device
+            self.data, models, seeds, self.settings, averaged=averaged, recipe=self.recipe, threads=self.threads,
+            device=self.device,
         )  # fmt: skip
 
     def missing(self, wanted: Sequence[Cell]) -> list[Cell]:
@@ -177,10 +188,7 @@ class Bench:
         for label in dict.fromkeys(cell.label for cell in todo):
             own = [cell for cell in todo if cell.label == label]
             known = [read_json(path) for path in (self.reports / label).glob(f"seed-*/{REPORT}")]
-            config = own[0].config
-            found.append(
-                cost_of(label, len(own), epoch_seconds(config, self.data), known, config.train.max_epochs)
-            )
+            found.append(cost_of(label, len(own), own[0].config, self.data, known))
         return found + (self._cook(Rehearsal).rehearse(students_of, num_seeds) if OURS in models else [])
 
 
@@ -192,14 +200,19 @@ def students_of(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int
 # From here on: the table, made of reports alone.
 
 
-def read_arms(reports: Path, *, averaged: bool = False) -> dict[str, Arm]:
-    """By model, in the paper's order: all of which there is a report. Others stand before RECAP."""
+def read_arms(reports: Path, *, averaged: bool = False, data: PreparedData | None = None) -> dict[str, Arm]:
+    """By model, in the paper's order: all of which there is a report. Others stand before RECAP.
+
+    With `data`, reports of others are left out.
+    """
     found: dict[str, Arm] = {}
     firsts: list[dict[str, Any]] = []
     others = sorted({*MODELS, *_guests(reports, averaged)} - set(PAPER_ORDER))
     for model in (*PAPER_ORDER[:-1], *others, PAPER_ORDER[-1]):
         label = model if model == OURS else model + SUFFIX * averaged
         known = [read_json(path) for path in sorted((reports / label).glob(f"seed-*/{REPORT}"))]
+        if data is not None:
+            known = [one for one in known if one["data"]["fingerprint"] == data.fingerprint]
         if known:
             _refuse_mixtures(label, known)
             found[model] = arm_of(TITLES.get(model, model), known)
@@ -222,13 +235,14 @@ def _refuse_mixtures(name: str, reports: Sequence[dict[str, Any]], *, data_alone
         )
 
 
-def _settings(report: dict[str, Any]) -> tuple[str, dict[str, Any], TrainConfig]:
-    """A run's model and training without its seed; what a record of before leaves out is as by default."""
+def _settings(report: dict[str, Any]) -> tuple[Any, ...]:
+    """All but a run's seed that its figures depend on; what a record of before leaves out is as by default."""
     model = report["model"]
     known = model["config"]
     if not is_dotted(model["name"]):  # one from outside may be gone by now
         known = parse_model(model["name"], known).model_dump(mode="json")
-    return model["name"], known, parse(TrainConfig, {**report["train"], "seed": 0}, REPORT)
+    train = parse(TrainConfig, {**report["train"], "seed": 0}, REPORT)
+    return model["name"], known, train, report.get("teachers", []), report.get("routes"), _measuring(report)
 
 
 def _guests(reports: Path, averaged: bool) -> set[str]:
@@ -379,7 +393,12 @@ def _say_p(found: Comparison, seeds: int) -> str:
 def _note(
     dataset: str, arms: Mapping[str, Arm], compared: Mapping[str, Comparison], by_default: Sequence[str]
 ) -> str:
-    said = ["AUC in points, mean ± standard deviation over seeds; best bold, second underlined."]
+    splits = sorted({arm.split for arm in arms.values()})
+    said = [
+        f"On {' and '.join(splits)} rows; AUC in points, mean ± standard deviation over seeds; best bold, second"
+        " underlined.",
+        *([NO_TEST] if "valid" in splits else []),
+    ]
     beside = {
         "published": ("the figures of the RECAP paper and, for ECN, of FCN's", published),
         "public log": (

@@ -60,6 +60,9 @@ class Arm:
                 )
 
 
+NO_TEST = "There is no test split: these rows also stopped training and fitted the calibration, so all figures flatter."
+
+
 def arm_of(
     name: str,
     reports: Sequence[Mapping[str, Any]],
