@@ -50,12 +50,12 @@ def loss_of(model: Small, step: int, factor: float = 1.0) -> Tensor:
     return factor * nn.functional.binary_cross_entropy_with_logits(model(inputs), labels)
 
 
-@pytest.mark.parametrize("l2", [0.0, 0.01])
+@pytest.mark.parametrize(("l2", "net_l2"), [(0.0, 0.0), (0.01, 0.0), (0.01, 0.1)])
 @pytest.mark.parametrize("clip", [10.0, 0.05])
-def test_exact_is_dense_adam_on_the_whole_loss(l2: float, clip: float) -> None:
+def test_exact_is_dense_adam_on_the_whole_loss(l2: float, net_l2: float, clip: float) -> None:
     ours, reference = small(), small()
     reference.eval()  # plain look-up with a dense gradient
-    update = Update(ours, TrainConfig(l2=l2, clip=clip))
+    update = Update(ours, TrainConfig(l2=l2, net_l2=net_l2, clip=clip))
     optimiser = torch.optim.Adam(reference.parameters(), lr=1e-2)
     for step in range(30):
         loss_of(ours, step).backward()  # type: ignore[no-untyped-call]
@@ -63,6 +63,7 @@ def test_exact_is_dense_adam_on_the_whole_loss(l2: float, clip: float) -> None:
 
         optimiser.zero_grad()
         total = loss_of(reference, step) + l2 / 2 * reference.table.weight.square().sum()
+        total = total + net_l2 / 2 * sum(weight.square().sum() for weight in reference.dense.parameters())
         total.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(reference.parameters(), clip)
         optimiser.step()
@@ -176,3 +177,9 @@ def test_average_starts_as_a_copy_and_follows_the_recurrence() -> None:
     got = average.settle()
     assert isinstance(got, Small)
     torch.testing.assert_close(got.dense.weight, expected)
+
+
+def test_a_setting_that_came_later_leaves_no_trace_where_it_is_not_used() -> None:
+    """Else all runs of before would have other names."""
+    assert "net_l2" not in TrainConfig().model_dump() and "ema_warmup" not in TrainConfig().model_dump()
+    assert TrainConfig(net_l2=1e-5).model_dump()["net_l2"] == 1e-5

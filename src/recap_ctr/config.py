@@ -78,6 +78,8 @@ class TrainConfig(Frozen):
     learning_rate: PositiveFloat = 1e-3
     l2: NonNegativeFloat = 1e-5
     """Strength of the embedding regulariser, l2/2 · ||table||²."""
+    net_l2: NonNegativeFloat = 0.0
+    """The same for all other weights; hardly any published run has it."""
     clip: PositiveFloat = 10.0
     """Largest global gradient norm."""
     update: Literal["exact", "fast"] = "exact"
@@ -110,8 +112,9 @@ class TrainConfig(Frozen):
 
     @model_serializer(mode="wrap")
     def _plain(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a warm-up that is as ever: runs are named after their settings, and older ones knew no other."""
-        return {key: value for key, value in dump(self).items() if (key, value) != ("ema_warmup", WARMUP)}
+        """Without what came later and is as ever: runs are named after their settings, and older ones knew no other."""
+        later = {"ema_warmup": WARMUP, "net_l2": 0.0}
+        return {key: value for key, value in dump(self).items() if later.get(key) != value}
 
     def with_horizons(self, factor: float) -> Self:
         """Averages that span so much more of the run, in its first epochs as well."""

@@ -24,7 +24,7 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 class Update:
-    """Adam with the gradient norm clipped and the tables regularised, by l2/2 · ||table||²."""
+    """Adam with the gradient norm clipped and the tables regularised, by l2/2 · ||table||², other weights by net_l2."""
 
     def __init__(self, model: nn.Module, config: TrainConfig, averages: Sequence[MovingAverage] = ()) -> None:
         self._config, self._averages = config, averages
@@ -50,7 +50,10 @@ class Update:
     def step(self, learning_rate: float) -> None:
         self.step_count += 1
         gradients = {name: self._take(name, table) for name, table in self._tables.items()}
-        dense = [weight.grad for weight in self._dense.values() if weight.grad is not None]
+        trained = {name: weight for name, weight in self._dense.items() if weight.grad is not None}
+        dense = [weight.grad for weight in trained.values() if weight.grad is not None]
+        if self._config.net_l2 and dense:
+            torch._foreach_add_(dense, list(trained.values()), alpha=self._config.net_l2)
         square = torch.stack([grad.square().sum() for grad in dense]).sum() if dense else torch.zeros(())
         for name, gradient in gradients.items():
             square = square + self._square(self._tables[name].weight, gradient)
@@ -60,10 +63,9 @@ class Update:
         clip = min(1.0, self._config.clip / (norm + 1e-6))
         if clip < 1.0:
             torch._foreach_mul_(dense, clip)
-        trained = {name: weight for name, weight in self._dense.items() if weight.grad is not None}
         self._adam(
             list(trained.values()),
-            [weight.grad for weight in trained.values() if weight.grad is not None],
+            dense,
             [self._first[name] for name in trained],
             [self._second[name] for name in trained],
             learning_rate,

@@ -50,6 +50,11 @@ def recap() -> nn.Module:
     return fresh("recap", parse_model("recap", RECAP | DROPOUT | {"num_adapters": 8}))
 
 
+def qnn() -> nn.Module:
+    """Which in training runs its network twice."""
+    return fresh("qnn", parse_model("qnn", {"dim": 4}))
+
+
 def lively(make: Callable[[], nn.Module]) -> nn.Module:
     """A model with weights of some size, whose statistics are off."""
     torch.manual_seed(1)
@@ -88,7 +93,7 @@ def seen_while(model: nn.Module, work: Callable[[], object]) -> dict[str, list[T
     return seen
 
 
-MODELS = [pytest.param(make, id=make.__name__) for make in (fcn, recap, Plain)]
+MODELS = [pytest.param(make, id=make.__name__) for make in (fcn, recap, Plain, qnn)]
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -97,9 +102,9 @@ def test_statistics_are_those_of_what_reaches_each_norm(make: Callable[[], nn.Mo
 
     seen = seen_while(model, lambda: restore_statistics(model, batches()))
 
-    assert len(seen) >= 2
+    assert seen
     for name, norm in norms_of(model).items():
-        assert len(seen[name]) == 5
+        assert len(seen[name]) == (10 if make is qnn else 5)
         of_channels = [value.double().transpose(0, 1).flatten(1) for value in seen[name]]
         mean = torch.stack([value.mean(1) for value in of_channels]).mean(0)
         var = torch.stack([value.var(1) for value in of_channels]).mean(0)

@@ -38,14 +38,14 @@ def naive_layer(layer: EulerLayer, parts: Complex) -> Complex:
     return real, imaginary
 
 
-@pytest.mark.parametrize("norm", [True, False])
-def test_forward_is_the_formula(norm: bool) -> None:
-    model = lively(EulerNet(EulerNetConfig(dim=2, neurons=(4, 3), layer_norm=norm), LAYOUT))
+@pytest.mark.parametrize(("norm", "shrink"), [(True, 1.0), (False, 1.0), (False, 4.0)])
+def test_forward_is_the_formula(norm: bool, shrink: float) -> None:
+    model = lively(EulerNet(EulerNetConfig(dim=2, neurons=(4, 3), layer_norm=norm, shrink=shrink), LAYOUT))
     assert isinstance(model, EulerNet)
 
     logit_B = model(INPUTS).logit_B
 
-    modulus = model.modulus_F1[:, 0].tolist()
+    modulus = [mu / shrink for mu in model.modulus_F1[:, 0].tolist()]
     weight, bias = model.head.weight[0].tolist(), float(model.head.bias)
     for row, e in enumerate(model.embedding(INPUTS).tolist()):
         parts: Complex = (
@@ -76,6 +76,16 @@ def test_orders_start_as_the_identity_or_near_one_field_each() -> None:
     orders = first_orders(6, 200)
     torch.testing.assert_close(orders.sum(dim=0), torch.ones(200))
     assert (orders.max(dim=0).values > 0.99).float().mean() > 0.9
+
+
+def test_implicit_maps_start_as_xavier_or_by_a_deviation() -> None:
+    torch.manual_seed(0)
+    layer = EulerLayer(EulerNetConfig(dim=16, neurons=(20,)), 20, 20)
+    bound = math.sqrt(6 / (320 + 320))
+    assert 0.99 * bound < float(layer.implicit.weight.detach().abs().max()) <= bound
+    assert float(layer.implicit.bias.detach().abs().max()) > 0, "torch's own, not zero"
+    wider = EulerLayer(EulerNetConfig(dim=16, neurons=(20,), implicit_std=0.1), 20, 20)
+    assert float(wider.implicit.weight.detach().std()) == pytest.approx(0.1, rel=0.02)
 
 
 def test_dropout_meets_log_modulus_phase_and_both_parts() -> None:

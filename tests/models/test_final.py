@@ -9,24 +9,35 @@ from recap_ctr.errors import InputError
 from recap_ctr.losses import LOSSES
 from recap_ctr.models import parse_model
 from recap_ctr.models.final import FINAL, Block, FactorizedInteraction, FieldGates, FINALConfig
+from recap_ctr.nn.dropout import Dropout
 from recap_ctr.nn.norms import BatchNorm
 from tests.models.naive import INPUTS, LAYOUT, Vector, affine, batch_norm, lively, relu
 
 SMALL = {"dim": 2, "units1": (6, 4), "units2": (2,)}
 
 
-def naive_block(block: Block, x: Vector) -> float:
-    for layer in block.layers:
-        if isinstance(layer, FactorizedInteraction):
-            t = affine(layer.maps, x)
-            half = len(t) // 2
-            kept, product = t[:half], [t[i] * t[half + i] for i in range(half)]
-            x = kept + product if layer.concat else [a + b for a, b in zip(kept, product, strict=True)]
-        elif isinstance(layer, BatchNorm):
-            x = batch_norm(layer, x)
-        elif isinstance(layer, nn.ReLU):
+def naive_block(block: Block, x: Vector, config: FINALConfig) -> float:
+    """In the order of the formula, whatever that of the modules."""
+    interactions = [layer for layer in block.layers if isinstance(layer, FactorizedInteraction)]
+    norms = iter([layer for layer in block.layers if isinstance(layer, BatchNorm)])
+    for layer in interactions:
+        t = affine(layer.maps, x)
+        half = len(t) // 2
+        kept, product = t[:half], [t[i] * t[half + i] for i in range(half)]
+        x = kept + product if layer.concat else [a + b for a, b in zip(kept, product, strict=True)]
+        if config.batch_norm:
+            x = batch_norm(next(norms), x)
+        if config.activation == "relu":
             x = relu(x)
     return affine(block.head, x)[0]
+
+
+def test_dropout_comes_last_in_a_layer() -> None:
+    model = FINAL(FINALConfig.model_validate(SMALL), LAYOUT)
+    for block in (model.block1, model.block2):
+        assert block is not None
+        kinds = [type(layer) for layer in block.layers]
+        assert kinds == [FactorizedInteraction, BatchNorm, nn.ReLU, Dropout] * (len(kinds) // 4)
 
 
 def gated(gates: FieldGates, e: list[Vector]) -> Vector:
@@ -58,12 +69,13 @@ def test_forward_is_the_formula(settings: dict[str, object]) -> None:
 
     for row, e in enumerate(model.embedding(INPUTS).tolist()):
         x = [value for vector in e for value in vector]
-        first = naive_block(model.block1, gated(model.gates, e) if isinstance(model.gates, FieldGates) else x)
+        given = gated(model.gates, e) if isinstance(model.gates, FieldGates) else x
+        first = naive_block(model.block1, given, config)
         if model.block2 is None:
             assert output.aux == {}
             assert float(output.logit_B[row]) == pytest.approx(first, rel=1e-9)
             continue
-        second = naive_block(model.block2, x)
+        second = naive_block(model.block2, x, config)
         assert output.aux["members_KB"][:, row].tolist() == pytest.approx([first, second], rel=1e-9)
         assert float(output.logit_B[row]) == pytest.approx((first + second) / 2, rel=1e-9)
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from recap_ctr.nn.dropout import Dropout
 from recap_ctr.nn.mlp import MLP, DeepHead, Wide
 from recap_ctr.nn.norms import BatchNorm
 from tests.checks import LAYOUT, rows
@@ -25,6 +26,7 @@ def test_mlp_is_linear_norm_relu_for_each_size() -> None:
             expected_BU = (expected_BU * layer.weight + layer.bias).clamp(min=0)
 
     torch.testing.assert_close(mlp(x_BI), expected_BU)
+    assert [type(layer) for layer in mlp.layers] == [torch.nn.Linear, BatchNorm, torch.nn.ReLU, Dropout] * 2
     assert [name for name, _ in mlp.named_parameters() if "bias" in name]
 
 

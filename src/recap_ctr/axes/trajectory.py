@@ -101,21 +101,27 @@ def beta_of(epochs: float, steps_per_epoch: int) -> float:
 def restore_statistics(model: nn.Module, batches: Iterable[Inputs]) -> None:
     """Measure the statistics of all normalisations anew, as means over batches; the rest works as in evaluation.
 
-    Only the model itself is told that it trains, so that it draws routes as it does there. After averaging weights
-    the statistics that training gathered are several per cent off.
+    Only the model itself is told that it trains, so that it draws routes as it does there, or runs its network twice.
+    After averaging weights the statistics that training gathered are several per cent off.
     """
     norms = [
         module for module in model.modules() if isinstance(getattr(module, "running_mean", None), Tensor)
     ]
     momenta = [norm.momentum for norm in norms]
+    calls = dict.fromkeys(norms, 0)
+
+    def count(norm: nn.Module, _: object) -> None:
+        calls[norm] += 1
+        norm.momentum = 1.0 / calls[norm]  # type: ignore[assignment]
+
+    hooks = [norm.register_forward_pre_hook(count) for norm in norms]
     model.eval()
     for norm in norms:
         norm.train()
     model.training = True
-    for count, inputs in enumerate(batches, start=1):
-        for norm in norms:
-            norm.momentum = 1.0 / count  # type: ignore[assignment]
+    for inputs in batches:
         model(inputs)
-    for norm, momentum in zip(norms, momenta, strict=True):
+    for norm, momentum, hook in zip(norms, momenta, hooks, strict=True):
         norm.momentum = momentum
+        hook.remove()
     model.eval()

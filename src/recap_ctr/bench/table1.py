@@ -402,7 +402,7 @@ def _note(
     beside = {
         "published": ("the figures of the RECAP paper and, for ECN, of FCN's", published),
         "public log": (
-            "what such a run printed, by its authors or BARS, of several the one of highest AUC",
+            "what a run of these settings printed, by its authors or BARS",
             logged,
         ),
     }
