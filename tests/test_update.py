@@ -183,3 +183,4 @@ def test_a_setting_that_came_later_leaves_no_trace_where_it_is_not_used() -> Non
     """Else all runs of before would have other names."""
     assert "net_l2" not in TrainConfig().model_dump() and "ema_warmup" not in TrainConfig().model_dump()
     assert TrainConfig(net_l2=1e-5).model_dump()["net_l2"] == 1e-5
+    assert TrainConfig().model_dump().keys() == TrainConfig.model_fields.keys() - {"net_l2", "ema_warmup"}

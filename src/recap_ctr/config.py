@@ -114,7 +114,7 @@ class TrainConfig(Frozen):
     def _plain(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without what came later and is as ever: runs are named after their settings, and older ones knew no other."""
         later = {"ema_warmup": WARMUP, "net_l2": 0.0}
-        return {key: value for key, value in dump(self).items() if later.get(key) != value}
+        return {key: value for key, value in dump(self).items() if later.get(key, ...) != value}
 
     def with_horizons(self, factor: float) -> Self:
         """Averages that span so much more of the run, in its first epochs as well."""
