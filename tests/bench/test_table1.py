@@ -13,6 +13,7 @@ from scipy.stats import ttest_1samp, ttest_ind, ttest_rel
 
 from recap_ctr.bench.request import Request, fulfil
 from recap_ctr.bench.table1 import (
+    ONE_ROUTE,
     Bench,
     best_two,
     cells,
@@ -238,6 +239,13 @@ def test_students_of_other_teachers_are_no_seeds_of_one_arm(tmp_path: Path) -> N
             path.write_text(json.dumps({**own, "train": {**own["train"], "seed": seed}, **changes}))
         with pytest.raises(InputError, match="different settings"):
             read_arms(tmp_path)
+    figures = {"raw": {"auc": 0.7, "logloss": 0.5}, "calibrated": {"logloss": 0.5}}
+    whole = {**own, "metrics": {"test": figures}, "parameters": 7, "routes": ONE_ROUTE}
+    for seed, left_out in ((1, {"routes"}), (2, set[str]())):
+        record = {key: value for key, value in whole.items() if key not in left_out}
+        path = tmp_path / "lr" / f"seed-{seed}" / "report.json"
+        path.write_text(json.dumps({**record, "train": {**own["train"], "seed": seed}}))
+    assert read_arms(tmp_path)["lr"].seeds == (1, 2), "a record of before is as by default"
 
 
 def test_a_file_of_settings_that_names_no_model_is_of_the_one_it_is_named_after(

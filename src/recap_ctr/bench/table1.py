@@ -41,6 +41,7 @@ AVERAGED: dict[str, Any] = {"schedule": "constant", "ema_epochs": (4.0,), "max_e
 """What our trajectory averaging changes in a published protocol."""
 SUFFIX = "-ema"
 OURS = "recap"
+ONE_ROUTE = {"count": 1, "choice": "late"}
 LEVEL = 0.01  # of the star, as in the paper
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
@@ -242,7 +243,14 @@ def _settings(report: dict[str, Any]) -> tuple[Any, ...]:
     if not is_dotted(model["name"]):  # one from outside may be gone by now
         known = parse_model(model["name"], known).model_dump(mode="json")
     train = parse(TrainConfig, {**report["train"], "seed": 0}, REPORT)
-    return model["name"], known, train, report.get("teachers", []), report.get("routes"), _measuring(report)
+    return (
+        model["name"],
+        known,
+        train,
+        report.get("teachers", []),
+        report.get("routes", ONE_ROUTE),
+        _measuring(report),
+    )
 
 
 def _guests(reports: Path, averaged: bool) -> set[str]:
