@@ -43,7 +43,7 @@ def test_table_sets_students_beside_all_else(kitchen: Kitchen, monkeypatch: pyte
     stored = json.loads((kitchen.reports / "frontier" / "frontier.json").read_text())
     points = {one["name"]: one for one in stored["points"]}
     assert [one["kind"] for one in stored["points"]] == [
-        "single model", "ensemble", "ensemble", *["capacity"] * 3, "other models", "RECAP",
+        "single model", "ensemble", "ensemble", *["capacity"] * 2, "other models", "RECAP",
     ]  # fmt: skip
 
     teachers = own.teachers(own.plan())
