@@ -20,7 +20,8 @@ from recap_ctr.recipe import Plan, Recipe
 from recap_ctr.runs import ARTIFACT
 
 RECAP = "RECAP"
-KINDS = ("single model", "ensemble", "capacity", "other models", RECAP)
+OTHERS, AVERAGED = "other models", "others, averaged"
+KINDS = ("single model", "ensemble", "capacity", OTHERS, RECAP, AVERAGED)
 SHOWN = 4.0  # how far below one teacher the figure reaches, in its distance from the best
 HEADER = ["model", "kind", "runs", "parameters", "AUC", "cost", "on the frontier"]
 
@@ -94,7 +95,8 @@ def frontier(recipe: Recipe, seeds: int, reports: Path) -> str:
                 for name, one in ensembles.items()
             ),
             *(_point(name, "capacity", found, split, costs) for name, found in runs.items()),
-            *_others(reports, split, recipe.data),
+            *_others(reports, split, recipe.data, averaged=False),
+            *_others(reports, split, recipe.data, averaged=True),
             _point(RECAP, RECAP, students, split, costs),
         ]
     )  # fmt: skip
@@ -119,11 +121,12 @@ def _point(name: str, kind: str, runs: Runs, split: str, costs: dict[str, float]
     return Point(name, kind, len(found), found[0]["parameters"], aucs, costs[name])
 
 
-def _others(reports: Path, split: str, data: PreparedData) -> list[Point]:
-    """The models of table 1, by the published protocol, as far as their reports on these data are there."""
+def _others(reports: Path, split: str, data: PreparedData, *, averaged: bool) -> list[Point]:
+    """The models of table 1, as far as their reports on these data are there."""
+    kind, mark = (AVERAGED, " + EMA") if averaged else (OTHERS, "")
     return [
-        Point(arm.name, "other models", len(arm.seeds), arm.parameters, arm.figures["auc"])
-        for name, arm in table1.read_arms(reports, data=data).items()
+        Point(arm.name + mark, kind, len(arm.seeds), arm.parameters, arm.figures["auc"])
+        for name, arm in table1.read_arms(reports, averaged=averaged, data=data).items()
         if name != table1.OURS and arm.split == split and arm.parameters is not None
     ]
 
@@ -198,7 +201,7 @@ def _draw(figure: Figure, points: Sequence[Point], subject: str, split: str) -> 
     figures.sizes(axes, log=True)
     axes.set_ylabel(f"{split} AUC (points)")
     title = f"not shown: {hidden} below {100 * floor:.1f}" if hidden else None
-    figures.legend(figure, axes, columns=6, title=title)
+    figures.legend(figure, axes, columns=7, title=title)
     figures.names(
         figure,
         axes,
@@ -209,6 +212,6 @@ def _draw(figure: Figure, points: Sequence[Point], subject: str, split: str) -> 
                 100 * mean(point.auc),
                 KINDS.index(point.kind),
             )
-            for point in sorted(shown, key=lambda point: (not point.best, point.kind == "other models"))
+            for point in sorted(shown, key=lambda point: (not point.best, point.kind in (OTHERS, AVERAGED)))
         ],
     )
