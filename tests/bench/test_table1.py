@@ -133,7 +133,10 @@ def test_best_is_bold_second_underlined_and_the_published_stands_beside() -> Non
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
     assert "**82.117" in lines["RECAP"] and "<u>80.100" in lines["QNN"]
     assert lines["FCN"].endswith("| 90.74 | 0.3001 | 90.76 | 0.3015 |")
-    assert "Public log: what a run of these settings printed" in text and "on another random split" in text
+    assert (
+        "Public log: what a run by the published settings printed" in text
+        and "on another random split" in text
+    )
     own = markdown("my-clicks", ARMS, "A title")
     assert "Published:" not in own and "Public log:" not in own
     assert "could detect" in text and "conditional" in text

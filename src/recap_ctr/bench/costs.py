@@ -114,9 +114,8 @@ class Rehearsal(Recipe):
     def place(self, stage: str, config: RunConfig) -> Path:
         if all(is_table(path) for path in config.teachers):
             return super().place(stage, config)
-        return (
-            self.out / f"{stage}-{fingerprint(config.to_json())[:10]}"
-        )  # its name is unknown, but it is not there
+        # Its name is unknown, but it is not there.
+        return self.out / f"{stage}-{fingerprint(config.to_json())[:10]}"
 
     def train(self, configs: dict[Path, RunConfig], title: str) -> dict[Path, dict[str, Any]]:
         missing: dict[tuple[str, str], list[RunConfig]] = {}

@@ -410,7 +410,7 @@ def _note(
     beside = {
         "published": ("the figures of the RECAP paper and, for ECN, of FCN's", published),
         "public log": (
-            "what a run of these settings printed, by its authors or BARS",
+            "what a run by the published settings printed, by its authors or BARS",
             logged,
         ),
     }
@@ -423,12 +423,14 @@ def _note(
             f"By default settings, for want of a MODEL.toml: {', '.join(by_default)}; they are no fair rivals, since"
             " RECAP's regulariser is found on validation."
         )
-    if compared:
+    tested = sum(one.p is not None for one in compared.values())
+    if tested:
         said.append(
             "p: two-tailed t-test on AUC, paired over the seeds that both have unless it says otherwise, as is the"
-            f" difference then; corrected by Holm for the {sum(one.p is not None for one in compared.values())}"
-            " comparisons. Students of RECAP share their teachers, so p is conditional on these."
+            f" difference then; corrected by Holm for the {tested} comparisons. Students of RECAP"
+            " share their teachers, so p is conditional on these."
         )
+    if compared:
         rival = max(compared, key=lambda name: statistics.mean(arms[name].figures["auc"]))
         least = detectable(arms[OURS], arms[rival])
         if least is not None:
