@@ -10,10 +10,10 @@ from itertools import combinations
 from pathlib import Path
 from statistics import mean, pstdev
 
-from recap_ctr import metrics
+from recap_ctr.axes.logits import LogitTable, mean_logit
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.logits import LogitTable, mean_logit
-from recap_ctr.planner import of_runs
+from recap_ctr.evaluation import metrics
+from recap_ctr.recipe.forecast import of_runs
 
 
 def main() -> None:

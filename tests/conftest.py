@@ -13,16 +13,19 @@ import polars as pl
 import pytest
 import torch
 
-from recap_ctr import cli, probe, runs, survey
+from recap_ctr.cli import main as cli
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
-from recap_ctr.engine import Job
-from recap_ctr.models import parse_model
-from recap_ctr.runs import ARTIFACT, RunConfig, run
+from recap_ctr.jobs.local import Job
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.recipe import estimator_grid as survey
+from recap_ctr.recipe import probe
 from recap_ctr.schema import Field, Schema
+from recap_ctr.training import run as runs
+from recap_ctr.training.run import ARTIFACT, RunConfig, run
 
 ROWS = 3_000
 

@@ -12,9 +12,9 @@ from recap_ctr import demo
 from recap_ctr.bench.synthetic import quick_recipe
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.demo import BASE, BAYES, FCN, HEADER, RECAP, cells, find, run_demo
-from recap_ctr.packed import load_artifact
-from recap_ctr.probe import ProbeConfig
-from recap_ctr.recipe import Recipe, RecipeConfig
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.recipe.probe import ProbeConfig
+from recap_ctr.recipe.stages import Recipe, RecipeConfig
 from tests.conftest import Recap, contents
 
 DEMO = ("demo", "--rows", 5_000, "--threads", 1, "--json", "--out")

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 import yaml
 
-from recap_ctr.cli import app
+from recap_ctr.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from benchmarks import summary
-from recap_ctr.cli import app
+from recap_ctr.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

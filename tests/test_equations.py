@@ -24,15 +24,15 @@ from recap_ctr.axes.trajectory import MovingAverage
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import expected_loss, mean_variance, variance_removed
-from recap_ctr.losses import LOSSES, Output, bce, distillation
-from recap_ctr.metrics import logloss, softplus
-from recap_ctr.models import parse_model
+from recap_ctr.evaluation.metrics import logloss, softplus
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.lr import LR, LRConfig
 from recap_ctr.models.recap import Route
 from recap_ctr.nn.embedding import Inputs
 from recap_ctr.nn.lora import AdapterBank
+from recap_ctr.nn.losses import LOSSES, Output, bce, distillation
 from recap_ctr.nn.mlp import Wide
-from recap_ctr.train import Trainer
+from recap_ctr.training.loop import Trainer
 from tests.models.test_recap import LAYOUT, config, model, rows
 
 Floats = npt.NDArray[np.float64]

@@ -12,19 +12,19 @@ import pytest
 
 import recap_ctr
 from recap_ctr import CTRClassifier
+from recap_ctr.axes.logits import LogitTable
 from recap_ctr.bench.request import Request, fulfil
 from recap_ctr.config import TrainConfig
-from recap_ctr.data import protocol
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.datasets.catalogue import protocol
 from recap_ctr.errors import InputError
-from recap_ctr.logits import LogitTable
-from recap_ctr.models import count_parameters, model_class, paper, parse_model, purpose
-from recap_ctr.packed import load_artifact
-from recap_ctr.runs import RunConfig, run
-from recap_ctr.survey import write_grid
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.models.catalogue import count_parameters, model_class, paper, parse_model, purpose
+from recap_ctr.recipe.estimator_grid import write_grid
+from recap_ctr.training.run import RunConfig, run
 from tests.conftest import Recap
+from tests.inference.test_artifact import copy, forge
 from tests.models.test_models import ML_1M
-from tests.test_artifact import copy, forge
 
 __all__ = ["copy"]  # a fixture
 EXTENDING = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()

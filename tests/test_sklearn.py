@@ -18,17 +18,17 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from recap_ctr.artifact import WEIGHTS
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.prepare import Preparation, Split, prepare
 from recap_ctr.data.source import FrameSource
-from recap_ctr.metrics import logit
-from recap_ctr.models import parse_model
-from recap_ctr.recipe import RecipeConfig
-from recap_ctr.runs import RunConfig, run
+from recap_ctr.evaluation.metrics import logit
+from recap_ctr.inference.artifact import WEIGHTS
+from recap_ctr.inference.scorer import Scorer
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.recipe.stages import RecipeConfig
 from recap_ctr.schema import Field, Schema
-from recap_ctr.score import Scorer
 from recap_ctr.sklearn import TRAINING, CTRClassifier
+from recap_ctr.training.run import RunConfig, run
 
 SMALL = {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1}
 

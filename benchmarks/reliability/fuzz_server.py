@@ -29,7 +29,7 @@ from hypothesis import HealthCheck, Phase
 from benchmarks.reliability.running import Server, resident_mib
 from benchmarks.speed.criteo_artifact import rows, write
 from benchmarks.speed.load import post
-from recap_ctr.environment import machine, versions
+from recap_ctr.jobs.machine import machine, versions
 from recap_ctr.serve import arrow
 from recap_ctr.serve.codec import JSON
 

@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.reliability.running import Server
 from benchmarks.speed.criteo_artifact import rows, write
 from benchmarks.speed.load import Connection, closed, open_loop, post
-from recap_ctr.environment import machine, versions
+from recap_ctr.jobs.machine import machine, versions
 from recap_ctr.serve.codec import JSON
 
 SWAPS = 5

@@ -18,11 +18,11 @@ import polars as pl
 import torch
 
 from benchmarks.speed.generate import CHUNK, CRITEO, Field, draw_integers, draw_ranks, universe
-from recap_ctr.artifact import write_artifact
 from recap_ctr.axes.routes import late_routes
-from recap_ctr.calibrate import AffineCalibration
 from recap_ctr.data.encode import Encoder, FittedField
-from recap_ctr.export import export
+from recap_ctr.evaluation.calibrate import AffineCalibration
+from recap_ctr.inference.artifact import write_artifact
+from recap_ctr.inference.export import export
 from recap_ctr.models.recap import Recap, RecapConfig
 from recap_ctr.schema import Field as SchemaField
 from recap_ctr.schema import Schema

@@ -55,7 +55,7 @@ def make(out: Path, rows: int, grid: tuple[int, int, int]) -> None:
 
     import numpy as np
 
-    from recap_ctr.logits import Estimator, LogitWriter
+    from recap_ctr.axes.logits import Estimator, LogitWriter
 
     rng = np.random.default_rng(0)
     S, T, R = grid
@@ -85,9 +85,9 @@ def make(out: Path, rows: int, grid: tuple[int, int, int]) -> None:
 def diagnose(directory: Path) -> None:
     import numpy as np
 
+    from recap_ctr.axes.logits import LogitTable
     from recap_ctr.diagnose import Cube, findings
     from recap_ctr.diagnose import diagnose as diagnose_cube
-    from recap_ctr.logits import LogitTable
 
     cube = Cube.from_tables([LogitTable(directory / "table")])
     found = diagnose_cube(cube, np.load(directory / "labels.npy", mmap_mode="r"))

@@ -24,18 +24,18 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from recap_ctr.artifact import Setting
 from recap_ctr.axes.routes import Routed, late_routes
-from recap_ctr.calibrate import AffineCalibration
 from recap_ctr.data.encode import Encoded, Layout, random_rows
-from recap_ctr.environment import machine
-from recap_ctr.export import OPSET, silence, to_onnx
-from recap_ctr.graphs import open_session, run, table_names
-from recap_ctr.models import build, parse_model
+from recap_ctr.evaluation.calibrate import AffineCalibration
+from recap_ctr.inference.artifact import Setting
+from recap_ctr.inference.export import OPSET, silence, to_onnx
+from recap_ctr.inference.onnx_backend import open_session, run, table_names
+from recap_ctr.inference.quantise import quantise
+from recap_ctr.inference.torch_backend import Eager, PackedModel
+from recap_ctr.jobs.machine import machine
+from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.recap import Recap, RecapConfig
 from recap_ctr.nn.embedding import Inputs
-from recap_ctr.packed import Eager, PackedModel
-from recap_ctr.quantise import quantise
 
 SIZES = (1, 64, 4096)
 FIELDS, TABLE_ROWS = 39, 910_747

@@ -16,7 +16,7 @@ from recap_ctr.config import TrainConfig
 from recap_ctr.data.encode import Layout
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.models.fcn import FCNConfig
-from recap_ctr.train import Trainer
+from recap_ctr.training.loop import Trainer
 
 SETTINGS = {
     "criteo": (

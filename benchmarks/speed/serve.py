@@ -28,8 +28,8 @@ from benchmarks.reliability.running import Server
 from benchmarks.speed.criteo_artifact import rows
 from benchmarks.speed.load import Answers, closed, get, open_loop, post
 from benchmarks.speed.measure import WORK, make, run
-from recap_ctr.environment import machine, versions
-from recap_ctr.report.charts import Chart, Series, to_png
+from recap_ctr.jobs.machine import machine, versions
+from recap_ctr.pages.charts import Chart, Series, to_png
 from recap_ctr.serve.arrow import STREAM, write
 from recap_ctr.serve.codec import JSON
 

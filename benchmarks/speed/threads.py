@@ -23,8 +23,8 @@ import sys, time, torch
 from pathlib import Path
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.models import parse_model
-from recap_ctr.train import Trainer
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.training.loop import Trainer
 torch.set_num_threads(int(sys.argv[2]))
 data = PreparedData(Path(sys.argv[1]), verify=False)
 trainer = Trainer("fcn", parse_model("fcn", {}), TrainConfig(), data, torch.device("cpu"))

@@ -9,33 +9,33 @@ if TYPE_CHECKING:
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
     from recap_ctr.errors import InputError
-    from recap_ctr.models import MODELS
-    from recap_ctr.packed import load_artifact
-    from recap_ctr.runs import RunConfig, run
+    from recap_ctr.inference.scorer import Engine, Scorer
+    from recap_ctr.inference.torch_backend import load_artifact
+    from recap_ctr.models.catalogue import MODELS
     from recap_ctr.schema import Field, Schema, read_schema
-    from recap_ctr.score import Engine, Scorer
     from recap_ctr.sklearn import CTRClassifier
+    from recap_ctr.training.run import RunConfig, run
 
 # Loaded on first use: `import recap_ctr` costs nothing, and what needs no torch works without it.
 _PUBLIC = {
     "CTRClassifier": "sklearn",
-    "Engine": "score",
+    "Engine": "inference.scorer",
     "Field": "schema",
     "InputError": "errors",
-    "MODELS": "models",
+    "MODELS": "models.catalogue",
     "Preparation": "data.prepare",
     "PreparedData": "data.shards",
-    "RunConfig": "runs",
+    "RunConfig": "training.run",
     "Schema": "schema",
-    "Scorer": "score",
+    "Scorer": "inference.scorer",
     "Split": "data.prepare",
     "SyntheticConfig": "data.synthetic",
     "SyntheticData": "data.synthetic",
     "TrainConfig": "config",
-    "load_artifact": "packed",
+    "load_artifact": "inference.torch_backend",
     "prepare": "data.prepare",
     "read_schema": "schema",
-    "run": "runs",
+    "run": "training.run",
 }
 
 __all__ = [

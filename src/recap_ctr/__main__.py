@@ -1,3 +1,3 @@
-from recap_ctr.cli import main
+from recap_ctr.cli.main import main
 
 main()

@@ -12,25 +12,25 @@ import polars as pl
 import torch
 from torch import nn
 
-from recap_ctr import metrics
+from recap_ctr.axes.predict import predict
 from recap_ctr.bench.overview import costs, logistic_regression
 from recap_ctr.bench.scaling import cells_of, train_cells
 from recap_ctr.bench.synthetic import draw, quick_recipe
 from recap_ctr.bench.tables import spread
-from recap_ctr.calibrate import fit_affine
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.sink import open_sink
 from recap_ctr.data.source import FileSource
 from recap_ctr.data.synthetic import FORMAT, SyntheticConfig
-from recap_ctr.evaluate import evaluate
-from recap_ctr.packed import load_artifact
-from recap_ctr.predict import predict
-from recap_ctr.progress import brief, say
-from recap_ctr.recipe import Recipe
-from recap_ctr.report.run import page
-from recap_ctr.runs import ARTIFACT
-from recap_ctr.score import Scorer, score
-from recap_ctr.storage import claim, read_json, write_json
+from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.calibrate import fit_affine
+from recap_ctr.evaluation.evaluate import evaluate
+from recap_ctr.inference.scorer import Scorer, score
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.jobs.progress import brief, say
+from recap_ctr.pages.run import page
+from recap_ctr.recipe.stages import Recipe
+from recap_ctr.storage.files import claim, read_json, write_json
+from recap_ctr.training.run import ARTIFACT
 
 FINISHED = "demo.json"
 TRAININGS = ("ema-kd", "plain", "ema", "kd")

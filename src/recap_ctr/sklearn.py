@@ -24,19 +24,19 @@ from sklearn.utils import (
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from recap_ctr.artifact import MANIFEST, read_artifact_manifest, write_artifact
 from recap_ctr.config import Frozen, TrainConfig, parse
 from recap_ctr.data.prepare import Preparation, Split, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import Block, FrameSource, Source, as_frame
 from recap_ctr.errors import InputError
-from recap_ctr.metrics import sigmoid
-from recap_ctr.models import parse_model
-from recap_ctr.packed import load_artifact
-from recap_ctr.recipe import TEACHER_SEEDS, Recipe, RecipeConfig
-from recap_ctr.runs import ARTIFACT, RouteChoice, RunConfig, run
+from recap_ctr.evaluation.metrics import sigmoid
+from recap_ctr.inference.artifact import MANIFEST, read_artifact_manifest, write_artifact
+from recap_ctr.inference.scorer import Engine, Scorer
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.recipe.stages import TEACHER_SEEDS, Recipe, RecipeConfig
 from recap_ctr.schema import Schema
-from recap_ctr.score import Engine, Scorer
+from recap_ctr.training.run import ARTIFACT, RouteChoice, RunConfig, run
 
 MAX_CATEGORIES = 20  # a column of floats with more distinct values than this holds measurements
 TRAINING = (

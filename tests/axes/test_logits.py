@@ -4,11 +4,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from recap_ctr.axes.logits import Estimator, Floats, LogitTable, LogitWriter, blocks, mean_logit
 from recap_ctr.data.prepare import Preparation, Split, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
 from recap_ctr.errors import InputError
-from recap_ctr.logits import Estimator, Floats, LogitTable, LogitWriter, blocks, mean_logit
 from recap_ctr.schema import Schema
 
 TWO = (Estimator("seed-1", step=10), Estimator("seed-2", step=10, route="0-1", depth=3))

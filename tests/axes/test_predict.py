@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from recap_ctr import predict as predict_module
+from recap_ctr.axes import predict as predict_module
+from recap_ctr.axes.logits import Estimator, LogitTable
+from recap_ctr.axes.predict import predict, write_logits
 from recap_ctr.axes.routes import Routed, late_routes
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.logits import Estimator, LogitTable
-from recap_ctr.models import build, parse_model
+from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.recap import Recap
 from recap_ctr.nn.embedding import Table
-from recap_ctr.predict import predict, write_logits
 
 CPU = torch.device("cpu")
 

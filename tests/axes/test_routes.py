@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from recap_ctr import predict as predict_module
+from recap_ctr.axes import predict as predict_module
+from recap_ctr.axes.predict import predict, predict_routes
 from recap_ctr.axes.routes import (
     FoldedRoutes,
     Routed,
@@ -23,10 +24,9 @@ from recap_ctr.axes.routes import (
 )
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.losses import Output
 from recap_ctr.models.recap import Recap, Route
 from recap_ctr.nn.embedding import Inputs
-from recap_ctr.predict import predict, predict_routes
+from recap_ctr.nn.losses import Output
 from tests.models.test_recap import config, model, rows
 
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from recap_ctr.axes.logits import Estimator, LogitWriter
+from recap_ctr.axes.teachers import teacher_targets
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.distil import teacher_targets
 from recap_ctr.errors import InputError
-from recap_ctr.logits import Estimator, LogitWriter
-from recap_ctr.losses import Output, bce, distillation
-from recap_ctr.models import parse_model
-from recap_ctr.train import Trainer
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.nn.losses import Output, bce, distillation
+from recap_ctr.training.loop import Trainer
 
 CPU = torch.device("cpu")
 

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recap_ctr import train as train_module
 from recap_ctr.axes.trajectory import MovingAverage, beta_of, restore_statistics
 from recap_ctr.config import Frozen, TrainConfig, parse
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.models import parse_model
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.recap import Recap
 from recap_ctr.nn.embedding import Inputs
 from recap_ctr.nn.weights import load_tensors
-from recap_ctr.train import Trainer, train
-from tests.checks import LAYOUT, fresh, rows
-from tests.test_runs import bits
+from recap_ctr.training import loop as train_module
+from recap_ctr.training.loop import Trainer, train
+from tests.support.checks import LAYOUT, fresh, rows
+from tests.training.test_run import bits
 
 CPU = torch.device("cpu")
 FCN = {"dim": 4, "num_exponential_layers": 2, "num_linear_layers": 2, "num_heads": 2}

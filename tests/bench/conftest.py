@@ -8,7 +8,7 @@ import pytest
 
 from recap_ctr.bench import scaling
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.recipe import Recipe
+from recap_ctr.recipe.stages import Recipe
 from tests.bench.test_scaling import recipe
 from tests.conftest import in_process
 

@@ -6,9 +6,9 @@ from statistics import mean, stdev
 import pytest
 
 from recap_ctr.bench.capacity import Shape, capacity, configs, own_shape, shapes
-from recap_ctr.models import count_parameters
+from recap_ctr.models.catalogue import count_parameters
 from recap_ctr.models.fcn import FCNConfig
-from recap_ctr.runs import read_report
+from recap_ctr.training.run import read_report
 from tests.bench.conftest import Kitchen
 from tests.bench.test_figures import check
 

@@ -9,8 +9,8 @@ from recap_ctr.bench import scaling
 from recap_ctr.bench.costs import Cost, Rehearsal, say_costs
 from recap_ctr.bench.request import ONE_RECIPE, Request, fulfil
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.probe import ProbeConfig, most_epochs
-from recap_ctr.recipe import recipe_config
+from recap_ctr.recipe.probe import ProbeConfig, most_epochs
+from recap_ctr.recipe.stages import recipe_config
 from tests.bench.conftest import Kitchen
 from tests.bench.test_scaling import TINY
 

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from recap_ctr import diagnose, metrics
+from recap_ctr import diagnose
+from recap_ctr.axes.predict import predict, predict_routes
 from recap_ctr.axes.routes import Routed
 from recap_ctr.bench.estimators import estimators, scale, trajectories
 from recap_ctr.bench.scaling import finished, run_of, stage
-from recap_ctr.packed import load_artifact
-from recap_ctr.predict import predict, predict_routes
-from recap_ctr.runs import ARTIFACT, read_report
-from recap_ctr.train import checkpoints
+from recap_ctr.evaluation import metrics
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.training.loop import checkpoints
+from recap_ctr.training.run import ARTIFACT, read_report
 from tests.bench.conftest import Kitchen
 from tests.bench.test_figures import check
 

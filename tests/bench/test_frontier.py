@@ -6,9 +6,9 @@ from statistics import mean
 
 import pytest
 
-from recap_ctr import cost
 from recap_ctr.bench.frontier import Point, frontier, mark
 from recap_ctr.bench.scaling import finished, run_of
+from recap_ctr.inference import costs as cost
 from tests.bench.conftest import Kitchen
 from tests.bench.test_figures import check
 

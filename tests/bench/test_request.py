@@ -9,7 +9,7 @@ import pytest
 from recap_ctr.bench.request import ONE_RECIPE, ONE_SEED, Request, fulfil
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.recipe import Recipe
+from recap_ctr.recipe.stages import Recipe
 
 
 @pytest.mark.parametrize("table", ONE_RECIPE)

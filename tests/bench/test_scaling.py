@@ -9,7 +9,7 @@ import pytest
 from recap_ctr.bench.scaling import BENCHES, bench, render
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.recipe import Recipe, recipe_config
+from recap_ctr.recipe.stages import Recipe, recipe_config
 
 TINY: dict[str, Any] = {
     "model_settings": {"dim": 4, "depth": 2, "train_depths": [2], "depth_weights": [1.0], "num_adapters": 4},

@@ -13,8 +13,8 @@ from recap_ctr.bench.sensitivity import beyond_chance, sensitivity, variants
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models.recap import RecapConfig, default_rank
-from recap_ctr.recipe import Plan, Recipe, recipe_config
-from recap_ctr.runs import RunConfig, read_report
+from recap_ctr.recipe.stages import Plan, Recipe, recipe_config
+from recap_ctr.training.run import RunConfig, read_report
 from tests.bench.conftest import Kitchen
 from tests.bench.test_figures import check
 from tests.bench.test_scaling import recipe

@@ -7,10 +7,10 @@ import pytest
 
 from recap_ctr.bench.published import DATASETS, PAPER_ORDER, logged
 from recap_ctr.config import TrainConfig, parse, read_toml
-from recap_ctr.models import parse_model
-from recap_ctr.recipe import recipe_config
-from recap_ctr.runs import read_settings
-from recap_ctr.spaces import Range, named_space
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.recipe.spaces import Range, named_space
+from recap_ctr.recipe.stages import recipe_config
+from recap_ctr.training.run import read_settings
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FILES = sorted(BENCHMARKS.glob("*/*.toml"))

@@ -30,7 +30,7 @@ from recap_ctr.bench.tables import Arm
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.recipe import recipe_config
+from recap_ctr.recipe.stages import recipe_config
 from tests.bench.test_scaling import TINY
 
 FAST = '[model]\nname = "{name}"\n[train]\nbatch_size = 256\nmax_epochs = 1\n'

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recap_ctr import metrics
 from recap_ctr.bench.variance import TRAININGS, family, variance
+from recap_ctr.evaluation import metrics
 from tests.bench.conftest import Kitchen
 
 

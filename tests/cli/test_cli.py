@@ -16,15 +16,16 @@ import polars as pl
 import pytest
 import typer
 
-from recap_ctr import cli
-from recap_ctr import train as train_module
-from recap_ctr.data import DATASETS, encode, prepare
+from recap_ctr.cli import main as cli
+from recap_ctr.data import encode, prepare
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.packed import load_artifact
+from recap_ctr.datasets.catalogue import DATASETS
+from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.schema import Schema
+from recap_ctr.training import loop as train_module
 from tests.conftest import Done, Recap, contents
-from tests.data import layouts
-from tests.test_artifact import forge
+from tests.inference.test_artifact import forge
+from tests.support import layouts
 
 SETTINGS = """
 [model]
@@ -501,7 +502,7 @@ class TestBadLogs:
     def test_files_cut_short(
         self, name: str, raw: Path, packed: Path, click_log: pl.DataFrame, recap: Recap
     ) -> None:
-        from tests.test_score import WRITE
+        from tests.inference.test_scorer import WRITE
 
         WRITE[name.removeprefix("rows")](click_log, raw / name)
         whole = (raw / name).read_bytes()
@@ -789,8 +790,8 @@ class TestProcess:
 def test_runs_without_torch_say_what_is_missing(
     raw: Path, recap: Recap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "recap_ctr.runs")
-    monkeypatch.delattr("recap_ctr.runs")
+    monkeypatch.delitem(sys.modules, "recap_ctr.training.run")
+    monkeypatch.delattr("recap_ctr.training.run")
     monkeypatch.setitem(sys.modules, "torch", None)
     told(recap("demo", "--out", raw / "demo"), "this needs PyTorch", "pip install 'recap-ctr[train]'")
 

@@ -26,17 +26,17 @@ from pydantic import ValidationError
 from sklearn.model_selection import KFold
 
 from recap_ctr.data import prepare as prepare_module
-from recap_ctr.data import protocol
 from recap_ctr.data import source as source_module
 from recap_ctr.data.encode import PAD
 from recap_ctr.data.infer import infer
 from recap_ctr.data.prepare import Preparation, Split, folds, parse_ratio, prepare
 from recap_ctr.data.shards import SPLITS, PreparedData, Shard
 from recap_ctr.data.source import Block, FileSource, FrameSource, Source
+from recap_ctr.datasets.catalogue import protocol
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
-from recap_ctr.storage import atomic_directory, sha256
-from tests.data import layouts
+from recap_ctr.storage.files import atomic_directory, sha256
+from tests.support import layouts
 
 PLAIN = Schema(label="y", fields=(Field(name="c", kind="categorical"),))
 

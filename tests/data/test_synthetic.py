@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from recap_ctr.data.synthetic import BLOCK_ROWS, ORDER_SHARES, Bayes, SyntheticConfig, SyntheticData
 from recap_ctr.errors import InputError
-from recap_ctr.metrics import auc, logloss, reliability_table, sigmoid
+from recap_ctr.evaluation.metrics import auc, logloss, reliability_table, sigmoid
 
 CONFIG = SyntheticConfig(rows=150_000)
 

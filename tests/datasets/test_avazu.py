@@ -7,13 +7,14 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from recap_ctr.data import avazu, protocol
 from recap_ctr.data.prepare import prepare
 from recap_ctr.data.shards import SPLITS, PreparedData
 from recap_ctr.data.source import Block
+from recap_ctr.datasets import avazu
+from recap_ctr.datasets.catalogue import protocol
 from recap_ctr.errors import InputError
-from tests.data import layouts
-from tests.data.test_criteo import real_head
+from tests.datasets.test_criteo import real_head
+from tests.support import layouts
 
 
 def prepared(raw: Path) -> PreparedData:

@@ -8,12 +8,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from recap_ctr.data import criteo, protocol
 from recap_ctr.data.prepare import prepare
 from recap_ctr.data.shards import SPLITS, PreparedData
 from recap_ctr.data.source import Block, FileSource
+from recap_ctr.datasets import criteo
+from recap_ctr.datasets.catalogue import protocol
 from recap_ctr.errors import InputError
-from tests.data import layouts
+from tests.support import layouts
 
 NAMES = criteo.COLUMNS[1:]
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recap_ctr.data import download as download_module
-from recap_ctr.data import ml_1m
-from recap_ctr.data.download import Archive, download
+from recap_ctr.datasets import download as download_module
+from recap_ctr.datasets import ml_1m
+from recap_ctr.datasets.download import Archive, download
 from recap_ctr.errors import InputError
 from tests.conftest import Recap
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from recap_ctr.data import kdd12, protocol
 from recap_ctr.data import source as source_module
 from recap_ctr.data.prepare import Split, prepare
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.datasets import kdd12
+from recap_ctr.datasets.catalogue import protocol
 from recap_ctr.errors import InputError
-from tests.data import layouts
+from tests.support import layouts
 
 
 def prepared(raw: Path) -> PreparedData:

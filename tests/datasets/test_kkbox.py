@@ -8,13 +8,14 @@ import numpy as np
 import polars as pl
 import pytest
 
-from recap_ctr.data import kkbox, protocol
 from recap_ctr.data import source as source_module
 from recap_ctr.data.prepare import prepare
 from recap_ctr.data.shards import SPLITS, PreparedData
 from recap_ctr.data.source import Block
+from recap_ctr.datasets import kkbox
+from recap_ctr.datasets.catalogue import protocol
 from recap_ctr.errors import InputError
-from tests.data import layouts
+from tests.support import layouts
 
 Row = dict[str, str]
 SONGS = """song_id,song_length,genre_ids,artist_name,composer,lyricist,language

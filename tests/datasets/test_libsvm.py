@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from recap_ctr.data import frappe, movielens_latest, protocol
 from recap_ctr.data.prepare import prepare
 from recap_ctr.data.shards import SPLITS, PreparedData
+from recap_ctr.datasets import frappe, movielens_latest
+from recap_ctr.datasets.catalogue import protocol
 from recap_ctr.errors import InputError
-from tests.data import layouts
+from tests.support import layouts
 
 COLUMNS = {
     "frappe-x1": frappe.COLUMNS,

@@ -9,9 +9,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from recap_ctr.data import ml_1m, protocol
 from recap_ctr.data.prepare import Split, prepare
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.datasets import ml_1m
+from recap_ctr.datasets.catalogue import protocol
 from recap_ctr.errors import InputError
 
 USERS, MOVIES = 30, 20

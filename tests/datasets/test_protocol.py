@@ -11,14 +11,16 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from recap_ctr.data import DATASETS, avazu, criteo, frappe, protocol
 from recap_ctr.data import source as source_module
 from recap_ctr.data.prepare import prepare
-from recap_ctr.data.protocol import Figures, Protocol, published_md5
 from recap_ctr.data.shards import SPLITS, PreparedData
 from recap_ctr.data.source import FileSource, MappedSource
+from recap_ctr.datasets import avazu, criteo, frappe
+from recap_ctr.datasets.catalogue import DATASETS, protocol
+from recap_ctr.datasets.protocol import Figures, Protocol, published_md5
 from recap_ctr.errors import InputError
-from tests.data import layouts, test_kkbox
+from tests.datasets import test_kkbox
+from tests.support import layouts
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "datasets.md"
 MD5 = tuple[str, str, str]

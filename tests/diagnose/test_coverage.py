@@ -21,7 +21,7 @@ from recap_ctr.diagnose import (
 from recap_ctr.diagnose.diagnosis import _family
 from recap_ctr.diagnose.figures import Grid, among
 from recap_ctr.diagnose.measure import Ask, Figure, measure
-from recap_ctr.metrics import logloss, sigmoid, softplus
+from recap_ctr.evaluation.metrics import logloss, sigmoid, softplus
 
 CASES = 200
 

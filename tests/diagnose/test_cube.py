@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recap_ctr.axes.logits import Estimator, LogitTable, LogitWriter
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, Floats
 from recap_ctr.diagnose.cube import NAMED
 from recap_ctr.errors import InputError
-from recap_ctr.logits import Estimator, LogitTable, LogitWriter
 
 
 def table(

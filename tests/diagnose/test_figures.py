@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recap_ctr import metrics
 from recap_ctr.diagnose import (
     AXES,
     Cube,
@@ -36,6 +35,7 @@ from recap_ctr.diagnose.figures import Grid
 from recap_ctr.diagnose.measure import Ask, jackknife, measure
 from recap_ctr.diagnose.terms import GROUPS, Rows, decile
 from recap_ctr.errors import InputError
+from recap_ctr.evaluation import metrics
 
 N, S, T, R = 400, 3, 2, 4
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from recap_ctr.diagnose import Cube, Diagnosis, Floats, curve, diagnose, findings
-from recap_ctr.metrics import sigmoid
+from recap_ctr.evaluation.metrics import sigmoid
 
 ROWS = 2_000
 

@@ -17,7 +17,7 @@ from recap_ctr.diagnose import (
     two_axis,
     variance_removed,
 )
-from recap_ctr.metrics import logloss
+from recap_ctr.evaluation.metrics import logloss
 
 
 def test_predicted_gain_matches_exact_bce_gap() -> None:

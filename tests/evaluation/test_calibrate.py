@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 from sklearn.linear_model import LogisticRegression
 
-from recap_ctr.calibrate import (
+from recap_ctr.errors import InputError
+from recap_ctr.evaluation.calibrate import (
     AffineCalibration,
     Calibration,
     IsotonicCalibration,
@@ -19,8 +20,7 @@ from recap_ctr.calibrate import (
     fit_isotonic,
     negative_rate_shift,
 )
-from recap_ctr.errors import InputError
-from recap_ctr.metrics import auc, logit, logloss, sigmoid
+from recap_ctr.evaluation.metrics import auc, logit, logloss, sigmoid
 
 Floats = NDArray[np.float64]
 repeatable = settings(derandomize=True, deadline=None, max_examples=50)

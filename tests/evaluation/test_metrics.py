@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 
 from recap_ctr.errors import InputError
-from recap_ctr.metrics import (
+from recap_ctr.evaluation.metrics import (
     auc,
     auc_difference,
     excess_logloss,

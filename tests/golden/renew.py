@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from tests.test_train import GOLDEN, first_losses, small_data
+from tests.training.test_loop import GOLDEN, first_losses, small_data
 
 
 def main() -> None:

@@ -20,7 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from recap_ctr.artifact import (
+from recap_ctr.axes.predict import predict
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
+from recap_ctr.evaluation.calibrate import AffineCalibration, Calibration, IsotonicCalibration
+from recap_ctr.inference.artifact import (
     CARD,
     MANIFEST,
     SCHEMA,
@@ -29,16 +33,12 @@ from recap_ctr.artifact import (
     read_artifact_manifest,
     write_artifact,
 )
-from recap_ctr.calibrate import AffineCalibration, Calibration, IsotonicCalibration
-from recap_ctr.data.shards import PreparedData
-from recap_ctr.errors import InputError
-from recap_ctr.models import MODELS, build, parse_model
+from recap_ctr.inference.scorer import Engine, Scorer
+from recap_ctr.inference.torch_backend import PackedModel, load_artifact
+from recap_ctr.models.catalogue import MODELS, build, parse_model
 from recap_ctr.nn.weights import to_arrays
-from recap_ctr.packed import PackedModel, load_artifact
-from recap_ctr.predict import predict
 from recap_ctr.schema import Schema, read_schema
-from recap_ctr.score import Engine, Scorer
-from recap_ctr.storage import _exchange, fingerprint, sha256
+from recap_ctr.storage.files import _exchange, fingerprint, sha256
 from tests.conftest import contents
 
 FIELD = "vocabulary/0001.parquet"
@@ -219,7 +219,7 @@ class TestDamage:
             _exchange(other, copy)
             return read_schema(path)
 
-        monkeypatch.setattr("recap_ctr.artifact.read_schema", exchanged)
+        monkeypatch.setattr("recap_ctr.inference.artifact.read_schema", exchanged)
         refused(copy, "was replaced while it was read")
 
     def test_a_link_to_the_whole_is_fine(self, packed: Path, tmp_path: Path) -> None:

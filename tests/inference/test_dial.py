@@ -10,14 +10,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recap_ctr.artifact import Setting, dial_settings, read_artifact
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.dial import BATCHES, CostTable, Position, cells, in_words, measure_costs, page, positions
 from recap_ctr.errors import InputError
-from recap_ctr.models import parse_model
-from recap_ctr.runs import ARTIFACT, RunConfig, run
-from recap_ctr.score import Engine
+from recap_ctr.inference.artifact import Setting, dial_settings, read_artifact
+from recap_ctr.inference.dial import (
+    BATCHES,
+    CostTable,
+    Position,
+    cells,
+    in_words,
+    measure_costs,
+    page,
+    positions,
+)
+from recap_ctr.inference.scorer import Engine
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.training.run import ARTIFACT, RunConfig, run
 from tests.conftest import Recap
 
 TOP, BOTTOM = Setting(4, 2), Setting(1, 1)

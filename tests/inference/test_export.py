@@ -22,23 +22,24 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 from safetensors.numpy import load_file, save_file
 
-from recap_ctr import export as export_module
-from recap_ctr import metrics, score
-from recap_ctr.artifact import CARD, MANIFEST, WEIGHTS, Setting, add_graphs, read_artifact
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.encode import Encoded
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.export import Line, Rounding, export, to_onnx
-from recap_ctr.graphs import OUTPUTS, Graphs, open_session, run
-from recap_ctr.models import parse_model
-from recap_ctr.packed import load_artifact, with_model
-from recap_ctr.runs import ARTIFACT, RunConfig
-from recap_ctr.runs import run as run_training
-from recap_ctr.score import Engine, Scorer
-from recap_ctr.storage import _exchange
+from recap_ctr.evaluation import metrics
+from recap_ctr.inference import export as export_module
+from recap_ctr.inference import scorer as score
+from recap_ctr.inference.artifact import CARD, MANIFEST, WEIGHTS, Setting, add_graphs, read_artifact
+from recap_ctr.inference.export import Line, Rounding, export, to_onnx
+from recap_ctr.inference.onnx_backend import OUTPUTS, Graphs, open_session, run
+from recap_ctr.inference.scorer import Engine, Scorer
+from recap_ctr.inference.torch_backend import load_artifact, with_model
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.storage.files import _exchange
+from recap_ctr.training.run import ARTIFACT, RunConfig
+from recap_ctr.training.run import run as run_training
 from tests.conftest import Recap, contents
-from tests.test_artifact import forge, refused_with_a_flipped_bit
+from tests.inference.test_artifact import forge, refused_with_a_flipped_bit
 
 BACKBONE = {"dim": 8, "depth": 2, "train_depths": [1, 2], "num_adapters": 6, "lora_rank": 4}
 FULL, HOME, SHALLOW = Setting(2, 2), Setting(1, 2), Setting(1, 1)
@@ -257,7 +258,7 @@ def without(hidden: tuple[str, ...], script: str, directory: Path) -> subprocess
 
 
 COMMANDS = """
-from recap_ctr.cli import main
+from recap_ctr.cli.main import main
 for command in COMMANDS:
     sys.argv = ["recap", *command]
     try:
@@ -302,7 +303,7 @@ class TestBaseInstall:
         script = """
 from pathlib import Path
 from recap_ctr.errors import InputError
-from recap_ctr.score import Engine
+from recap_ctr.inference.scorer import Engine
 for path, backend in (CASES):
     try:
         Engine.load(Path(path), backend=backend)

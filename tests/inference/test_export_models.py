@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from recap_ctr.artifact import Setting
-from recap_ctr.calibrate import AffineCalibration, Calibration, IsotonicCalibration
 from recap_ctr.errors import InputError
-from recap_ctr.export import Graph, export_setting
-from recap_ctr.losses import Output
-from recap_ctr.models import MODELS, parse_model
+from recap_ctr.evaluation.calibrate import AffineCalibration, Calibration, IsotonicCalibration
+from recap_ctr.inference.artifact import Setting
+from recap_ctr.inference.export import Graph, export_setting
+from recap_ctr.inference.torch_backend import Eager, PackedModel
+from recap_ctr.models.catalogue import MODELS, parse_model
 from recap_ctr.nn.embedding import Embedding, Inputs
-from recap_ctr.packed import Eager, PackedModel
-from tests.checks import LAYOUT, check_export, fresh, rows
+from recap_ctr.nn.losses import Output
+from tests.support.checks import LAYOUT, check_export, fresh, rows
 
 
 @pytest.mark.parametrize("name", MODELS)

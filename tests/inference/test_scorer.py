@@ -18,9 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
-from recap_ctr import score as score_module
 from recap_ctr.bench.synthetic import synthetic_schema
-from recap_ctr.calibrate import AffineCalibration
 from recap_ctr.config import TrainConfig
 from recap_ctr.data import source as source_module
 from recap_ctr.data.prepare import Preparation, Split, prepare
@@ -29,11 +27,13 @@ from recap_ctr.data.sink import open_sink
 from recap_ctr.data.source import Block, FileSource, FrameSource, Source
 from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
 from recap_ctr.errors import InputError
-from recap_ctr.metrics import sigmoid
-from recap_ctr.models import parse_model
-from recap_ctr.packed import PackedModel, load_artifact
-from recap_ctr.runs import RunConfig, run
-from recap_ctr.score import Engine, Scorer, Tally, evaluate_rows, score
+from recap_ctr.evaluation.calibrate import AffineCalibration
+from recap_ctr.evaluation.metrics import sigmoid
+from recap_ctr.inference import scorer as score_module
+from recap_ctr.inference.scorer import Engine, Scorer, Tally, evaluate_rows, score
+from recap_ctr.inference.torch_backend import PackedModel, load_artifact
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.training.run import RunConfig, run
 
 RATE = 0.25  # of the negatives that a sampled log has kept
 WRITE: dict[str, Callable[[pl.DataFrame, Path], Any]] = {

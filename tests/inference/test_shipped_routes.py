@@ -12,24 +12,24 @@ import polars as pl
 import pytest
 import torch
 
-from recap_ctr import metrics
-from recap_ctr.artifact import MANIFEST
+from recap_ctr.axes.predict import predict, predict_routes, to_inputs
 from recap_ctr.axes.routes import Routed, greedy_choice, late_routes, random_routes
-from recap_ctr.calibrate import fit_affine
 from recap_ctr.config import Frozen, TrainConfig
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.errors import InputError
-from recap_ctr.metrics import sigmoid
-from recap_ctr.models import build, parse_model
+from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.calibrate import fit_affine
+from recap_ctr.evaluation.metrics import sigmoid
+from recap_ctr.inference.artifact import MANIFEST
+from recap_ctr.inference.scorer import Engine, Scorer
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.recap import Recap, RecapConfig, Route
 from recap_ctr.nn.weights import load_tensors
-from recap_ctr.packed import load_artifact
-from recap_ctr.predict import predict, predict_routes, to_inputs
-from recap_ctr.runs import ARTIFACT, GREEDY_CANDIDATES, ROUTE_SEED, RunConfig, read_report, run
-from recap_ctr.score import Engine, Scorer
 from recap_ctr.sklearn import CTRClassifier
+from recap_ctr.training.run import ARTIFACT, GREEDY_CANDIDATES, ROUTE_SEED, RunConfig, read_report, run
 from tests.conftest import contents
-from tests.test_artifact import forge, refused
+from tests.inference.test_artifact import forge, refused
 
 CPU = torch.device("cpu")
 # Two steps with three adapters each: nine ways through a tower, 81 routes.

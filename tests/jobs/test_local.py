@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from recap_ctr.engine import Job, run_jobs
-from recap_ctr.engine.local import JobError
 from recap_ctr.errors import InputError
-from recap_ctr.storage import fingerprint
+from recap_ctr.jobs.local import Job, JobError, run_jobs
+from recap_ctr.storage.files import fingerprint
 
 CUSTOMIZE = """
 import sys, jobs_of_the_tests
@@ -152,7 +151,7 @@ def test_results_come_in_the_order_of_the_jobs() -> None:
     """Those that end first too, long ones too, and those of real functions of the package."""
     values = [{"a": [1, None, "ü"]}, "x" * 100_000]
     jobs = [job(str(at), "echo", value=value, after=0.1 - 0.1 * at) for at, value in enumerate(values)]
-    jobs.append(Job("last", "recap_ctr.storage:fingerprint", {"value": values}))
+    jobs.append(Job("last", "recap_ctr.storage.files:fingerprint", {"value": values}))
     assert run_jobs(jobs, workers=3, title="test", quiet=True) == [*values, fingerprint(values)]
 
 
@@ -239,7 +238,8 @@ def test_what_a_job_prints_is_no_event(capfd: pytest.CaptureFixture[str]) -> Non
 
 def test_what_a_job_says_is_told_under_its_name(capfd: pytest.CaptureFixture[str]) -> None:
     jobs = [
-        Job(f"seed {seed}", "recap_ctr.progress:say", {"text": f"epoch [{seed}] {{ü}}"}) for seed in (1, 2)
+        Job(f"seed {seed}", "recap_ctr.jobs.progress:say", {"text": f"epoch [{seed}] {{ü}}"})
+        for seed in (1, 2)
     ]
     assert run_jobs(jobs, workers=1, title="teachers") == [None, None]
     assert capfd.readouterr() == (
@@ -250,14 +250,14 @@ def test_what_a_job_says_is_told_under_its_name(capfd: pytest.CaptureFixture[str
 
 
 def test_nothing_is_told_when_quiet(capfd: pytest.CaptureFixture[str]) -> None:
-    jobs = [Job(str(at), "recap_ctr.progress:say", {"text": "hello"}) for at in range(2)]
+    jobs = [Job(str(at), "recap_ctr.jobs.progress:say", {"text": "hello"}) for at in range(2)]
     run_jobs(jobs, workers=2, title="test", quiet=True)
     assert capfd.readouterr() == ("", "")
 
 
 PARENT = """
 import json, sys
-from recap_ctr.engine import Job, run_jobs
+from recap_ctr.jobs.local import Job, run_jobs
 jobs = [Job(name, "recap_ctr.jobs_of_the_tests:hold", arguments) for name, arguments in json.loads(sys.argv[1])]
 run_jobs(jobs, workers=len(jobs), title="test", quiet=True)
 """

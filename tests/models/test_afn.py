@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from recap_ctr.errors import InputError
-from recap_ctr.models import parse_model
 from recap_ctr.models.afn import Logarithmic
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.nn.embedding import Inputs
 from recap_ctr.nn.norms import BatchNorm
-from tests.models.tiny import INPUTS, affine, deep, flat, normed, tiny, vectors
+from tests.support.tiny import INPUTS, affine, deep, flat, normed, tiny, vectors
 
 
 def neurons(part: torch.nn.Module, e: list[list[float]]) -> list[float]:

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from recap_ctr.errors import InputError
-from recap_ctr.models import parse_model
 from recap_ctr.models.autoint import Attention
-from tests.models.tiny import INPUTS, affine, deep, dot, flat, tiny, vectors, wide
+from recap_ctr.models.catalogue import parse_model
+from tests.support.tiny import INPUTS, affine, deep, dot, flat, tiny, vectors, wide
 
 
 def layer_norm(norm: nn.LayerNorm, x: list[float]) -> list[float]:

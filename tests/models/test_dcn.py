@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from recap_ctr.errors import InputError
-from recap_ctr.models import build, count_parameters, parse_model
-from tests.models.tiny import INPUTS, LAYOUT, affine, dot, flat, hidden, tiny, vectors
+from recap_ctr.models.catalogue import build, count_parameters, parse_model
+from tests.support.tiny import INPUTS, LAYOUT, affine, dot, flat, hidden, tiny, vectors
 
 DEEP = {"units": [3, 4], "batch_norm": True}
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from recap_ctr.errors import InputError
-from recap_ctr.models import parse_model
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.edcn import EDCN, EDCNConfig, EDCNLayer, Regulation
-from tests.models.naive import INPUTS, LAYOUT, Vector, affine, batch_norm, dot, lively, mlp
+from tests.support.naive import INPUTS, LAYOUT, Vector, affine, batch_norm, dot, lively, mlp
 
 
 def regulated(side: Regulation, x: Vector, config: EDCNConfig) -> Vector:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from recap_ctr.errors import InputError
-from recap_ctr.models import parse_model
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.eulernet import EulerLayer, EulerNet, EulerNetConfig, first_orders
-from tests.models.naive import INPUTS, LAYOUT, Vector, affine, dropped_shapes, layer_norm, lively, relu
+from tests.support.naive import INPUTS, LAYOUT, Vector, affine, dropped_shapes, layer_norm, lively, relu
 
 Complex = tuple[list[Vector], list[Vector]]
 

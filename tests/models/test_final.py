@@ -6,12 +6,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recap_ctr.errors import InputError
-from recap_ctr.losses import LOSSES
-from recap_ctr.models import parse_model
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.final import FINAL, Block, FactorizedInteraction, FieldGates, FINALConfig
 from recap_ctr.nn.dropout import Dropout
+from recap_ctr.nn.losses import LOSSES
 from recap_ctr.nn.norms import BatchNorm
-from tests.models.naive import INPUTS, LAYOUT, Vector, affine, batch_norm, lively, relu
+from tests.support.naive import INPUTS, LAYOUT, Vector, affine, batch_norm, lively, relu
 
 SMALL = {"dim": 2, "units1": (6, 4), "units2": (2,)}
 

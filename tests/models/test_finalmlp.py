@@ -5,14 +5,14 @@ import torch
 
 from recap_ctr.config import TrainConfig
 from recap_ctr.errors import InputError
-from recap_ctr.losses import LOSSES
-from recap_ctr.models import build, parse_model
+from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.finalmlp import Bilinear, Context, FinalMLP, FinalMLPConfig, Selection
 from recap_ctr.nn.embedding import Embedding, Table
+from recap_ctr.nn.losses import LOSSES
 from recap_ctr.nn.mlp import MLP
-from recap_ctr.update import Update
-from tests import checks
-from tests.models.naive import INPUTS, LAYOUT, Vector, affine, lively, mlp, sigmoid
+from recap_ctr.training.optimizer import Update
+from tests.support import checks
+from tests.support.naive import INPUTS, LAYOUT, Vector, affine, lively, mlp, sigmoid
 
 SMALL = {
     "dim": 2, "units1": (5, 4), "units2": (6,), "num_heads": 2, "selection_units": (3,), "batch_norm2": False,

@@ -4,10 +4,10 @@ import pytest
 from torch import nn
 
 from recap_ctr.errors import InputError
-from recap_ctr.models import parse_model
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.masknet import FieldNorm, MaskBlock, MaskNet, MaskNetConfig
 from recap_ctr.nn.mlp import DeepHead
-from tests.models.naive import (
+from tests.support.naive import (
     INPUTS,
     LAYOUT,
     Vector,

@@ -5,8 +5,8 @@ import pytest
 
 from recap_ctr.data.encode import Layout
 from recap_ctr.errors import InputError
-from recap_ctr.models import MODELS, catalogue, count_parameters, model_class, parse_model
-from tests import checks
+from recap_ctr.models.catalogue import MODELS, catalogue, count_parameters, model_class, parse_model
+from tests.support import checks
 
 
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from recap_ctr.errors import InputError
-from recap_ctr.models import build, parse_model
+from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.nn.norms import BatchNorm
-from tests.models.tiny import INPUTS, LAYOUT, deep, dot, flat, tiny, vectors, wide
+from tests.support.tiny import INPUTS, LAYOUT, deep, dot, flat, tiny, vectors, wide
 
 DEEP = {"units": [3, 4], "batch_norm": True}
 

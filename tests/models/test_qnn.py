@@ -6,11 +6,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from recap_ctr.errors import InputError
-from recap_ctr.losses import LOSSES
-from recap_ctr.models import parse_model
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.qnn import QNN, QNNConfig, QuadraticLayer, logit_of_mean
+from recap_ctr.nn.losses import LOSSES
 from recap_ctr.nn.norms import BatchNorm
-from tests.models.naive import INPUTS, LAYOUT, Vector, affine, batch_norm, dropped_shapes, lively, relu
+from tests.support.naive import INPUTS, LAYOUT, Vector, affine, batch_norm, dropped_shapes, lively, relu
 
 LABELS = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
 

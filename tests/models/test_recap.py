@@ -7,11 +7,11 @@ from torch.nn import functional as F
 
 from recap_ctr.data.encode import Layout
 from recap_ctr.errors import InputError
-from recap_ctr.losses import LOSSES
-from recap_ctr.models import count_parameters, parse_model
+from recap_ctr.models.catalogue import count_parameters, parse_model
 from recap_ctr.models.fcn import FCN, FCNConfig, halved
 from recap_ctr.models.recap import Recap, RecapConfig, RecursiveTower, Route, default_rank, parameters_of_rank
 from recap_ctr.nn.embedding import Inputs
+from recap_ctr.nn.losses import LOSSES
 
 LAYOUT = Layout.of_sizes([5, 4, 6])
 CRITEO = Layout.of_sizes([3] * 38 + [910_747 - 38 * 3])

@@ -8,11 +8,11 @@ import torch
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.encode import Layout
 from recap_ctr.errors import InputError
-from recap_ctr.losses import LOSSES
-from recap_ctr.models import parse_model
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.rfm import RFM, Amplification, RFMConfig, RotationLayer
-from recap_ctr.update import Update
-from tests.models.naive import (
+from recap_ctr.nn.losses import LOSSES
+from recap_ctr.training.optimizer import Update
+from tests.support.naive import (
     INPUTS,
     LAYOUT,
     Vector,

@@ -3,7 +3,7 @@
 import pytest
 
 from recap_ctr.data.encode import Layout
-from recap_ctr.models import count_parameters, parse_model
+from recap_ctr.models.catalogue import count_parameters, parse_model
 from tests.models.test_models import CRITEO, spread
 
 # Logs of FuxiCTR's version 1, which kept no PAD row for a plain field and split KKBox's multi fields differently.

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from recap_ctr.data.encode import Layout
-from recap_ctr.models import count_parameters, parse_model
+from recap_ctr.models.catalogue import count_parameters, parse_model
 from tests.models.test_models import AVAZU, CRITEO, KKBOX, ML_1M, spread
 
 FRAPPE, FRAPPE_MIN_2, ML_TAG, IPINYOU = (

@@ -4,9 +4,9 @@ import pytest
 from torch import nn
 
 from recap_ctr.errors import InputError
-from recap_ctr.models import parse_model
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.xdeepfm import CIN
-from tests.models.tiny import INPUTS, affine, deep, flat, tiny, vectors, wide
+from tests.support.tiny import INPUTS, affine, deep, flat, tiny, vectors, wide
 
 
 def cin(part: nn.Module, e: list[list[float]]) -> float:

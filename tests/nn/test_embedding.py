@@ -6,7 +6,7 @@ import torch
 from recap_ctr.data.encode import FieldLayout, Layout
 from recap_ctr.nn.embedding import Embedding, Table
 from recap_ctr.nn.initial import linear
-from tests.checks import LAYOUT, rows
+from tests.support.checks import LAYOUT, rows
 
 
 @pytest.mark.parametrize("sum_pooling", [False, True])

@@ -1,7 +1,7 @@
 import torch
 from torch.nn import functional as F
 
-from recap_ctr.losses import LOSSES, Output, bce
+from recap_ctr.nn.losses import LOSSES, Output, bce
 
 
 def test_bce_weights_are_copies_of_rows() -> None:

@@ -5,7 +5,7 @@ import torch
 from recap_ctr.nn.dropout import Dropout
 from recap_ctr.nn.mlp import MLP, DeepHead, Wide
 from recap_ctr.nn.norms import BatchNorm
-from tests.checks import LAYOUT, rows
+from tests.support.checks import LAYOUT, rows
 
 
 def test_mlp_is_linear_norm_relu_for_each_size() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recap_ctr.report.charts import Chart, Series, ticks, to_csv, to_png, to_svg
+from recap_ctr.pages.charts import Chart, Series, ticks, to_csv, to_png, to_svg
 
 LINE = Series("a < b", (1.0, 2.0, 3.0), (0.5, 0.7, 0.6), (0.4, 0.6, 0.5), (0.6, 0.8, 0.7))
 POINTS = Series("points", (1.5, 2.5), (0.55, 0.65), kind="points", labels=("one", 'two "quoted"'))

@@ -12,9 +12,9 @@ import pytest
 
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.recipe import Recipe
-from recap_ctr.report import compare
-from recap_ctr.report.run import page
+from recap_ctr.pages import compare
+from recap_ctr.pages.run import page
+from recap_ctr.recipe.stages import Recipe
 from tests.bench.test_scaling import recipe
 from tests.conftest import Recap
 

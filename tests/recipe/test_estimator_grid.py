@@ -8,8 +8,8 @@ import pytest
 
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, diagnose
-from recap_ctr.report.diagnosis import decomposition_section, decompositions_of
-from recap_ctr.survey import read_diagnosis, survey
+from recap_ctr.pages.diagnosis import decomposition_section, decompositions_of
+from recap_ctr.recipe.estimator_grid import read_diagnosis, survey
 from tests.bench.test_scaling import recipe
 from tests.conftest import Recap
 

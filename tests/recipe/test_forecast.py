@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recap_ctr import planner
+from recap_ctr.axes.logits import Estimator, LogitTable, LogitWriter
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, Estimate, curve
 from recap_ctr.errors import InputError
-from recap_ctr.logits import Estimator, LogitTable, LogitWriter
-from recap_ctr.metrics import logloss, sigmoid
-from recap_ctr.planner import (
+from recap_ctr.evaluation.metrics import logloss, sigmoid
+from recap_ctr.recipe import forecast as planner
+from recap_ctr.recipe.forecast import (
     Arms,
     Forecast,
     Line,
@@ -29,7 +29,7 @@ from recap_ctr.planner import (
     over_runs,
     words,
 )
-from recap_ctr.storage import take
+from recap_ctr.storage.files import take
 from tests.bench.test_scaling import recipe
 from tests.conftest import Recap
 

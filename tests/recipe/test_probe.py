@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from recap_ctr.axes.logits import LogitTable
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.logits import LogitTable
-from recap_ctr.models import parse_model
-from recap_ctr.probe import (
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.recipe.probe import (
     Arm,
     Found,
     ProbeConfig,
@@ -22,7 +22,7 @@ from recap_ctr.probe import (
     probe,
     survivors,
 )
-from recap_ctr.storage import read_json
+from recap_ctr.storage.files import read_json
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

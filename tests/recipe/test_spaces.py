@@ -8,8 +8,8 @@ import pytest
 
 from recap_ctr.config import TrainConfig
 from recap_ctr.errors import InputError
-from recap_ctr.models import MODELS, config_class, parse_model
-from recap_ctr.spaces import SPACES, Range, check_space, named_space, parse_space, plain
+from recap_ctr.models.catalogue import MODELS, config_class, parse_model
+from recap_ctr.recipe.spaces import SPACES, Range, check_space, named_space, parse_space, plain
 
 
 def check(model: str, given: dict[str, Any], **base: Any) -> None:
@@ -117,8 +117,8 @@ def test_where_a_space_may_come_from(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no space of my_ctr\.nets:Pairs here"):
         named_space("my_ctr.nets:Pairs", None)
     with pytest.raises(InputError, match="is no mapping"):
-        named_space("lr", "recap_ctr.spaces:PARTS")
-    assert named_space("lr", "tests.test_spaces:SPACE").keys() == {"train.l2"}
+        named_space("lr", "recap_ctr.recipe.spaces:PARTS")
+    assert named_space("lr", "tests.recipe.test_spaces:SPACE").keys() == {"train.l2"}
 
 
 SPACE = {"train.l2": [0.1, 0.2]}

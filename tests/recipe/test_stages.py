@@ -14,15 +14,15 @@ import polars as pl
 import pytest
 import tomli_w
 
-from recap_ctr import metrics
-from recap_ctr.artifact import Exported, Setting, add_graphs, read_artifact
+from recap_ctr.axes.logits import LogitTable
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.logits import LogitTable
-from recap_ctr.models import parse_model
-from recap_ctr.probe import FURTHER, Arm
-from recap_ctr.recipe import PRESETS, Plan, Recipe, batch_size, recipe_config, train_config
-from recap_ctr.storage import sha256
+from recap_ctr.evaluation import metrics
+from recap_ctr.inference.artifact import Exported, Setting, add_graphs, read_artifact
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.recipe.probe import FURTHER, Arm
+from recap_ctr.recipe.stages import PRESETS, Plan, Recipe, batch_size, recipe_config, train_config
+from recap_ctr.storage.files import sha256
 from tests.conftest import Recap
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -215,10 +215,10 @@ def test_a_budget_gives_up_teachers_then_epochs_and_says_so(
         recipe = Recipe(
             config, prepared, tmp_path / f"{budget}-{seconds}", workers=2, budget=budget, quiet=True
         )
-        monkeypatch.setattr("recap_ctr.recipe.epoch_seconds", lambda config, data: seconds)
+        monkeypatch.setattr("recap_ctr.recipe.stages.epoch_seconds", lambda config, data: seconds)
         recipe.out.mkdir(parents=True)
         found = recipe.plan()
-        monkeypatch.setattr("recap_ctr.recipe.epoch_seconds", lambda config, data: 1e9)
+        monkeypatch.setattr("recap_ctr.recipe.stages.epoch_seconds", lambda config, data: 1e9)
         assert recipe.plan() == found  # the clock is asked once
         return found
 

@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 
 import recap_ctr
-from recap_ctr import train as train_module
-from recap_ctr import tune as tune_module
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.engine import Job
 from recap_ctr.errors import InputError
-from recap_ctr.models import parse_model
-from recap_ctr.runs import RunConfig
-from recap_ctr.spaces import parse_space
-from recap_ctr.tune import Search, tune, work
+from recap_ctr.jobs.local import Job
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.recipe import tune as tune_module
+from recap_ctr.recipe.spaces import parse_space
+from recap_ctr.recipe.tune import Search, tune, work
+from recap_ctr.training import loop as train_module
+from recap_ctr.training.run import RunConfig
 from tests.conftest import Recap, contents
 
 SMALL = {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1}

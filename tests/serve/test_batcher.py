@@ -10,10 +10,10 @@ import pytest
 from recap_ctr.data.encode import Encoded
 from recap_ctr.serve.batcher import Answer, Batcher, clock
 from recap_ctr.serve.codec import Table
+from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.problem import Problem
-from recap_ctr.serve.settings import ServeConfig
-from tests.serve.fake import FakeEngine
-from tests.serve.running import version_of
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_server import version_of
 
 CONFIG = ServeConfig(artifact="")
 

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import polars as pl
 import pytest
 
-from recap_ctr.client import Client, ServerError
 from recap_ctr.errors import InputError
+from recap_ctr.serve.client import Client, ServerError
 from tests.conftest import Recap
-from tests.serve.fake import FakeEngine
-from tests.serve.running import Address, within
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_server import Address, within
 
 TOKEN = "a-token-of-some-length"
 FRAME = pl.DataFrame(
@@ -80,7 +80,7 @@ def stub() -> Iterator[str]:
 def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long the client would have slept."""
     slept: list[float] = []
-    monkeypatch.setattr("recap_ctr.client.time.sleep", slept.append)
+    monkeypatch.setattr("recap_ctr.serve.client.time.sleep", slept.append)
     return slept
 
 

@@ -17,9 +17,9 @@ from recap_ctr.data.encode import Encoded, as_text
 from recap_ctr.data.source import Block
 from recap_ctr.serve import arrow, codec
 from recap_ctr.serve.codec import Codec
+from recap_ctr.serve.config import Limits
 from recap_ctr.serve.problem import Problem
-from recap_ctr.serve.settings import Limits
-from tests.serve.fake import FIELDS, fake_encoder
+from tests.support.fake_engine import FIELDS, fake_encoder
 
 ENCODER = fake_encoder()
 LIMITS = Limits(rows=20, value_length=50, values=6)

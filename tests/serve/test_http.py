@@ -17,16 +17,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from recap_ctr.export import export
+from recap_ctr.inference.export import export
 from recap_ctr.serve import arrow
 from recap_ctr.serve.app import SAMPLE_BYTES, SAMPLE_ROWS, Service
 from recap_ctr.serve.codec import SCORES, Codec, Table
+from recap_ctr.serve.config import Limits, ServeConfig
 from recap_ctr.serve.counters import Counters
-from recap_ctr.serve.dial import Costs
 from recap_ctr.serve.engine import load_engine
-from recap_ctr.serve.settings import Limits, ServeConfig
-from tests.serve.fake import FakeEngine
-from tests.serve.running import JSON, Address, Answer, Fixed, version_of, within
+from recap_ctr.serve.scheduler import Costs
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_server import JSON, Address, Answer, Fixed, version_of, within
 
 LIMITS = Limits(
     body_bytes=4000,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from recap_ctr.calibrate import AffineCalibration, IsotonicCalibration
-from recap_ctr.metrics import sigmoid
+from recap_ctr.evaluation.calibrate import AffineCalibration, IsotonicCalibration
+from recap_ctr.evaluation.metrics import sigmoid
+from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.page import POLICY, html
-from recap_ctr.serve.settings import ServeConfig
-from tests.serve.browser import CHROMIUM, Browser
-from tests.serve.fake import FakeEngine
-from tests.serve.running import Address, within
+from tests.support.browser import CHROMIUM, Browser
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_server import Address, within
 
 TAB, ENTER = 9, 13
 TOKEN = "a-token-of-some-length"

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recap_ctr.serve.dial import DIAL_SHARE, Costs, Line, Pace, choose, measure, retry_after
+from recap_ctr.serve.scheduler import DIAL_SHARE, Costs, Line, Pace, choose, measure, retry_after
 from recap_ctr.serve.versions import sample_rows
-from tests.serve.fake import FakeEngine
+from tests.support.fake_engine import FakeEngine
 
 COSTS = Costs((1, 10, 100), ((1.0, 2.0, 11.0), (0.5, 1.0, 5.5), (0.1, 0.2, 1.1)))
 lines = st.lists(

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from recap_ctr.errors import InputError
-from recap_ctr.serve.settings import ServeConfig
+from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.supervisor import Supervisor
 from tests.conftest import Recap
-from tests.serve.fake import write
-from tests.serve.running import Address, Load, Process
+from tests.support.fake_engine import write
+from tests.support.running_server import Address, Load, Process
 
 BODY = json.dumps({"rows": [{"site": "a", "tags": "x|y"}] * 3, "deadline_ms": 20000}).encode()
 Start = Callable[..., Process]
@@ -32,7 +32,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         config = ServeConfig(
             artifact=str(artifact),
             port=0,
-            loader="tests.serve.fake:load",
+            loader="tests.support.fake_engine:load",
             cost_seconds=0.05,
             deadline_ms=20_000,
             **settings,

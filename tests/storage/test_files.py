@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recap_ctr import storage
 from recap_ctr.errors import InputError
-from recap_ctr.storage import (
+from recap_ctr.storage import files as storage
+from recap_ctr.storage.files import (
     INPUTS,
     atomic_directory,
     atomic_file,

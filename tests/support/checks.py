@@ -10,9 +10,9 @@ from torch import nn
 
 from recap_ctr.config import Frozen
 from recap_ctr.data.encode import FieldLayout, Layout
-from recap_ctr.losses import LOSSES, Output
-from recap_ctr.models import build, count_parameters, parse_model
+from recap_ctr.models.catalogue import build, count_parameters, parse_model
 from recap_ctr.nn.embedding import Inputs, Table
+from recap_ctr.nn.losses import LOSSES, Output
 from recap_ctr.nn.weights import load_tensors, save_tensors
 
 # Two plain fields, a multi field of three pieces (mean), a numeric value, a multi field of two pieces (sum).
@@ -132,7 +132,7 @@ def check_count(name: str) -> None:
 def check_learns(name: str) -> None:
     """A few steps on one batch lower its loss."""
     from recap_ctr.config import TrainConfig
-    from recap_ctr.update import Update
+    from recap_ctr.training.optimizer import Update
 
     inputs = rows(128)
     labels = (inputs.ids_BW[:, 0] > 3).float()
@@ -150,10 +150,10 @@ def check_learns(name: str) -> None:
 
 def check_export(name: str) -> None:
     """Its ONNX graph equals torch on rows of every kind and in batches of any size."""
-    from recap_ctr.artifact import Setting
-    from recap_ctr.calibrate import AffineCalibration
-    from recap_ctr.export import TOLERANCE, export_setting
-    from recap_ctr.packed import Eager, PackedModel
+    from recap_ctr.evaluation.calibrate import AffineCalibration
+    from recap_ctr.inference.artifact import Setting
+    from recap_ctr.inference.export import TOLERANCE, export_setting
+    from recap_ctr.inference.torch_backend import Eager, PackedModel
 
     model = fresh(name).train()
     for seed in range(40):  # let the statistics of norms become those of the rows

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from recap_ctr.serve.app import Service
 from recap_ctr.serve.codec import Codec
+from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.counters import Counters
-from recap_ctr.serve.dial import Costs
 from recap_ctr.serve.engine import Engine
-from recap_ctr.serve.settings import ServeConfig
+from recap_ctr.serve.scheduler import Costs
 from recap_ctr.serve.versions import Version
 from recap_ctr.serve.worker import make_server
 
@@ -118,7 +118,7 @@ class Process:
     def __init__(self, config: ServeConfig, directory: Path, token: str | None = None) -> None:
         code = (
             "import sys, msgspec\n"
-            "from recap_ctr.serve.settings import ServeConfig\n"
+            "from recap_ctr.serve.config import ServeConfig\n"
             "from recap_ctr.serve.supervisor import Supervisor\n"
             "config = msgspec.json.decode(sys.argv[1], type=ServeConfig)\n"
             "Supervisor(config, sys.argv[2] or None, lambda *_: None).run()\n"

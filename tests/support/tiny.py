@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from recap_ctr.data.encode import Layout
-from recap_ctr.models import build, parse_model
+from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.nn.embedding import Embedding, Inputs
 from recap_ctr.nn.mlp import MLP, DeepHead
 from recap_ctr.nn.norms import BatchNorm

@@ -14,8 +14,8 @@ import pytest
 
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.nn.weights import load_tensors
-from recap_ctr.packed import load_artifact
 from tests.conftest import contents
 
 DRIVER = """
@@ -30,11 +30,11 @@ snapshots = iter(range(1_000))
 
 
 def work(out, settings, before=lambda: None):
-    from recap_ctr import train
+    from recap_ctr.training import loop as train
     from recap_ctr.config import TrainConfig
     from recap_ctr.data.shards import PreparedData
-    from recap_ctr.models import parse_model
-    from recap_ctr.runs import RunConfig, run
+    from recap_ctr.models.catalogue import parse_model
+    from recap_ctr.training.run import RunConfig, run
 
     train.SAVE_SECONDS = -1.0  # after every step
     model = parse_model("fcn", {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1})
@@ -91,7 +91,7 @@ def kills_at_every_write(settings):
     shutil.copytree(base / "exact-whole", out)
 
     def dies_at(k):
-        import recap_ctr.storage as storage
+        import recap_ctr.storage.files as storage
         calls = iter(range(1, 10_000))
 
         def counted(function):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recap_ctr import metrics
-from recap_ctr import train as train_module
+from recap_ctr.axes.predict import predict
 from recap_ctr.bench.synthetic import synthetic_schema
 from recap_ctr.config import TrainConfig, parse
 from recap_ctr.data.prepare import Preparation, prepare
@@ -15,10 +14,11 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
 from recap_ctr.errors import InputError
-from recap_ctr.models import parse_model
+from recap_ctr.evaluation import metrics
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.nn.weights import load_tensors
-from recap_ctr.predict import predict
-from recap_ctr.train import Epoch, Trainer, train
+from recap_ctr.training import loop as train_module
+from recap_ctr.training.loop import Epoch, Trainer, train
 
 CPU = torch.device("cpu")
 GOLDEN = Path(__file__).parent / "golden" / "fcn-losses.json"

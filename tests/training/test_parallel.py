@@ -11,17 +11,17 @@ import polars as pl
 import pytest
 import torch
 
+from recap_ctr.axes.logits import Estimator, LogitTable, mean_logit
+from recap_ctr.axes.predict import predict
 from recap_ctr.data.prepare import Preparation, Split, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
-from recap_ctr.logits import Estimator, LogitTable, mean_logit
-from recap_ctr.models import parse_model
-from recap_ctr.packed import load_artifact
-from recap_ctr.predict import predict
-from recap_ctr.runs import LOGITS, RunConfig, read_report, run_many, teach, teacher_tables
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.schema import Schema
+from recap_ctr.training.run import LOGITS, RunConfig, read_report, run_many, teach, teacher_tables
 from tests.conftest import contents
-from tests.test_shipped_routes import BACKBONE, routed_config
+from tests.inference.test_shipped_routes import BACKBONE, routed_config
 
 CPU = torch.device("cpu")
 SPLITS = ("train", "valid", "test")

@@ -18,23 +18,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
-from recap_ctr import runs
-from recap_ctr import train as train_module
-from recap_ctr.calibrate import IsotonicCalibration
+from recap_ctr.axes.predict import predict
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.prepare import Preparation, Split, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource, Source
 from recap_ctr.errors import InputError
-from recap_ctr.metrics import sigmoid
-from recap_ctr.models import parse_model
+from recap_ctr.evaluation.calibrate import IsotonicCalibration
+from recap_ctr.evaluation.metrics import sigmoid
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.nn.weights import load_tensors
-from recap_ctr.packed import load_artifact
-from recap_ctr.predict import predict
-from recap_ctr.runs import RunConfig, is_finished, read_report, run
 from recap_ctr.schema import Schema
-from recap_ctr.storage import locked
-from recap_ctr.train import BEST, STATE, train
+from recap_ctr.storage.files import locked
+from recap_ctr.training import loop as train_module
+from recap_ctr.training import run as runs
+from recap_ctr.training.loop import BEST, STATE, train
+from recap_ctr.training.run import RunConfig, is_finished, read_report, run
 from tests.conftest import contents
 
 CPU = torch.device("cpu")
@@ -345,7 +345,7 @@ def test_interrupted_while_the_artifact_is_written_it_ends_with_the_same_bits(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from recap_ctr import artifact
+    from recap_ctr.inference import artifact
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

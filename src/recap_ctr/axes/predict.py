@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from recap_ctr.axes.logits import BLOCK_ROWS, Estimator, LogitWriter
 from recap_ctr.axes.routes import route_logits
 from recap_ctr.data.shards import Batch, PreparedData, Shard
-from recap_ctr.logits import BLOCK_ROWS, Estimator, LogitWriter
 from recap_ctr.models.recap import Recap, Route
 from recap_ctr.nn.embedding import Inputs
 

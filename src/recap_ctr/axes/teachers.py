@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from recap_ctr.axes.logits import Floats, LogitTable, mean_logit
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.logits import Floats, LogitTable, mean_logit
 
 
 def teacher_targets(paths: Sequence[Path], data: PreparedData) -> Floats:

@@ -15,8 +15,8 @@ from recap_ctr.bench.overview import held_out
 from recap_ctr.bench.scaling import Repeated, Runs, run_of, train_cells
 from recap_ctr.bench.tables import grid, spread
 from recap_ctr.models.fcn import FCNConfig
-from recap_ctr.recipe import Plan, Recipe
-from recap_ctr.runs import RunConfig
+from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.training.run import RunConfig
 
 SHALLOW = ((1, 1), (2, 2))
 # Not more: the exponential tower's order doubles with each layer; with eight, losses on synthetic data pass 10,000.

@@ -7,15 +7,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from recap_ctr import environment
+from recap_ctr.axes.logits import LogitTable, is_table
 from recap_ctr.bench.scaling import Repeated, train_cells
 from recap_ctr.config import Frozen, TrainConfig
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.logits import LogitTable, is_table
-from recap_ctr.probe import RESULT, Found, ProbeConfig, most_epochs, read_found
-from recap_ctr.recipe import Plan, Recipe
-from recap_ctr.runs import REPORT, RunConfig, epoch_seconds, read_report
-from recap_ctr.storage import fingerprint
+from recap_ctr.jobs import machine as environment
+from recap_ctr.recipe.probe import RESULT, Found, ProbeConfig, most_epochs, read_found
+from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.storage.files import fingerprint
+from recap_ctr.training.run import REPORT, RunConfig, epoch_seconds, read_report
 
 STAGE = re.compile(r"-[0-9a-f]{10}$")  # what a stage's name ends in
 GUESSED_EPOCHS = 24  # of a run that no other tells about

@@ -13,20 +13,21 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from recap_ctr import diagnose, metrics
+from recap_ctr import diagnose
+from recap_ctr.axes.logits import LogitTable, blocks
+from recap_ctr.axes.predict import predict, predict_routes
 from recap_ctr.axes.routes import Routed
 from recap_ctr.bench import figures
 from recap_ctr.bench.overview import PUBLISHED
 from recap_ctr.bench.published import title_of
 from recap_ctr.bench.scaling import Repeated, cells_of, finished, run_of, train_cells
 from recap_ctr.bench.tables import grid
-from recap_ctr.evaluate import Array, undo_sampling
-from recap_ctr.logits import LogitTable, blocks
-from recap_ctr.packed import load_artifact
-from recap_ctr.predict import predict, predict_routes
-from recap_ctr.recipe import Plan, Recipe
-from recap_ctr.runs import ARTIFACT, RunConfig, teacher_tables
-from recap_ctr.runs import estimators as estimators_of
+from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.evaluate import Array, undo_sampling
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.training.run import ARTIFACT, RunConfig, teacher_tables
+from recap_ctr.training.run import estimators as estimators_of
 
 CHECKPOINTS = 8
 STUDENTS = "students"

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from recap_ctr.report.charts import literal
-from recap_ctr.storage import atomic_file, write_json
+from recap_ctr.pages.charts import literal
+from recap_ctr.storage.files import atomic_file, write_json
 
 COLOURS = (
     "#0072B2",

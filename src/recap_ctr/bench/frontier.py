@@ -13,11 +13,11 @@ from recap_ctr.bench import capacity, figures, table1
 from recap_ctr.bench.overview import held_out
 from recap_ctr.bench.scaling import Repeated, Runs, cells_of, finished, train_cells
 from recap_ctr.bench.tables import NONE, grid, spread
-from recap_ctr.cost import relative_costs
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.packed import load_artifact
-from recap_ctr.recipe import Plan, Recipe
-from recap_ctr.runs import ARTIFACT
+from recap_ctr.inference.costs import relative_costs
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.training.run import ARTIFACT
 
 RECAP = "RECAP"
 OTHERS, AVERAGED = "other models", "others, averaged"

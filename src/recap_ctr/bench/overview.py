@@ -13,12 +13,12 @@ from scipy.stats import ttest_1samp
 from recap_ctr.bench.published import title_of
 from recap_ctr.bench.scaling import Repeated, cells_of, copy_reports, on_routes, train_cells
 from recap_ctr.bench.tables import NO_TEST, spread
-from recap_ctr.cost import relative_costs
-from recap_ctr.models import parse_model
-from recap_ctr.packed import load_artifact
-from recap_ctr.recipe import Plan, Recipe
-from recap_ctr.runs import ARTIFACT, REFERENCE, RunConfig, run_many
-from recap_ctr.storage import atomic_file, write_json
+from recap_ctr.inference.costs import relative_costs
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.storage.files import atomic_file, write_json
+from recap_ctr.training.run import ARTIFACT, REFERENCE, RunConfig, run_many
 
 TRAININGS = ("ema-kd", "plain", "ema", "kd")
 PUBLISHED = "published"

@@ -23,10 +23,10 @@ from recap_ctr.config import read_toml
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.synthetic import SyntheticConfig
 from recap_ctr.errors import InputError
-from recap_ctr.progress import say
-from recap_ctr.recipe import Recipe, RecipeConfig, recipe_config
-from recap_ctr.report.page import Image
-from recap_ctr.report.tables import page
+from recap_ctr.jobs.progress import say
+from recap_ctr.pages.benchmark import page
+from recap_ctr.pages.page import Image
+from recap_ctr.recipe.stages import Recipe, RecipeConfig, recipe_config
 
 
 class Table(NamedTuple):

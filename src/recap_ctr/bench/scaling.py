@@ -9,9 +9,9 @@ from recap_ctr.bench import tables
 from recap_ctr.config import TrainConfig, parse
 from recap_ctr.errors import InputError
 from recap_ctr.models.recap import RecapConfig
-from recap_ctr.recipe import Plan, Recipe
-from recap_ctr.runs import REPORT, RunConfig, is_finished, read_report, teacher_tables
-from recap_ctr.storage import atomic_file, write_json
+from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.storage.files import atomic_file, write_json
+from recap_ctr.training.run import REPORT, RunConfig, is_finished, read_report, teacher_tables
 
 PLAIN: dict[str, Any] = {
     "schedule": "plateau",

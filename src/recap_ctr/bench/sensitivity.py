@@ -20,8 +20,8 @@ from recap_ctr.bench.tables import grid, spread
 from recap_ctr.data.encode import Layout
 from recap_ctr.errors import InputError
 from recap_ctr.models.recap import RecapConfig, default_rank
-from recap_ctr.recipe import Plan, Recipe
-from recap_ctr.runs import RunConfig
+from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.training.run import RunConfig
 
 FACTORS = (0.5, 1.0, 2.0)  # of the recipe's own value
 KD_WEIGHTS = (0.0, 0.5, 1.0, 2.0)

@@ -8,8 +8,8 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.sink import open_sink
 from recap_ctr.data.source import FileSource
 from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
-from recap_ctr.probe import ProbeConfig
-from recap_ctr.recipe import RecipeConfig, batch_size
+from recap_ctr.recipe.probe import ProbeConfig
+from recap_ctr.recipe.stages import RecipeConfig, batch_size
 from recap_ctr.schema import Field, Schema
 
 NAME = "synthetic"

@@ -24,10 +24,11 @@ from recap_ctr.bench.tables import METRICS, NO_TEST, NONE, Arm, arm_of, spread
 from recap_ctr.config import TrainConfig, parse
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.models import MODELS, model_class, parse_model, short_name
+from recap_ctr.models.catalogue import MODELS, model_class, parse_model, short_name
 from recap_ctr.plugins import is_dotted
-from recap_ctr.recipe import Plan, Recipe, RecipeConfig
-from recap_ctr.runs import (
+from recap_ctr.recipe.stages import Plan, Recipe, RecipeConfig
+from recap_ctr.storage.files import atomic_file, fingerprint, read_json, write_json
+from recap_ctr.training.run import (
     REPORT,
     RunConfig,
     RunSettings,
@@ -35,7 +36,6 @@ from recap_ctr.runs import (
     read_settings,
     run_many,
 )
-from recap_ctr.storage import atomic_file, fingerprint, read_json, write_json
 
 AVERAGED: dict[str, Any] = {"schedule": "constant", "ema_epochs": (4.0,), "max_epochs": 32, "patience": 3}
 """What our trajectory averaging changes in a published protocol."""

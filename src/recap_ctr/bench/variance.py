@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 from recap_ctr import diagnose
+from recap_ctr.axes.predict import predict, predict_routes
 from recap_ctr.axes.routes import Routed
 from recap_ctr.bench.overview import PUBLISHED, cells
 from recap_ctr.bench.published import title_of
 from recap_ctr.bench.scaling import train_cells
 from recap_ctr.data.shards import Shard
-from recap_ctr.evaluate import Array, undo_sampling
-from recap_ctr.packed import load_artifact
-from recap_ctr.predict import predict, predict_routes
-from recap_ctr.recipe import Recipe
-from recap_ctr.runs import ARTIFACT
-from recap_ctr.storage import atomic_file, write_json
+from recap_ctr.evaluation.evaluate import Array, undo_sampling
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.recipe.stages import Recipe
+from recap_ctr.storage.files import atomic_file, write_json
+from recap_ctr.training.run import ARTIFACT
 
 TRAININGS = {
     "plain": "backbone",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from recap_ctr.engine.local import JobError
-from recap_ctr.environment import num_cores
 from recap_ctr.errors import InputError
-from recap_ctr.progress import say
+from recap_ctr.jobs.local import JobError
+from recap_ctr.jobs.machine import num_cores
+from recap_ctr.jobs.progress import say
 
 if TYPE_CHECKING:
     from recap_ctr.data.source import FileSource
@@ -116,7 +116,7 @@ def schema_infer(
     _limit_threads(threads)
     from recap_ctr.data.infer import infer
     from recap_ctr.data.source import FileSource
-    from recap_ctr.storage import atomic_file, is_made, record
+    from recap_ctr.storage.files import atomic_file, is_made, record
 
     source = FileSource(files, columns.split(",") if columns else None)
     inputs = _inputs(source, label=label, rows=rows, columns=columns)
@@ -192,10 +192,10 @@ def prepare(
     Example: recap prepare --dataset ml-1m --raw ml-1m/ --out data/ml-1m
     """
     _limit_threads(threads)
-    from recap_ctr.data import protocol
     from recap_ctr.data.prepare import Preparation, Split, parse_ratio
     from recap_ctr.data.prepare import prepare as prepare_data
     from recap_ctr.data.source import FileSource, Source
+    from recap_ctr.datasets.catalogue import protocol
     from recap_ctr.schema import read_schema
 
     target = _required(out, "--out")
@@ -284,7 +284,7 @@ def datasets(as_json: Json = False, quiet: Quiet = False) -> None:
 
     Example: recap datasets --json
     """
-    from recap_ctr.data import DATASETS, protocol
+    from recap_ctr.datasets.catalogue import DATASETS, protocol
 
     described = [protocol(name).describe() for name in DATASETS]
     if as_json:
@@ -319,8 +319,8 @@ def download(
 
     Example: recap download ml-1m raw/ml-1m
     """
-    from recap_ctr.data import DATASETS, protocol
-    from recap_ctr.data.download import download as fetch
+    from recap_ctr.datasets.catalogue import DATASETS, protocol
+    from recap_ctr.datasets.download import download as fetch
 
     public = protocol(name)
     if public.archive is None:
@@ -423,7 +423,7 @@ def train(
     prepared = PreparedData(data)
     runs = _training()
     from recap_ctr.config import TrainConfig, parse
-    from recap_ctr.models import parse_model
+    from recap_ctr.models.catalogue import parse_model
 
     settings = runs.settings_for(model, config)
     name, model_settings = settings.model, settings.model_settings
@@ -522,10 +522,10 @@ def tune(
     prepared = PreparedData(data)
     runs = _training()
     from recap_ctr.config import TrainConfig, parse
-    from recap_ctr.models import parse_model
-    from recap_ctr.spaces import named_space
-    from recap_ctr.tune import Search
-    from recap_ctr.tune import tune as search
+    from recap_ctr.models.catalogue import parse_model
+    from recap_ctr.recipe.spaces import named_space
+    from recap_ctr.recipe.tune import Search
+    from recap_ctr.recipe.tune import tune as search
 
     settings = runs.settings_for(model, config)
     model_config = parse_model(settings.model, settings.model_settings)
@@ -547,7 +547,7 @@ def tune(
 
 
 def _print_trials(record: dict[str, Any], count: int = 5) -> None:
-    from recap_ctr.tune import in_words
+    from recap_ctr.recipe.tune import in_words
 
     trials, best, began = record["trials"], record["best"], record["started_from"]
     complete = [trial for trial in trials if trial["state"] == "complete"]
@@ -587,7 +587,7 @@ def list_models(as_json: Json = False, quiet: Quiet = False) -> None:
     Example: recap models --json
     """
     _training()
-    from recap_ctr.models import catalogue
+    from recap_ctr.models.catalogue import catalogue
 
     found = catalogue()
     if as_json:
@@ -688,14 +688,14 @@ def fit(
     Example: recap fit clicks.parquet --label click --out model
     """
     _limit_threads(threads)
-    from recap_ctr.storage import take
+    from recap_ctr.storage.files import take
 
     _training()
-    from recap_ctr.planner import check
-    from recap_ctr.recipe import Recipe as Cooking
-    from recap_ctr.recipe import recipe_config
-    from recap_ctr.report.run import page
-    from recap_ctr.survey import read_diagnosis
+    from recap_ctr.pages.run import page
+    from recap_ctr.recipe.estimator_grid import read_diagnosis
+    from recap_ctr.recipe.forecast import check
+    from recap_ctr.recipe.stages import Recipe as Cooking
+    from recap_ctr.recipe.stages import recipe_config
 
     given: dict[str, Any] = {
         "model": model, "teacher_model": teacher_model, "teachers": teachers, "routes": routes,
@@ -753,7 +753,7 @@ def _prepared(
     from recap_ctr.data.prepare import prepare as prepare_data
     from recap_ctr.data.source import FileSource
     from recap_ctr.schema import read_schema
-    from recap_ctr.storage import atomic_file
+    from recap_ctr.storage.files import atomic_file
 
     kind = split or "random"
     if kind not in ("random", "time"):
@@ -899,7 +899,7 @@ def bench(
     _limit_threads(threads)
     _training()
     from recap_ctr.bench.request import Request, fulfil, split_names
-    from recap_ctr.storage import take
+    from recap_ctr.storage.files import take
 
     take(out, RECIPE)
     request = Request(
@@ -952,10 +952,10 @@ def diagnose(
     _limit_threads(threads)
     _training()
     from recap_ctr.data.shards import PreparedData
-    from recap_ctr.recipe import Recipe as Cooking
-    from recap_ctr.recipe import recipe_config
-    from recap_ctr.storage import take
-    from recap_ctr.survey import DIAGNOSIS, PAGES, examine
+    from recap_ctr.recipe.estimator_grid import DIAGNOSIS, PAGES, examine
+    from recap_ctr.recipe.stages import Recipe as Cooking
+    from recap_ctr.recipe.stages import recipe_config
+    from recap_ctr.storage.files import take
 
     settings = recipe_config(preset, _merged(config, {"l2": l2}), str(config or "diagnose"))
     take(out, RECIPE)
@@ -1002,10 +1002,10 @@ def plan(
     _limit_threads(threads)
     _training()
     from recap_ctr.data.shards import PreparedData
-    from recap_ctr.planner import RECOMMENDED, forecast, words
-    from recap_ctr.recipe import Recipe as Cooking
-    from recap_ctr.recipe import recipe_config
-    from recap_ctr.storage import take
+    from recap_ctr.recipe.forecast import RECOMMENDED, forecast, words
+    from recap_ctr.recipe.stages import Recipe as Cooking
+    from recap_ctr.recipe.stages import recipe_config
+    from recap_ctr.storage.files import take
 
     settings = recipe_config(preset, _merged(config, {"l2": l2}), str(config or "plan"))
     take(out, RECIPE)
@@ -1066,10 +1066,10 @@ def report(
     Example: recap report run-1 run-2 --out comparison
     """
     _training()
-    from recap_ctr.report import compare
-    from recap_ctr.report.run import page
-    from recap_ctr.runs import read_report
-    from recap_ctr.survey import read_diagnosis
+    from recap_ctr.pages import compare
+    from recap_ctr.pages.run import page
+    from recap_ctr.recipe.estimator_grid import read_diagnosis
+    from recap_ctr.training.run import read_report
 
     reports = {str(path): read_report(path) for path in runs}
     if len(reports) > 1 and out is None:
@@ -1124,10 +1124,10 @@ def logits(
     runs = _training()
     import torch
 
-    from recap_ctr.artifact import read_artifact_manifest
-    from recap_ctr.logits import MANIFEST
-    from recap_ctr.predict import write_logits
-    from recap_ctr.storage import is_made, record
+    from recap_ctr.axes.logits import MANIFEST
+    from recap_ctr.axes.predict import write_logits
+    from recap_ctr.inference.artifact import read_artifact_manifest
+    from recap_ctr.storage.files import is_made, record
 
     if out.exists() and not (out / MANIFEST).is_file():
         raise InputError(f"{out} exists and is not a logit table", fix="choose another --out")
@@ -1178,10 +1178,10 @@ def evaluate(
     Example: recap evaluate run/artifact fresh.parquet
     """
     _limit_threads(threads)
-    from recap_ctr.calibrate import negative_rate_shift
+    from recap_ctr.evaluation.calibrate import negative_rate_shift
 
     negative_rate_shift(negative_rate)  # checks the range
-    from recap_ctr.score import Scorer, evaluate_rows
+    from recap_ctr.inference.scorer import Scorer, evaluate_rows
 
     scorer = Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth, threads=threads)
     source = scorer.source(rows)
@@ -1221,8 +1221,8 @@ def predict(
         raise InputError(
             "--json needs --out: both would write to standard output", fix="add --out scores.csv"
         )
-    from recap_ctr.score import Scorer, score
-    from recap_ctr.storage import is_made, record
+    from recap_ctr.inference.scorer import Scorer, score
+    from recap_ctr.storage.files import is_made, record
 
     scorer = Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth, threads=threads)
     source = scorer.source(rows)
@@ -1284,7 +1284,7 @@ def export(
     import torch
 
     try:
-        from recap_ctr.export import export as export_graphs
+        from recap_ctr.inference.export import export as export_graphs
     except ModuleNotFoundError as error:
         if error.name not in ("onnx", "onnxscript"):
             raise
@@ -1326,8 +1326,8 @@ def dial(
     Example: recap dial run/artifact --threads 1 --out dial
     """
     _limit_threads(threads)
-    from recap_ctr.dial import HEADER, cells, in_words, measure_costs, positions, write
-    from recap_ctr.score import Engine
+    from recap_ctr.inference.dial import HEADER, cells, in_words, measure_costs, positions, write
+    from recap_ctr.inference.scorer import Engine
 
     engine = Engine.load(artifact, threads=threads)
     found = positions(engine, measure_costs(engine, seconds=seconds))
@@ -1354,7 +1354,7 @@ def inspect(
     Example: recap inspect run/artifact
     """
     from recap_ctr.data.shards import read_manifest
-    from recap_ctr.storage import read_json
+    from recap_ctr.storage.files import read_json
 
     manifest_file = path / "manifest.json"
     found = read_json(manifest_file) if manifest_file.is_file() else None
@@ -1371,7 +1371,7 @@ def inspect(
         _table(["field", "vocabulary"], [[f["name"], f"{f['size']:,}"] for f in manifest["fields"]])
         _tell(quiet, f"Next: recap fit {path} --out model")
         return
-    from recap_ctr.artifact import read_artifact
+    from recap_ctr.inference.artifact import read_artifact
 
     artifact = read_artifact(path)
     manifest = artifact.manifest
@@ -1413,7 +1413,7 @@ def synthetic(
 
     from recap_ctr.data.sink import open_sink
     from recap_ctr.data.synthetic import FORMAT, SyntheticConfig, SyntheticData
-    from recap_ctr.storage import is_made, record
+    from recap_ctr.storage.files import is_made, record
 
     drawn = SyntheticData(SyntheticConfig(rows=rows, num_fields=fields, seed=seed))
     inputs = {**asdict(drawn.config), "format": FORMAT, "bayes": bayes}
@@ -1499,10 +1499,10 @@ def serve(
 
     Example: recap serve model --port 8000 --deadline-ms 50
     """
-    from recap_ctr.access import read_token
+    from recap_ctr.serve.token import read_token
 
     try:
-        from recap_ctr.serve.settings import MEBI, Limits, ServeConfig
+        from recap_ctr.serve.config import MEBI, Limits, ServeConfig
         from recap_ctr.serve.supervisor import Supervisor
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("recap_ctr"):
@@ -1570,10 +1570,10 @@ def score(
     """
     from dataclasses import asdict
 
-    from recap_ctr.access import read_token
-    from recap_ctr.client import Client, ServerError, score_rows
     from recap_ctr.data.sink import open_sink
     from recap_ctr.data.source import FileSource
+    from recap_ctr.serve.client import Client, ServerError, score_rows
+    from recap_ctr.serve.token import read_token
 
     if as_json and out is None:
         raise InputError(
@@ -1708,7 +1708,7 @@ def _fail(message: str) -> NoReturn:
 def _training(extra: str = "train") -> Any:
     """The module of runs, or a clear word that torch is missing."""
     try:
-        from recap_ctr import runs
+        from recap_ctr.training import run as runs
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -37,9 +37,9 @@ from recap_ctr.data.encode import (
 from recap_ctr.data.shards import FORMAT, MANIFEST, SPLITS, PreparedData, is_prepared, read_manifest
 from recap_ctr.data.source import Block, FileSource, Source
 from recap_ctr.errors import InputError
-from recap_ctr.progress import meter
+from recap_ctr.jobs.progress import meter
 from recap_ctr.schema import Field, Schema
-from recap_ctr.storage import atomic_directory, atomic_file, fingerprint, sha256, write_json
+from recap_ctr.storage.files import atomic_directory, atomic_file, fingerprint, sha256, write_json
 
 SPOOL_ROWS = 1 << 17
 QUANTILE_ROWS = 1 << 20

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from recap_ctr.data.encode import Encoder, Floats, Ints, Layout
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Schema, read_schema
-from recap_ctr.storage import read_json, sha256, write_json
+from recap_ctr.storage.files import read_json, sha256, write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -11,7 +11,7 @@ import polars as pl
 
 from recap_ctr.data.source import FORMATS, PARQUET, TEXT
 from recap_ctr.errors import InputError
-from recap_ctr.storage import atomic_file
+from recap_ctr.storage.files import atomic_file
 
 
 class Sink:

@@ -21,7 +21,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from recap_ctr.errors import InputError
-from recap_ctr.metrics import Floats, logit, sigmoid, softplus
+from recap_ctr.evaluation.metrics import Floats, logit, sigmoid, softplus
 
 FORMAT = 1  # to be raised when the same settings come to draw other rows
 BLOCK_ROWS = 65_536  # part of the format: another size would draw other rows

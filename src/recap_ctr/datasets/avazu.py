@@ -6,8 +6,8 @@ from pathlib import Path
 import polars as pl
 
 from recap_ctr.data.encode import column
-from recap_ctr.data.protocol import FOLDS, Figures, Protocol, Published
 from recap_ctr.data.source import Block, FileSource, Source
+from recap_ctr.datasets.protocol import FOLDS, Figures, Protocol, Published
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from recap_ctr.data.protocol import FOLDS, Figures, Protocol, Published
 from recap_ctr.data.source import FileSource, Source
+from recap_ctr.datasets.protocol import FOLDS, Figures, Protocol, Published
 from recap_ctr.schema import Field, Schema
 
 COUNTS = tuple(f"I{i}" for i in range(1, 14))

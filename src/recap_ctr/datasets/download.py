@@ -12,8 +12,8 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from recap_ctr.errors import InputError
-from recap_ctr.progress import meter
-from recap_ctr.storage import atomic_file, locked
+from recap_ctr.jobs.progress import meter
+from recap_ctr.storage.files import atomic_file, locked
 
 TIMEOUT_SECONDS = 30
 CHUNK = 1 << 16

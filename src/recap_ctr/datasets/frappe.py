@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from recap_ctr.data import libsvm
-from recap_ctr.data.protocol import Figures, Protocol, Published
+from recap_ctr.datasets import libsvm
+from recap_ctr.datasets.protocol import Figures, Protocol, Published
 from recap_ctr.schema import Field, Schema
 
 SIZES = {

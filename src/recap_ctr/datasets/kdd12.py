@@ -7,8 +7,8 @@ import numpy as np
 import polars as pl
 
 from recap_ctr.data.prepare import Split
-from recap_ctr.data.protocol import Figures, Protocol, integers
 from recap_ctr.data.source import Block, FileSource, MappedSource, Rows, Source
+from recap_ctr.datasets.protocol import Figures, Protocol, integers
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
 

@@ -13,8 +13,8 @@ import polars as pl
 
 from recap_ctr.data import source
 from recap_ctr.data.encode import column
-from recap_ctr.data.protocol import FOLDS, Figures, Protocol, Published, integers
 from recap_ctr.data.source import Block, FileSource, MappedSource, Rows, Source, open_text
+from recap_ctr.datasets.protocol import FOLDS, Figures, Protocol, Published, integers
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
 

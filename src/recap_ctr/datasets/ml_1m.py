@@ -6,10 +6,10 @@ from pathlib import Path
 
 import polars as pl
 
-from recap_ctr.data.download import Archive
 from recap_ctr.data.prepare import Split
-from recap_ctr.data.protocol import Figures, Protocol, expect
 from recap_ctr.data.source import FrameSource, Source, SourceFile, open_text
+from recap_ctr.datasets.download import Archive
+from recap_ctr.datasets.protocol import Figures, Protocol, expect
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
 

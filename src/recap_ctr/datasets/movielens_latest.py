@@ -1,7 +1,7 @@
 """MovieLens tags by the protocol MovielensLatest_x1: whether a user gave a film a tag."""
 
-from recap_ctr.data import libsvm
-from recap_ctr.data.protocol import Figures, Protocol, Published
+from recap_ctr.datasets import libsvm
+from recap_ctr.datasets.protocol import Figures, Protocol, Published
 from recap_ctr.schema import Field, Schema
 
 SIZES = {"user_id": 16977, "item_id": 23606, "tag_id": 49659}

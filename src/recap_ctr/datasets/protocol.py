@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from recap_ctr.data.download import Archive
 from recap_ctr.data.encode import column
 from recap_ctr.data.prepare import Preparation, Split, folds
 from recap_ctr.data.shards import SPLITS, PreparedData
 from recap_ctr.data.source import Block, FileSource, MappedSource, Rows, Source
+from recap_ctr.datasets.download import Archive
 from recap_ctr.errors import InputError
-from recap_ctr.progress import meter
+from recap_ctr.jobs.progress import meter
 from recap_ctr.schema import Schema
 
 PACKED = ("", ".gz", ".zst")

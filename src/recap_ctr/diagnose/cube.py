@@ -12,9 +12,9 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from recap_ctr.axes.logits import Estimator, LogitTable
 from recap_ctr.diagnose.theory import Floats
 from recap_ctr.errors import InputError
-from recap_ctr.logits import Estimator, LogitTable
 
 Ints = npt.NDArray[np.intp]
 Value = TypeVar("Value")

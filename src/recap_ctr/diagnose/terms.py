@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from recap_ctr.diagnose.cube import Cube, Ints
 from recap_ctr.diagnose.theory import Floats, curvature
-from recap_ctr.metrics import check_rows, pairs_won, refuse_one_class, sigmoid
+from recap_ctr.evaluation.metrics import check_rows, pairs_won, refuse_one_class, sigmoid
 
 GROUPS = 256
 BLOCK_ROWS = 1 << 13

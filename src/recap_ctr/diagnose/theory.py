@@ -9,7 +9,7 @@ from itertools import permutations
 import numpy as np
 import numpy.typing as npt
 
-from recap_ctr.metrics import sigmoid, softplus
+from recap_ctr.evaluation.metrics import sigmoid, softplus
 
 Floats = npt.NDArray[np.float64]
 AXES = ("run", "trajectory", "route")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from recap_ctr.errors import InputError
-from recap_ctr.metrics import Bools, Floats, check_rows, logit, refuse_one_class, sigmoid, softplus
+from recap_ctr.evaluation.metrics import Bools, Floats, check_rows, logit, refuse_one_class, sigmoid, softplus
 
 JsonDict = dict[str, str | float | list[float]]
 

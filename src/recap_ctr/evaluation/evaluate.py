@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recap_ctr import metrics
-from recap_ctr.calibrate import Calibration, negative_rate_shift
 from recap_ctr.data.shards import Shard
 from recap_ctr.errors import InputError
+from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.calibrate import Calibration, negative_rate_shift
 
 Array = npt.NDArray[Any]
 

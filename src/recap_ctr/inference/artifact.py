@@ -15,15 +15,15 @@ import polars as pl
 from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic import Field as Checked
 
-from recap_ctr.calibrate import Calibration, calibration_from_dict
 from recap_ctr.config import Frozen, parse
 from recap_ctr.data.encode import Encoder, vocabulary_file
 from recap_ctr.errors import InputError
-from recap_ctr.metrics import auc, logloss
-from recap_ctr.models import short_name
+from recap_ctr.evaluation.calibrate import Calibration, calibration_from_dict
+from recap_ctr.evaluation.metrics import auc, logloss
+from recap_ctr.models.catalogue import short_name
 from recap_ctr.schema import Field, read_schema
-from recap_ctr.storage import INPUTS, atomic_directory, atomic_file, fingerprint, sha256
-from recap_ctr.tensors import Array, save_arrays
+from recap_ctr.storage.arrays import Array, save_arrays
+from recap_ctr.storage.files import INPUTS, atomic_directory, atomic_file, fingerprint, sha256
 
 FORMAT = 1
 MANIFEST, WEIGHTS, SCHEMA, CARD = "manifest.json", "model.safetensors", "schema.toml", "MODEL_CARD.md"

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from recap_ctr.axes.predict import predict
 from recap_ctr.data.shards import Shard
-from recap_ctr.predict import predict
 
 ROWS = 16_384
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from recap_ctr.data.encode import random_rows
-from recap_ctr.environment import machine
 from recap_ctr.errors import InputError
-from recap_ctr.report.charts import Chart, Series
-from recap_ctr.report.page import Page, Section, Table
-from recap_ctr.score import Engine, Setting
-from recap_ctr.storage import write_json
+from recap_ctr.inference.scorer import Engine, Setting
+from recap_ctr.jobs.machine import machine
+from recap_ctr.pages.charts import Chart, Series
+from recap_ctr.pages.page import Page, Section, Table
+from recap_ctr.storage.files import write_json
 
 BATCHES = (1, 64, 512)
 FILE = "dial.json"

@@ -19,19 +19,19 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.func import functional_call
 
-from recap_ctr.artifact import Exported, Setting, add_graphs, read_artifact, setting_quality
-from recap_ctr.calibrate import AffineCalibration
 from recap_ctr.data.encode import Encoded, random_rows
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.evaluate import sampling_weights
-from recap_ctr.graphs import IDS, OUTPUTS, VALUES, open_session, run
+from recap_ctr.evaluation.calibrate import AffineCalibration
+from recap_ctr.evaluation.evaluate import sampling_weights
+from recap_ctr.inference.artifact import Exported, Setting, add_graphs, read_artifact, setting_quality
+from recap_ctr.inference.onnx_backend import IDS, OUTPUTS, VALUES, open_session, run
+from recap_ctr.inference.quantise import quantise
+from recap_ctr.inference.scorer import EVAL_ROWS
+from recap_ctr.inference.torch_backend import Eager, PackedModel, with_model
+from recap_ctr.jobs.progress import say
 from recap_ctr.nn.embedding import Inputs, Table
-from recap_ctr.packed import Eager, PackedModel, with_model
-from recap_ctr.progress import say
-from recap_ctr.quantise import quantise
-from recap_ctr.score import EVAL_ROWS
-from recap_ctr.tensors import Array
+from recap_ctr.storage.arrays import Array
 
 OPSET = 20
 TOLERANCE = 1e-5  # of a logit; relative where it exceeds 1

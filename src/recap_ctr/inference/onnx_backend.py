@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from recap_ctr.artifact import WEIGHTS, Artifact, Setting, misfit
 from recap_ctr.data.encode import Encoded, Ints
 from recap_ctr.data.encode import Floats as Values
 from recap_ctr.errors import InputError
-from recap_ctr.tensors import Array, load_arrays
+from recap_ctr.inference.artifact import WEIGHTS, Artifact, Setting, misfit
+from recap_ctr.storage.arrays import Array, load_arrays
 
 IDS, VALUES = "ids", "values"
 OUTPUTS = ("logit", "disagreement", "calibrated")

@@ -14,7 +14,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
-from recap_ctr.tensors import Array
+from recap_ctr.storage.arrays import Array
 
 SMALLEST = 16  # a product with fewer inputs or outputs than this is not worth rounding
 LEVELS = 63  # of weights, on either side of zero

@@ -13,22 +13,22 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from recap_ctr.artifact import Artifact, read_artifact
-from recap_ctr.artifact import Setting as Setting
 from recap_ctr.data.encode import Encoded, Ints, as_text, column
 from recap_ctr.data.encode import Floats as Values
 from recap_ctr.data.prepare import labels, weights
 from recap_ctr.data.sink import Sink
 from recap_ctr.data.source import Block, FileSource, Names, Source
-from recap_ctr.environment import num_cores
 from recap_ctr.errors import InputError
-from recap_ctr.evaluate import evaluate, weigh
-from recap_ctr.graphs import Graphs
-from recap_ctr.metrics import sigmoid
-from recap_ctr.progress import meter
+from recap_ctr.evaluation.evaluate import evaluate, weigh
+from recap_ctr.evaluation.metrics import sigmoid
+from recap_ctr.inference.artifact import Artifact, read_artifact
+from recap_ctr.inference.artifact import Setting as Setting
+from recap_ctr.inference.onnx_backend import Graphs
+from recap_ctr.jobs.machine import num_cores
+from recap_ctr.jobs.progress import meter
 
 if TYPE_CHECKING:
-    from recap_ctr.packed import PackedModel
+    from recap_ctr.inference.torch_backend import PackedModel
 
 OUTPUT_COLUMNS = ("score", "logit")
 EVAL_ROWS = 512  # at a time: what lies between inputs and logits stays in the processor's cache
@@ -101,7 +101,7 @@ class Engine:
             raise InputError("exported graphs need ONNX Runtime", fix="pip install onnxruntime")
         if backend == "onnx":
             return cls(artifact, Graphs(artifact, threads or num_cores()))
-        from recap_ctr.packed import use_threads, with_model
+        from recap_ctr.inference.torch_backend import use_threads, with_model
 
         use_threads(threads)
         return cls.of(with_model(artifact))
@@ -109,7 +109,7 @@ class Engine:
     @classmethod
     def of(cls, model: "PackedModel") -> "Engine":
         """An engine of a model in memory, by torch."""
-        from recap_ctr.packed import Eager
+        from recap_ctr.inference.torch_backend import Eager
 
         return cls(model, Eager(model))
 

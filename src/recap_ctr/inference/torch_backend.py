@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from recap_ctr.artifact import WEIGHTS, Artifact, Setting, misfit, read_artifact
 from recap_ctr.axes.routes import FoldedRoutes, Routed
 from recap_ctr.config import Frozen, parse
 from recap_ctr.data.encode import Floats, Ints
-from recap_ctr.environment import num_cores
 from recap_ctr.errors import InputError
-from recap_ctr.models import build, count_parameters, parse_model
+from recap_ctr.inference.artifact import WEIGHTS, Artifact, Setting, misfit, read_artifact
+from recap_ctr.jobs.machine import num_cores
+from recap_ctr.models.catalogue import build, count_parameters, parse_model
 from recap_ctr.models.recap import Recap, Route
 from recap_ctr.nn.embedding import Inputs
 from recap_ctr.nn.weights import load_tensors, to_arrays
 from recap_ctr.plugins import is_dotted
-from recap_ctr.tensors import Array
+from recap_ctr.storage.arrays import Array
 
 TRUSTED = "RECAP_MODELS"  # environment variable: models from outside that artifacts may name, comma-separated
 

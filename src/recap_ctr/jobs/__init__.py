@@ -4,6 +4,6 @@ A job is data, not code: the name of a function of this package and its argument
 a crash, by hand, or on another machine, and nothing is pickled.
 """
 
-from recap_ctr.engine.local import Job, run_jobs
+from recap_ctr.jobs.local import Job, run_jobs
 
 __all__ = ["Job", "run_jobs"]

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from recap_ctr.errors import InputError
-from recap_ctr.progress import board
+from recap_ctr.jobs.progress import board
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _end(process: subprocess.Popen[bytes]) -> int:
 
 def _start(job: Job, at: int, events: "SimpleQueue[tuple[int, dict[str, Any]]]") -> subprocess.Popen[bytes]:
     # -P: no file of the directory we happen to stand in is taken for a module.
-    command = [sys.executable, "-P", "-m", "recap_ctr.engine.worker"]
+    command = [sys.executable, "-P", "-m", "recap_ctr.jobs.worker"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
     call = json.dumps({"function": job.function, "arguments": job.arguments})

@@ -1,4 +1,4 @@
-"""One job in a process of its own: `python -m recap_ctr.engine.worker`.
+"""One job in a process of its own: `python -m recap_ctr.jobs.worker`.
 
 The job comes as a line of JSON on standard input; events go to standard output, one JSON object a line.
 """
@@ -11,8 +11,8 @@ import sys
 import threading
 from typing import Any
 
-from recap_ctr import progress
 from recap_ctr.errors import InputError
+from recap_ctr.jobs import progress
 
 
 def main() -> int:

@@ -120,7 +120,7 @@ def parse_model(name: str, settings: dict[str, Any]) -> Frozen:
     """The model's config from plain values; every name is checked."""
     config = parse(config_class(name), settings, f"model {name}")
     if is_dotted(name):  # our own allow no other losses than there are
-        from recap_ctr.losses import LOSSES
+        from recap_ctr.nn.losses import LOSSES
 
         if (loss := dict(config)["loss"]) not in LOSSES:
             raise InputError(f"model {name}: no loss {loss!r}", fix=f"known are {', '.join(LOSSES)}")

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from recap_ctr.config import Frozen
 from recap_ctr.data.encode import FieldLayout, Layout
 from recap_ctr.errors import InputError
-from recap_ctr.losses import Output
 from recap_ctr.nn.embedding import Embedding, Inputs
 from recap_ctr.nn.initial import linear, normal_
+from recap_ctr.nn.losses import Output
 from recap_ctr.nn.mlp import MLP
 
 

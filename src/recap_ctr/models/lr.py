@@ -6,8 +6,8 @@ from torch import nn
 
 from recap_ctr.config import Frozen
 from recap_ctr.data.encode import Layout
-from recap_ctr.losses import Output
 from recap_ctr.nn.embedding import Inputs
+from recap_ctr.nn.losses import Output
 from recap_ctr.nn.mlp import Wide
 
 

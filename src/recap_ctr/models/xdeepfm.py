@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recap_ctr.data.encode import Layout
-from recap_ctr.losses import Output
 from recap_ctr.nn.embedding import Embedding, Inputs
 from recap_ctr.nn.initial import linear
+from recap_ctr.nn.losses import Output
 from recap_ctr.nn.mlp import DeepConfig, DeepHead, Wide
 
 

@@ -1,4 +1,4 @@
-"""A model's tensors on disk (`recap_ctr.tensors`), to and from torch."""
+"""A model's tensors on disk (`recap_ctr.storage.arrays`), to and from torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from recap_ctr.errors import InputError
-from recap_ctr.tensors import Array, save_arrays
+from recap_ctr.storage.arrays import Array, save_arrays
 
 
 def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:

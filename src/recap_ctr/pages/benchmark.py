@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 
-from recap_ctr.report.page import Image, Page, Section, Table
+from recap_ctr.pages.page import Image, Page, Section, Table
 
 
 def page(title: str, markdown: str, images: Sequence[Image] = (), command: str = "") -> Page:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from recap_ctr.errors import InputError
-from recap_ctr.report.charts import Chart, Series
-from recap_ctr.report.page import Page, Section, Table
-from recap_ctr.report.run import Report, figures_line, held_out, reliability_series, title
+from recap_ctr.pages.charts import Chart, Series
+from recap_ctr.pages.page import Page, Section, Table
+from recap_ctr.pages.run import Report, figures_line, held_out, reliability_series, title
 
 HEADER = ("run", "model", "parameters", "AUC", "logloss", "calibrated logloss", "calibration error")
 

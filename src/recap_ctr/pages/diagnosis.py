@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from recap_ctr.diagnose import Decomposition, Diagnosis, Estimate, Family
-from recap_ctr.report.charts import Chart, Kind, Series
-from recap_ctr.report.page import Page, Section, Table
+from recap_ctr.pages.charts import Chart, Kind, Series
+from recap_ctr.pages.page import Page, Section, Table
 
 AXIS_NAMES = {"run": "runs", "trajectory": "checkpoints", "route": "routes"}
 

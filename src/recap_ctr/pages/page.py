@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
-from recap_ctr.report.charts import MARKS, Chart, mark, to_csv, to_png, to_svg
-from recap_ctr.storage import atomic_file
+from recap_ctr.pages.charts import MARKS, Chart, mark, to_csv, to_png, to_svg
+from recap_ctr.storage.files import atomic_file
 
 PAGE = "report.html"
 FIGURES = "figures"
@@ -117,7 +117,7 @@ class Page:
         return [chart for section in self.sections for chart in section.charts]
 
     def to_html(self) -> str:
-        own = files("recap_ctr.report")
+        own = files("recap_ctr.pages")
         return _TEMPLATE.substitute(
             policy=_POLICY,
             title=escape(self.title),

@@ -3,9 +3,9 @@
 from statistics import mean
 from typing import Any
 
-from recap_ctr.report.charts import Chart, Series
-from recap_ctr.report.diagnosis import decomposition_section, decompositions_of
-from recap_ctr.report.page import Page, Section, Table
+from recap_ctr.pages.charts import Chart, Series
+from recap_ctr.pages.diagnosis import decomposition_section, decompositions_of
+from recap_ctr.pages.page import Page, Section, Table
 
 Report = dict[str, Any]
 Z = 1.96  # of a 95 % interval

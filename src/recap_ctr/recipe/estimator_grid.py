@@ -6,20 +6,20 @@ from typing import Any
 
 import torch
 
-from recap_ctr import environment
-from recap_ctr.calibrate import negative_rate_shift
+from recap_ctr.axes.logits import LogitTable
+from recap_ctr.axes.predict import write_logits
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, Diagnosis, diagnose, findings
-from recap_ctr.engine import Job, run_jobs
-from recap_ctr.evaluate import sampling_weights
-from recap_ctr.logits import LogitTable
-from recap_ctr.models import model_class, short_name
+from recap_ctr.evaluation.calibrate import negative_rate_shift
+from recap_ctr.evaluation.evaluate import sampling_weights
+from recap_ctr.jobs import machine as environment
+from recap_ctr.jobs.local import Job, run_jobs
+from recap_ctr.models.catalogue import model_class, short_name
 from recap_ctr.models.recap import RecapConfig
-from recap_ctr.predict import write_logits
-from recap_ctr.recipe import Plan, Recipe
-from recap_ctr.report.diagnosis import page
-from recap_ctr.runs import LOGITS, estimators
-from recap_ctr.storage import read_json, write_json
+from recap_ctr.pages.diagnosis import page
+from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.storage.files import read_json, write_json
+from recap_ctr.training.run import LOGITS, estimators
 
 DIAGNOSIS, PAGES = "diagnosis.json", "diagnosis"  # the page has a directory of its own: a recipe has one, too
 
@@ -65,7 +65,7 @@ def survey(
     jobs = [
         Job(
             run.name,
-            "recap_ctr.survey:write_grid",
+            "recap_ctr.recipe.estimator_grid:write_grid",
             {
                 "data": str(recipe.data.path), "run": str(run), "out": str(table), "split": split,
                 "model": model, "routed": routed, "threads": recipe.threads, "device": recipe.device,

@@ -21,23 +21,24 @@ from scipy.stats import chi2
 from scipy.stats import t as student_t
 from torch import nn
 
-from recap_ctr import environment, metrics
+from recap_ctr.axes.logits import LogitTable
+from recap_ctr.axes.predict import predict
 from recap_ctr.axes.routes import Routed
-from recap_ctr.cost import scoring_seconds
 from recap_ctr.data.shards import Shard
 from recap_ctr.diagnose import Cube, Curve, Estimate, curve
 from recap_ctr.errors import InputError
-from recap_ctr.evaluate import undo_sampling
-from recap_ctr.logits import LogitTable
+from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.evaluate import undo_sampling
+from recap_ctr.inference.costs import scoring_seconds
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.jobs import machine as environment
 from recap_ctr.models.recap import Recap
-from recap_ctr.packed import load_artifact
-from recap_ctr.predict import predict
-from recap_ctr.probe import RESULT as PROBED
-from recap_ctr.probe import finalists
-from recap_ctr.recipe import Plan, Recipe, RecipeConfig
-from recap_ctr.runs import ARTIFACT, choose_routes, estimators, teacher_tables
-from recap_ctr.storage import atomic_file, read_json, write_json
-from recap_ctr.survey import survey_runs
+from recap_ctr.recipe.estimator_grid import survey_runs
+from recap_ctr.recipe.probe import RESULT as PROBED
+from recap_ctr.recipe.probe import finalists
+from recap_ctr.recipe.stages import Plan, Recipe, RecipeConfig
+from recap_ctr.storage.files import atomic_file, read_json, write_json
+from recap_ctr.training.run import ARTIFACT, choose_routes, estimators, teacher_tables
 
 Logits = npt.NDArray[np.floating[Any]]
 FORECAST, RECOMMENDED = "forecast.json", "recommended.toml"

@@ -30,18 +30,19 @@ from pydantic import (
     PositiveInt,
 )
 
-from recap_ctr import environment, metrics
+from recap_ctr.axes.logits import Estimator, LogitTable
+from recap_ctr.axes.predict import write_logits
+from recap_ctr.axes.teachers import teacher_targets
 from recap_ctr.config import Frozen, TrainConfig, parse
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.distil import teacher_targets
-from recap_ctr.engine import Job, run_jobs
 from recap_ctr.errors import InputError
-from recap_ctr.logits import Estimator, LogitTable
-from recap_ctr.models import parse_model
-from recap_ctr.predict import write_logits
-from recap_ctr.progress import say
-from recap_ctr.storage import claim, locked, read_json, write_json
-from recap_ctr.train import train as fit_weights
+from recap_ctr.evaluation import metrics
+from recap_ctr.jobs import machine as environment
+from recap_ctr.jobs.local import Job, run_jobs
+from recap_ctr.jobs.progress import say
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.storage.files import claim, locked, read_json, write_json
+from recap_ctr.training.loop import train as fit_weights
 
 RESULT, VALID = "probe.json", "valid"
 CONFIRM_STEP = 4
@@ -266,7 +267,7 @@ def probe(
         jobs = [
             Job(
                 arm.name,
-                "recap_ctr.probe:advance",
+                "recap_ctr.recipe.probe:advance",
                 {
                     "data": str(data.path), "model": model,
                     "model_config": arm.model_config(model, model_config).model_dump(mode="json"),

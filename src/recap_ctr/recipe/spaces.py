@@ -14,7 +14,7 @@ from pydantic import PositiveFloat, ValidationError, model_validator
 
 from recap_ctr.config import Frozen, TrainConfig, parse, read_toml
 from recap_ctr.errors import InputError
-from recap_ctr.models import config_class
+from recap_ctr.models.catalogue import config_class
 from recap_ctr.plugins import is_dotted, load
 
 PARTS = ("model", "train")

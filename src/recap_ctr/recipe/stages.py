@@ -17,21 +17,22 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from recap_ctr import environment
-from recap_ctr.artifact import is_same_model
-from recap_ctr.calibrate import fitting, negative_rate_shift
+from recap_ctr.axes.logits import LogitTable, mean_logit
 from recap_ctr.config import Frozen, TrainConfig, parse
 from recap_ctr.data.quality import field_quality
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, curve
 from recap_ctr.errors import InputError
-from recap_ctr.evaluate import evaluate, sampling_weights, undo_sampling
-from recap_ctr.logits import LogitTable, mean_logit
-from recap_ctr.models import parse_model, short_name
+from recap_ctr.evaluation.calibrate import fitting, negative_rate_shift
+from recap_ctr.evaluation.evaluate import evaluate, sampling_weights, undo_sampling
+from recap_ctr.inference.artifact import is_same_model
+from recap_ctr.jobs import machine as environment
+from recap_ctr.jobs.progress import say
+from recap_ctr.models.catalogue import parse_model, short_name
 from recap_ctr.models.recap import RecapConfig
-from recap_ctr.probe import FURTHER, Arm, Found, ProbeConfig, probe
-from recap_ctr.progress import say
-from recap_ctr.runs import (
+from recap_ctr.recipe.probe import FURTHER, Arm, Found, ProbeConfig, probe
+from recap_ctr.storage.files import atomic_directory, fingerprint, locked, read_json, write_json
+from recap_ctr.training.run import (
     ARTIFACT,
     REPORT,
     RouteChoice,
@@ -41,7 +42,6 @@ from recap_ctr.runs import (
     run_many,
     teacher_tables,
 )
-from recap_ctr.storage import atomic_directory, fingerprint, locked, read_json, write_json
 
 PLAN = "plan.json"
 TEACHER_SEEDS = 1000  # teacher m has seed 1000 + m, so that no student starts where a teacher did

@@ -27,20 +27,21 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.pool import NullPool
 
-from recap_ctr import environment, metrics
+from recap_ctr.axes.predict import predict
 from recap_ctr.config import TrainConfig, parse
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.engine import Job, run_jobs
 from recap_ctr.errors import InputError
-from recap_ctr.models import build, count_parameters, parse_model
+from recap_ctr.evaluation import metrics
+from recap_ctr.jobs import machine as environment
+from recap_ctr.jobs.local import Job, run_jobs
+from recap_ctr.jobs.progress import meter, say
+from recap_ctr.models.catalogue import build, count_parameters, parse_model
 from recap_ctr.nn.weights import load_tensors
-from recap_ctr.predict import predict
-from recap_ctr.progress import meter, say
-from recap_ctr.runs import RunConfig
-from recap_ctr.spaces import Choices, Range, Space, check_space, parse_space, plain
-from recap_ctr.storage import atomic_file, claim, fingerprint, locked, read_json, write_json
-from recap_ctr.train import BEST, Epoch, derive_seed, train
-from recap_ctr.update import DIVERGED
+from recap_ctr.recipe.spaces import Choices, Range, Space, check_space, parse_space, plain
+from recap_ctr.storage.files import atomic_file, claim, fingerprint, locked, read_json, write_json
+from recap_ctr.training.loop import BEST, Epoch, derive_seed, train
+from recap_ctr.training.optimizer import DIVERGED
+from recap_ctr.training.run import RunConfig
 
 STUDY, RESULT, TOML, TRIALS = "study.db", "tune.json", "best.toml", "trials"
 BASE, SETTINGS, REASON, EXHAUSTED = "base", "settings", "reason", "exhausted"  # attributes in the study
@@ -161,7 +162,9 @@ def tune(
         asked = {
             "data": str(data.path), "search": search.to_json(), "out": str(out), "trials": trials, "deadline": deadline
         }  # fmt: skip
-        jobs = [Job(f"worker {n}", "recap_ctr.tune:work", asked) for n in range(1, min(room, missing) + 1)]
+        jobs = [
+            Job(f"worker {n}", "recap_ctr.recipe.tune:work", asked) for n in range(1, min(room, missing) + 1)
+        ]
         if not quiet:
             say(f"{missing} trials, {len(jobs)} at a time, over {', '.join(map(_short, search.space))}")
         run_jobs(jobs, workers=room, title="tune", quiet=quiet)

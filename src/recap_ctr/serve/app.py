@@ -21,13 +21,13 @@ from recap_ctr.serve import arrow
 from recap_ctr.serve.batcher import Batch, Batcher, clock, failed
 from recap_ctr.serve.codec import JSON, MAX_COUNT, SCORES, Table, Used, to_json
 from recap_ctr.serve.codec import Request as Asked
+from recap_ctr.serve.config import ServeConfig, is_loopback, named_host
 from recap_ctr.serve.counters import Counters, exposition, labelled
 from recap_ctr.serve.engine import Floats
 from recap_ctr.serve.log import log, log_refusal
 from recap_ctr.serve.openapi import document
 from recap_ctr.serve.page import POLICY, html
 from recap_ctr.serve.problem import Problem
-from recap_ctr.serve.settings import ServeConfig, is_loopback, named_host
 from recap_ctr.serve.versions import Version, about
 
 OPEN = ("/", "/health/live", "/health/ready")  # paths that need no token

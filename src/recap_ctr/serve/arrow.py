@@ -13,8 +13,8 @@ from typing import NamedTuple
 import polars as pl
 
 from recap_ctr.data.source import UNREADABLE
+from recap_ctr.serve.config import Limits
 from recap_ctr.serve.problem import Problem
-from recap_ctr.serve.settings import Limits
 
 STREAM, FILE = "application/vnd.apache.arrow.stream", "application/vnd.apache.arrow.file"
 MAGIC = b"ARROW1"

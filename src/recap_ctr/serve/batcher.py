@@ -17,9 +17,9 @@ import numpy as np
 from recap_ctr.data.encode import Encoded
 from recap_ctr.errors import InputError
 from recap_ctr.serve.codec import Table, columns_of
-from recap_ctr.serve.dial import ADMIT_SHARE, Line, Pace, choose, retry_after
 from recap_ctr.serve.engine import Floats
 from recap_ctr.serve.problem import Problem
+from recap_ctr.serve.scheduler import ADMIT_SHARE, Line, Pace, choose, retry_after
 from recap_ctr.serve.versions import Version
 
 clock = time.monotonic

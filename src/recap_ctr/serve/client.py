@@ -20,7 +20,7 @@ import polars as pl
 from recap_ctr.data.sink import Sink
 from recap_ctr.data.source import Source
 from recap_ctr.errors import InputError
-from recap_ctr.progress import meter
+from recap_ctr.jobs.progress import meter
 
 ARROW = "application/vnd.apache.arrow.stream"
 _AGAIN = (408, 429, 503)

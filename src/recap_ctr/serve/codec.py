@@ -20,9 +20,9 @@ from recap_ctr.data.source import Block
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field
 from recap_ctr.serve import arrow
+from recap_ctr.serve.config import Limits
 from recap_ctr.serve.engine import Floats, Scores
 from recap_ctr.serve.problem import Problem
-from recap_ctr.serve.settings import Limits
 
 JSON = "application/json"
 ORIGIN = "the request"

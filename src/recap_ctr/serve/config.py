@@ -5,8 +5,8 @@ import re
 
 import msgspec
 
-from recap_ctr.access import TOKEN
 from recap_ctr.errors import InputError
+from recap_ctr.serve.token import TOKEN
 
 MEBI = 1 << 20
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from recap_ctr.serve.settings import Limits
+from recap_ctr.serve.config import Limits
 
 
 class _TooLargeError(Exception):

@@ -6,15 +6,15 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from recap_ctr import score
 from recap_ctr.data.encode import Encoded, Encoder
-from recap_ctr.score import Floats as Floats
-from recap_ctr.score import Scores as Scores
-from recap_ctr.score import Setting as Setting
+from recap_ctr.inference import scorer as score
+from recap_ctr.inference.scorer import Floats as Floats
+from recap_ctr.inference.scorer import Scores as Scores
+from recap_ctr.inference.scorer import Setting as Setting
 
 
 class Engine(Protocol):
-    """Raw rows to scores, at one of several settings: that of `recap_ctr.score`, or one that stands for it."""
+    """Raw rows to scores, at one of several settings: that of `recap_ctr.inference.scorer`, or one that stands for it."""
 
     manifest: dict[str, Any]
     encoder: Encoder

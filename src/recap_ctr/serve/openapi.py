@@ -6,7 +6,7 @@ import msgspec
 
 from recap_ctr.serve import arrow
 from recap_ctr.serve.codec import JSON, MAX_COUNT, SCORES, Codec
-from recap_ctr.serve.settings import ServeConfig
+from recap_ctr.serve.config import ServeConfig
 
 _PROBLEM = {
     "type": "object",

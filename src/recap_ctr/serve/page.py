@@ -11,7 +11,7 @@ def _read(package: str, name: str) -> str:
     return (files(package) / name).read_text(encoding="utf-8")
 
 
-_STYLE = _read("recap_ctr.report", "style.css") + _read("recap_ctr.serve", "page.css")
+_STYLE = _read("recap_ctr.pages", "style.css") + _read("recap_ctr.serve", "page.css")
 _SCRIPT = _read("recap_ctr.serve", "page.js")
 
 

@@ -25,8 +25,8 @@ from typing import Any
 import msgspec
 
 from recap_ctr.errors import InputError
+from recap_ctr.serve.config import ServeConfig, check_exposure
 from recap_ctr.serve.log import log
-from recap_ctr.serve.settings import ServeConfig, check_exposure
 
 WATCH_SECONDS = 1.0
 LOAD_SECONDS = 300.0

@@ -17,11 +17,11 @@ import polars as pl
 from recap_ctr.data.encode import Encoder
 from recap_ctr.errors import InputError
 from recap_ctr.serve.codec import Codec, Table
-from recap_ctr.serve.dial import Costs, measure
+from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.engine import Engine, Setting
 from recap_ctr.serve.problem import Problem
-from recap_ctr.serve.settings import ServeConfig
-from recap_ctr.storage import fingerprint
+from recap_ctr.serve.scheduler import Costs, measure
+from recap_ctr.storage.files import fingerprint
 
 PROBE_ROWS = 32
 CARD = "MODEL_CARD.md"

@@ -19,10 +19,10 @@ import uvicorn
 
 from recap_ctr.errors import InputError
 from recap_ctr.serve.app import Service, make_app
+from recap_ctr.serve.config import ServeConfig
+from recap_ctr.serve.connection import limited
 from recap_ctr.serve.counters import Counters, labelled
 from recap_ctr.serve.log import Relay
-from recap_ctr.serve.protocol import limited
-from recap_ctr.serve.settings import ServeConfig
 from recap_ctr.serve.versions import Version, check_fits, load, shadow
 
 BESIDE_SECONDS = 0.2  # to time an engine while another one serves

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from recap_ctr.errors import InputError
-from recap_ctr.storage import atomic_file
+from recap_ctr.storage.files import atomic_file
 
 Array = npt.NDArray[Any]
 _TYPES = {"float32": "F32", "float64": "F64", "int32": "I32", "int64": "I64", "bool": "BOOL"}

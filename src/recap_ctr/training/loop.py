@@ -17,19 +17,19 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from recap_ctr import metrics
+from recap_ctr.axes.predict import predict, to_inputs
 from recap_ctr.axes.trajectory import MovingAverage, beta_of, restore_statistics
 from recap_ctr.config import Frozen, TrainConfig
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.environment import keep_freed_memory
 from recap_ctr.errors import InputError
-from recap_ctr.losses import LOSSES, distillation
-from recap_ctr.models import build
+from recap_ctr.evaluation import metrics
+from recap_ctr.jobs.machine import keep_freed_memory
+from recap_ctr.jobs.progress import meter, say
+from recap_ctr.models.catalogue import build
 from recap_ctr.nn.embedding import Inputs
+from recap_ctr.nn.losses import LOSSES, distillation
 from recap_ctr.nn.weights import load_tensors, save_tensors
-from recap_ctr.predict import predict, to_inputs
-from recap_ctr.progress import meter, say
-from recap_ctr.update import DIVERGED, Update
+from recap_ctr.training.optimizer import DIVERGED, Update
 
 STATE, BEST = "state.safetensors", "best.safetensors"
 SAVE_SECONDS = 60.0

@@ -17,27 +17,28 @@ from typing import Any, Literal, Self
 import torch
 from torch import nn
 
-from recap_ctr import environment, metrics
-from recap_ctr.artifact import MANIFEST, dial_settings, setting_quality, write_artifact
+from recap_ctr.axes.logits import Estimator, LogitTable
+from recap_ctr.axes.predict import predict, predict_routes, write_logits
 from recap_ctr.axes.routes import Routed, greedy_choice, late_routes, random_routes
-from recap_ctr.calibrate import Calibration, fitting, negative_rate_shift
+from recap_ctr.axes.teachers import teacher_targets
 from recap_ctr.config import Frozen, TrainConfig, parse, read_toml
 from recap_ctr.data.encode import Layout
 from recap_ctr.data.quality import field_quality
 from recap_ctr.data.shards import PreparedData, Shard
-from recap_ctr.distil import teacher_targets
-from recap_ctr.engine import Job, run_jobs
 from recap_ctr.errors import InputError
-from recap_ctr.evaluate import evaluate, undo_sampling
-from recap_ctr.logits import Estimator, LogitTable
-from recap_ctr.models import build, count_parameters, parse_model
+from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.calibrate import Calibration, fitting, negative_rate_shift
+from recap_ctr.evaluation.evaluate import evaluate, undo_sampling
+from recap_ctr.inference.artifact import MANIFEST, dial_settings, setting_quality, write_artifact
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.jobs import machine as environment
+from recap_ctr.jobs.local import Job, run_jobs
+from recap_ctr.jobs.progress import say
+from recap_ctr.models.catalogue import build, count_parameters, parse_model
 from recap_ctr.models.recap import Recap, RecapConfig, Route
 from recap_ctr.nn.weights import load_tensors, to_arrays
-from recap_ctr.packed import load_artifact
-from recap_ctr.predict import predict, predict_routes, write_logits
-from recap_ctr.progress import say
-from recap_ctr.storage import atomic_file, claim, locked, read_json, write_json
-from recap_ctr.train import Epoch, Trainer, checkpoints, train
+from recap_ctr.storage.files import atomic_file, claim, locked, read_json, write_json
+from recap_ctr.training.loop import Epoch, Trainer, checkpoints, train
 
 WIDE = 256  # numbers a row, from which on a step's matrix products are worth dividing
 REPORT, HISTORY, ARTIFACT, LOGITS = "report.json", "history.csv", "artifact", "logits"
@@ -466,7 +467,7 @@ def run_many(
     jobs = [
         Job(
             _job_name(out),
-            "recap_ctr.runs:teach",
+            "recap_ctr.training.run:teach",
             {"data": str(data.path), "config": config.to_json(), "out": str(out)},
         )
         for out, config in configs.items()
