@@ -28,9 +28,9 @@ from recap_ctr.evaluation.metrics import logloss, softplus
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.lr import LR, LRConfig
 from recap_ctr.models.recap import Route
-from recap_ctr.nn.embedding import Inputs
+from recap_ctr.nn.interface import Inputs, Output
 from recap_ctr.nn.lora import AdapterBank
-from recap_ctr.nn.losses import LOSSES, Output, bce, distillation
+from recap_ctr.nn.losses import LOSSES, bce, distillation
 from recap_ctr.nn.mlp import Wide
 from recap_ctr.training.loop import Trainer
 from tests.models.test_recap import LAYOUT, config, model, rows

@@ -8,7 +8,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "recap_ctr"
 ORDER = (
     "errors", "config", "schema", "plugins",
-    "storage", "jobs", "data", "datasets", "nn", "models", "evaluation", "axes", "inference", "training", "diagnose",
+    "storage", "jobs", "evaluation", "data", "datasets", "nn", "models", "axes", "diagnose", "inference", "training",
     "pages", "recipe", "serve", "bench", "sklearn", "demo", "cli", "__init__", "__main__",
 )  # fmt: skip
 RANKS = {name: rank for rank, name in enumerate(ORDER)}

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from recap_ctr.axes.routes import Routed, late_routes
-from recap_ctr.data.encode import Encoded, Layout, random_rows
+from recap_ctr.data.encode import Encoded, random_rows
+from recap_ctr.data.layout import Layout
 from recap_ctr.evaluation.calibrate import AffineCalibration
 from recap_ctr.inference.artifact import Setting
 from recap_ctr.inference.export import OPSET, silence, to_onnx
@@ -35,7 +36,7 @@ from recap_ctr.inference.torch_backend import Eager, PackedModel
 from recap_ctr.jobs.machine import machine
 from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.recap import Recap, RecapConfig
-from recap_ctr.nn.embedding import Inputs
+from recap_ctr.nn.interface import Inputs
 
 SIZES = (1, 64, 4096)
 FIELDS, TABLE_ROWS = 39, 910_747

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.speed.steps import serve
 from recap_ctr.config import TrainConfig
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.models.fcn import FCNConfig
 from recap_ctr.training.loop import Trainer

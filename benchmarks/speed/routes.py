@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from recap_ctr.axes.routes import late_routes, random_routes, route_logits
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.models.fcn import FCN, FCNConfig
 from recap_ctr.models.recap import Recap, RecapConfig, Route
-from recap_ctr.nn.embedding import Inputs
+from recap_ctr.nn.interface import Inputs
 
 ROWS, FIELDS, VALUES = 4096, 39, 1_000
 COUNTS = (1, 2, 4, 8, 16, 32)

@@ -29,7 +29,8 @@ from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.jobs.progress import brief, say
 from recap_ctr.pages.run import page
 from recap_ctr.recipe.stages import Recipe
-from recap_ctr.storage.files import claim, read_json, write_json
+from recap_ctr.storage.claims import claim
+from recap_ctr.storage.files import read_json, write_json
 from recap_ctr.training.run import ARTIFACT
 
 FINISHED = "demo.json"

@@ -25,8 +25,7 @@ from recap_ctr.axes.routes import (
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models.recap import Recap, Route
-from recap_ctr.nn.embedding import Inputs
-from recap_ctr.nn.losses import Output
+from recap_ctr.nn.interface import Inputs, Output
 from tests.models.test_recap import config, model, rows
 
 

@@ -10,7 +10,8 @@ from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import parse_model
-from recap_ctr.nn.losses import Output, bce, distillation
+from recap_ctr.nn.interface import Output
+from recap_ctr.nn.losses import bce, distillation
 from recap_ctr.training.loop import Trainer
 
 CPU = torch.device("cpu")

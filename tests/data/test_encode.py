@@ -19,7 +19,6 @@ from recap_ctr.data.encode import (
     Encoded,
     Encoder,
     FittedField,
-    Layout,
     as_numbers,
     as_text,
     categories,
@@ -29,6 +28,7 @@ from recap_ctr.data.encode import (
     pieces,
     standardise,
 )
+from recap_ctr.data.layout import Layout
 from recap_ctr.data.source import Block
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema

@@ -35,7 +35,8 @@ from recap_ctr.data.source import Block, FileSource, FrameSource, Source
 from recap_ctr.datasets.catalogue import protocol
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
-from recap_ctr.storage.files import atomic_directory, sha256
+from recap_ctr.storage.files import atomic_directory
+from recap_ctr.storage.hashes import sha256
 from tests.support import layouts
 
 PLAIN = Schema(label="y", fields=(Field(name="c", kind="categorical"),))

@@ -18,9 +18,9 @@ from recap_ctr.evaluation.calibrate import (
     calibration_from_dict,
     fit_affine,
     fit_isotonic,
-    negative_rate_shift,
 )
 from recap_ctr.evaluation.metrics import auc, logit, logloss, sigmoid
+from recap_ctr.evaluation.sampling import negative_rate_shift
 
 Floats = NDArray[np.float64]
 repeatable = settings(derandomize=True, deadline=None, max_examples=50)

@@ -38,7 +38,8 @@ from recap_ctr.inference.torch_backend import PackedModel, load_artifact
 from recap_ctr.models.catalogue import MODELS, build, parse_model
 from recap_ctr.nn.weights import to_arrays
 from recap_ctr.schema import Schema, read_schema
-from recap_ctr.storage.files import _exchange, fingerprint, sha256
+from recap_ctr.storage.files import _exchange
+from recap_ctr.storage.hashes import fingerprint, sha256
 from tests.conftest import contents
 
 FIELD = "vocabulary/0001.parquet"

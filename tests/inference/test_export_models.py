@@ -14,8 +14,8 @@ from recap_ctr.inference.artifact import Setting
 from recap_ctr.inference.export import Graph, export_setting
 from recap_ctr.inference.torch_backend import Eager, PackedModel
 from recap_ctr.models.catalogue import MODELS, parse_model
-from recap_ctr.nn.embedding import Embedding, Inputs
-from recap_ctr.nn.losses import Output
+from recap_ctr.nn.embedding import Embedding
+from recap_ctr.nn.interface import Inputs, Output
 from tests.support.checks import LAYOUT, check_export, fresh, rows
 
 

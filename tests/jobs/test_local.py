@@ -18,7 +18,7 @@ import pytest
 
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.local import Job, JobError, run_jobs
-from recap_ctr.storage.files import fingerprint
+from recap_ctr.storage.hashes import fingerprint
 
 CUSTOMIZE = """
 import sys, jobs_of_the_tests
@@ -151,7 +151,7 @@ def test_results_come_in_the_order_of_the_jobs() -> None:
     """Those that end first too, long ones too, and those of real functions of the package."""
     values = [{"a": [1, None, "ü"]}, "x" * 100_000]
     jobs = [job(str(at), "echo", value=value, after=0.1 - 0.1 * at) for at, value in enumerate(values)]
-    jobs.append(Job("last", "recap_ctr.storage.files:fingerprint", {"value": values}))
+    jobs.append(Job("last", "recap_ctr.storage.hashes:fingerprint", {"value": values}))
     assert run_jobs(jobs, workers=3, title="test", quiet=True) == [*values, fingerprint(values)]
 
 

@@ -8,7 +8,7 @@ import torch
 from recap_ctr.errors import InputError
 from recap_ctr.models.afn import Logarithmic
 from recap_ctr.models.catalogue import parse_model
-from recap_ctr.nn.embedding import Inputs
+from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.norms import BatchNorm
 from tests.support.tiny import INPUTS, affine, deep, flat, normed, tiny, vectors
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.models.fcn import FCN, FCNConfig, halved
 from recap_ctr.nn.cross import Cross
-from recap_ctr.nn.embedding import Inputs
+from recap_ctr.nn.interface import Inputs
 
 
 def test_halved_layout_takes_first_halves_of_all_fields_first() -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import MODELS, catalogue, count_parameters, model_class, parse_model
 from tests.support import checks

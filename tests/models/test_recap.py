@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import count_parameters, parse_model
 from recap_ctr.models.fcn import FCN, FCNConfig, halved
 from recap_ctr.models.recap import Recap, RecapConfig, RecursiveTower, Route, default_rank, parameters_of_rank
-from recap_ctr.nn.embedding import Inputs
+from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.losses import LOSSES
 
 LAYOUT = Layout.of_sizes([5, 4, 6])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recap_ctr.config import TrainConfig
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.rfm import RFM, Amplification, RFMConfig, RotationLayer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.models.catalogue import count_parameters, parse_model
 from tests.models.test_models import CRITEO, spread
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.models.catalogue import count_parameters, parse_model
 from tests.models.test_models import AVAZU, CRITEO, KKBOX, ML_1M, spread
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recap_ctr.data.encode import FieldLayout, Layout
+from recap_ctr.data.layout import FieldLayout, Layout
 from recap_ctr.nn.embedding import Embedding, Table
 from recap_ctr.nn.initial import linear
 from tests.support.checks import LAYOUT, rows

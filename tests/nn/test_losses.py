@@ -1,7 +1,8 @@
 import torch
 from torch.nn import functional as F
 
-from recap_ctr.nn.losses import LOSSES, Output, bce
+from recap_ctr.nn.interface import Output
+from recap_ctr.nn.losses import LOSSES, bce
 
 
 def test_bce_weights_are_copies_of_rows() -> None:

@@ -29,7 +29,7 @@ from recap_ctr.recipe.forecast import (
     over_runs,
     words,
 )
-from recap_ctr.storage.files import take
+from recap_ctr.storage.claims import take
 from tests.bench.test_scaling import recipe
 from tests.conftest import Recap
 

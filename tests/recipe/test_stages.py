@@ -22,7 +22,7 @@ from recap_ctr.inference.artifact import Exported, Setting, add_graphs, read_art
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe.probe import FURTHER, Arm
 from recap_ctr.recipe.stages import PRESETS, Plan, Recipe, batch_size, recipe_config, train_config
-from recap_ctr.storage.files import sha256
+from recap_ctr.storage.hashes import sha256
 from tests.conftest import Recap
 
 pytestmark = pytest.mark.usefixtures("one_process")

@@ -10,17 +10,10 @@ from hypothesis import strategies as st
 
 from recap_ctr.errors import InputError
 from recap_ctr.storage import files as storage
-from recap_ctr.storage.files import (
-    INPUTS,
-    atomic_directory,
-    atomic_file,
-    claim,
-    fingerprint,
-    locked,
-    read_json,
-    sha256,
-    write_json,
-)
+from recap_ctr.storage.claims import INPUTS, claim
+from recap_ctr.storage.files import atomic_directory, atomic_file, read_json, write_json
+from recap_ctr.storage.hashes import fingerprint, sha256
+from recap_ctr.storage.locks import locked
 
 
 def full_disk(*_: object) -> None:

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from recap_ctr.config import Frozen
-from recap_ctr.data.encode import FieldLayout, Layout
+from recap_ctr.data.layout import FieldLayout, Layout
 from recap_ctr.models.catalogue import build, count_parameters, parse_model
-from recap_ctr.nn.embedding import Inputs, Table
-from recap_ctr.nn.losses import LOSSES, Output
+from recap_ctr.nn.embedding import Table
+from recap_ctr.nn.interface import Inputs, Output
+from recap_ctr.nn.losses import LOSSES
 from recap_ctr.nn.weights import load_tensors, save_tensors
 
 # Two plain fields, a multi field of three pieces (mean), a numeric value, a multi field of two pieces (sum).

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.nn.dropout import Dropout
-from recap_ctr.nn.embedding import Inputs
+from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.mlp import MLP
 from recap_ctr.nn.norms import BatchNorm
 

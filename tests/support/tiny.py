@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.models.catalogue import build, parse_model
-from recap_ctr.nn.embedding import Embedding, Inputs
+from recap_ctr.nn.embedding import Embedding
+from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.mlp import MLP, DeepHead
 from recap_ctr.nn.norms import BatchNorm
 

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from recap_ctr.axes.trajectory import MovingAverage
 from recap_ctr.config import TrainConfig
-from recap_ctr.data.encode import Layout
-from recap_ctr.nn.embedding import Inputs, Table
+from recap_ctr.data.layout import Layout
+from recap_ctr.nn.embedding import Table
+from recap_ctr.nn.interface import Inputs
 from recap_ctr.training.optimizer import Update
 
 LAYOUT = Layout.of_sizes([12, 9])

@@ -30,7 +30,7 @@ from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.nn.weights import load_tensors
 from recap_ctr.schema import Schema
-from recap_ctr.storage.files import locked
+from recap_ctr.storage.locks import locked
 from recap_ctr.training import loop as train_module
 from recap_ctr.training import run as runs
 from recap_ctr.training.loop import BEST, STATE, train

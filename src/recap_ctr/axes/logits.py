@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.storage.files import atomic_directory, read_json, sha256, write_json
+from recap_ctr.storage.files import atomic_directory, read_json, write_json
+from recap_ctr.storage.hashes import sha256
 
 FORMAT = 1
 MANIFEST, LOGITS, ROWS = "manifest.json", "logits.npy", "rows.npy"

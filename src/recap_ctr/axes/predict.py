@@ -12,7 +12,7 @@ from recap_ctr.axes.logits import BLOCK_ROWS, Estimator, LogitWriter
 from recap_ctr.axes.routes import route_logits
 from recap_ctr.data.shards import Batch, PreparedData, Shard
 from recap_ctr.models.recap import Recap, Route
-from recap_ctr.nn.embedding import Inputs
+from recap_ctr.nn.interface import Inputs
 
 EVAL_ROWS = 8192
 

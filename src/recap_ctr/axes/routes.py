@@ -18,8 +18,7 @@ from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
 from recap_ctr.models.fcn import halved
 from recap_ctr.models.recap import Recap, RecapConfig, RecursiveTower, Route, TowerRoute
-from recap_ctr.nn.embedding import Inputs
-from recap_ctr.nn.losses import Output
+from recap_ctr.nn.interface import Inputs, Output
 from recap_ctr.nn.norms import ScaleNorm
 
 Folded = Mapping[int, Tensor]  # an adapter's number -> W with that adapter in it

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from recap_ctr.config import WARMUP
-from recap_ctr.nn.embedding import Inputs, Table
+from recap_ctr.nn.embedding import Table
+from recap_ctr.nn.interface import Inputs
 
 
 class MovingAverage:

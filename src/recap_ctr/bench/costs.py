@@ -14,7 +14,7 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.jobs import machine as environment
 from recap_ctr.recipe.probe import RESULT, Found, ProbeConfig, most_epochs, read_found
 from recap_ctr.recipe.stages import Plan, Recipe
-from recap_ctr.storage.files import fingerprint
+from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.training.run import REPORT, RunConfig, epoch_seconds, read_report
 
 STAGE = re.compile(r"-[0-9a-f]{10}$")  # what a stage's name ends in

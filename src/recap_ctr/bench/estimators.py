@@ -23,7 +23,8 @@ from recap_ctr.bench.published import title_of
 from recap_ctr.bench.scaling import Repeated, cells_of, finished, run_of, train_cells
 from recap_ctr.bench.tables import grid
 from recap_ctr.evaluation import metrics
-from recap_ctr.evaluation.evaluate import Array, undo_sampling
+from recap_ctr.evaluation.evaluate import Array
+from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.training.run import ARTIFACT, RunConfig, teacher_tables

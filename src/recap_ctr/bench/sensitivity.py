@@ -17,7 +17,7 @@ from recap_ctr.bench import figures
 from recap_ctr.bench.overview import held_out
 from recap_ctr.bench.scaling import Repeated, finished, run_of, taught, train_cells
 from recap_ctr.bench.tables import grid, spread
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
 from recap_ctr.models.recap import RecapConfig, default_rank
 from recap_ctr.recipe.stages import Plan, Recipe

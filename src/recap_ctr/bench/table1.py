@@ -27,7 +27,8 @@ from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import MODELS, model_class, parse_model, short_name
 from recap_ctr.plugins import is_dotted
 from recap_ctr.recipe.stages import Plan, Recipe, RecipeConfig
-from recap_ctr.storage.files import atomic_file, fingerprint, read_json, write_json
+from recap_ctr.storage.files import atomic_file, read_json, write_json
+from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.training.run import (
     REPORT,
     RunConfig,

@@ -16,7 +16,8 @@ from recap_ctr.bench.overview import PUBLISHED, cells
 from recap_ctr.bench.published import title_of
 from recap_ctr.bench.scaling import train_cells
 from recap_ctr.data.shards import Shard
-from recap_ctr.evaluation.evaluate import Array, undo_sampling
+from recap_ctr.evaluation.evaluate import Array
+from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.recipe.stages import Recipe
 from recap_ctr.storage.files import atomic_file, write_json

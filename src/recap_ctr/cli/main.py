@@ -116,7 +116,8 @@ def schema_infer(
     _limit_threads(threads)
     from recap_ctr.data.infer import infer
     from recap_ctr.data.source import FileSource
-    from recap_ctr.storage.files import atomic_file, is_made, record
+    from recap_ctr.storage.claims import is_made, record
+    from recap_ctr.storage.files import atomic_file
 
     source = FileSource(files, columns.split(",") if columns else None)
     inputs = _inputs(source, label=label, rows=rows, columns=columns)
@@ -688,7 +689,7 @@ def fit(
     Example: recap fit clicks.parquet --label click --out model
     """
     _limit_threads(threads)
-    from recap_ctr.storage.files import take
+    from recap_ctr.storage.claims import take
 
     _training()
     from recap_ctr.pages.run import page
@@ -899,7 +900,7 @@ def bench(
     _limit_threads(threads)
     _training()
     from recap_ctr.bench.request import Request, fulfil, split_names
-    from recap_ctr.storage.files import take
+    from recap_ctr.storage.claims import take
 
     take(out, RECIPE)
     request = Request(
@@ -955,7 +956,7 @@ def diagnose(
     from recap_ctr.recipe.estimator_grid import DIAGNOSIS, PAGES, examine
     from recap_ctr.recipe.stages import Recipe as Cooking
     from recap_ctr.recipe.stages import recipe_config
-    from recap_ctr.storage.files import take
+    from recap_ctr.storage.claims import take
 
     settings = recipe_config(preset, _merged(config, {"l2": l2}), str(config or "diagnose"))
     take(out, RECIPE)
@@ -1005,7 +1006,7 @@ def plan(
     from recap_ctr.recipe.forecast import RECOMMENDED, forecast, words
     from recap_ctr.recipe.stages import Recipe as Cooking
     from recap_ctr.recipe.stages import recipe_config
-    from recap_ctr.storage.files import take
+    from recap_ctr.storage.claims import take
 
     settings = recipe_config(preset, _merged(config, {"l2": l2}), str(config or "plan"))
     take(out, RECIPE)
@@ -1127,7 +1128,7 @@ def logits(
     from recap_ctr.axes.logits import MANIFEST
     from recap_ctr.axes.predict import write_logits
     from recap_ctr.inference.artifact import read_artifact_manifest
-    from recap_ctr.storage.files import is_made, record
+    from recap_ctr.storage.claims import is_made, record
 
     if out.exists() and not (out / MANIFEST).is_file():
         raise InputError(f"{out} exists and is not a logit table", fix="choose another --out")
@@ -1178,7 +1179,7 @@ def evaluate(
     Example: recap evaluate run/artifact fresh.parquet
     """
     _limit_threads(threads)
-    from recap_ctr.evaluation.calibrate import negative_rate_shift
+    from recap_ctr.evaluation.sampling import negative_rate_shift
 
     negative_rate_shift(negative_rate)  # checks the range
     from recap_ctr.inference.scorer import Scorer, evaluate_rows
@@ -1222,7 +1223,7 @@ def predict(
             "--json needs --out: both would write to standard output", fix="add --out scores.csv"
         )
     from recap_ctr.inference.scorer import Scorer, score
-    from recap_ctr.storage.files import is_made, record
+    from recap_ctr.storage.claims import is_made, record
 
     scorer = Scorer.load(artifact, _parse_map(columns), routes=routes, depth=depth, threads=threads)
     source = scorer.source(rows)
@@ -1413,7 +1414,7 @@ def synthetic(
 
     from recap_ctr.data.sink import open_sink
     from recap_ctr.data.synthetic import FORMAT, SyntheticConfig, SyntheticData
-    from recap_ctr.storage.files import is_made, record
+    from recap_ctr.storage.claims import is_made, record
 
     drawn = SyntheticData(SyntheticConfig(rows=rows, num_fields=fields, seed=seed))
     inputs = {**asdict(drawn.config), "format": FORMAT, "bayes": bayes}

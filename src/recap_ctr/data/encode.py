@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from recap_ctr.data.layout import FieldLayout, Layout
 from recap_ctr.data.source import Block
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
@@ -340,53 +341,6 @@ class FittedField:
 
     def ids(self, codes: Ints) -> Ints:
         return np.where(codes >= 0, codes + 1, np.where(codes == PAD_CODE, PAD, self.oov)).astype(np.int32)
-
-
-@dataclass(frozen=True)
-class FieldLayout:
-    """Where a field stands: its rows in the table and its columns in the id matrix."""
-
-    name: str
-    offset: int
-    size: int
-    start: int
-    width: int
-    pooling: str | None
-    value_column: int | None
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a model must know of the data: sizes and positions, no values."""
-
-    fields: tuple[FieldLayout, ...]
-
-    @property
-    def num_fields(self) -> int:
-        return len(self.fields)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of a table over all fields: the sum of the vocabulary sizes."""
-        return sum(field.size for field in self.fields)
-
-    @property
-    def num_columns(self) -> int:
-        return sum(field.width for field in self.fields)
-
-    @property
-    def num_values(self) -> int:
-        return sum(field.value_column is not None for field in self.fields)
-
-    @classmethod
-    def of_sizes(cls, sizes: Sequence[int]) -> "Layout":
-        """The layout of plain categorical fields with the given vocabulary sizes (PAD and OOV included)."""
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        return cls(
-            tuple(
-                FieldLayout(f"f{i}", int(offsets[i]), size, i, 1, None, None) for i, size in enumerate(sizes)
-            )
-        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,7 +39,8 @@ from recap_ctr.data.source import Block, FileSource, Source
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.progress import meter
 from recap_ctr.schema import Field, Schema
-from recap_ctr.storage.files import atomic_directory, atomic_file, fingerprint, sha256, write_json
+from recap_ctr.storage.files import atomic_directory, atomic_file, write_json
+from recap_ctr.storage.hashes import fingerprint, sha256
 
 SPOOL_ROWS = 1 << 17
 QUANTILE_ROWS = 1 << 20

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from recap_ctr.data.encode import FieldLayout, Ints
+from recap_ctr.data.encode import Ints
+from recap_ctr.data.layout import FieldLayout
 from recap_ctr.data.shards import PreparedData, Shard
 
 ROWS = 1_000_000  # of each split, evenly spaced: enough for figures with two digits

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recap_ctr.data.encode import Encoder, Floats, Ints, Layout
+from recap_ctr.data.encode import Encoder, Floats, Ints
+from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Schema, read_schema
-from recap_ctr.storage.files import read_json, sha256, write_json
+from recap_ctr.storage.files import read_json, write_json
+from recap_ctr.storage.hashes import sha256
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -23,7 +23,7 @@ import polars as pl
 import zstandard
 
 from recap_ctr.errors import InputError
-from recap_ctr.storage.files import sha256
+from recap_ctr.storage.hashes import sha256
 
 BLOCK_BYTES = 16 << 20
 BLOCK_ROWS = 1 << 17

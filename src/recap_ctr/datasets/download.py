@@ -13,7 +13,8 @@ from urllib.request import Request, urlopen
 
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.progress import meter
-from recap_ctr.storage.files import atomic_file, locked
+from recap_ctr.storage.files import atomic_file
+from recap_ctr.storage.locks import locked
 
 TIMEOUT_SECONDS = 30
 CHUNK = 1 << 16

@@ -93,21 +93,6 @@ def _number(value: object) -> float:
     return float(value)
 
 
-def negative_rate_shift(rate: float) -> float:
-    """What to add to logits of a model whose negatives were kept with probability `rate`: log(rate).
-
-    Keeping fewer negatives multiplies the odds by 1 / rate; this takes it back: p = q / (q + (1 - q) / rate).
-
-    >>> negative_rate_shift(1.0)
-    0.0
-    """
-    if not 0 < rate <= 1:
-        raise InputError(
-            f"negative rate {rate} is not in (0, 1]", fix="give the share of negatives that was kept"
-        )
-    return math.log(rate)
-
-
 def fit_isotonic(
     labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None
 ) -> IsotonicCalibration:

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recap_ctr.data.shards import Shard
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
-from recap_ctr.evaluation.calibrate import Calibration, negative_rate_shift
+from recap_ctr.evaluation.calibrate import Calibration
 
 Array = npt.NDArray[Any]
 
@@ -60,20 +59,3 @@ def evaluate(
             table = metrics.reliability_table(labels, metrics.sigmoid(scores), weights)
             result[name] = [asdict(row) for row in table]
     return result
-
-
-def sampling_weights(shard: Shard, negative_rate: float) -> Array | None:
-    """Row weights that undo the sampling of negatives: each kept one stands for 1 / rate."""
-    return weigh(shard.labels, shard.weights, negative_rate)
-
-
-def undo_sampling(logits: Array, shard: Shard, negative_rate: float) -> tuple[Array, Array | None]:
-    """Logits and weights of the whole log, of which `shard` has all clicks and some negatives: they go together."""
-    return logits + negative_rate_shift(negative_rate), sampling_weights(shard, negative_rate)
-
-
-def weigh(labels: Array, weights: Array | None, negative_rate: float) -> Array | None:
-    if negative_rate == 1.0:
-        return weights
-    undone = np.where(labels == 1, 1.0, 1.0 / negative_rate)
-    return undone if weights is None else undone * weights

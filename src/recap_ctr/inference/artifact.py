@@ -23,7 +23,9 @@ from recap_ctr.evaluation.metrics import auc, logloss
 from recap_ctr.models.catalogue import short_name
 from recap_ctr.schema import Field, read_schema
 from recap_ctr.storage.arrays import Array, save_arrays
-from recap_ctr.storage.files import INPUTS, atomic_directory, atomic_file, fingerprint, sha256
+from recap_ctr.storage.claims import INPUTS
+from recap_ctr.storage.files import atomic_directory, atomic_file
+from recap_ctr.storage.hashes import fingerprint, sha256
 
 FORMAT = 1
 MANIFEST, WEIGHTS, SCHEMA, CARD = "manifest.json", "model.safetensors", "schema.toml", "MODEL_CARD.md"

@@ -23,14 +23,15 @@ from recap_ctr.data.encode import Encoded, random_rows
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.calibrate import AffineCalibration
-from recap_ctr.evaluation.evaluate import sampling_weights
+from recap_ctr.evaluation.sampling import sampling_weights
 from recap_ctr.inference.artifact import Exported, Setting, add_graphs, read_artifact, setting_quality
 from recap_ctr.inference.onnx_backend import IDS, OUTPUTS, VALUES, open_session, run
 from recap_ctr.inference.quantise import quantise
 from recap_ctr.inference.scorer import EVAL_ROWS
 from recap_ctr.inference.torch_backend import Eager, PackedModel, with_model
 from recap_ctr.jobs.progress import say
-from recap_ctr.nn.embedding import Inputs, Table
+from recap_ctr.nn.embedding import Table
+from recap_ctr.nn.interface import Inputs
 from recap_ctr.storage.arrays import Array
 
 OPSET = 20

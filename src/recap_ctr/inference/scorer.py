@@ -19,8 +19,9 @@ from recap_ctr.data.prepare import labels, weights
 from recap_ctr.data.sink import Sink
 from recap_ctr.data.source import Block, FileSource, Names, Source
 from recap_ctr.errors import InputError
-from recap_ctr.evaluation.evaluate import evaluate, weigh
+from recap_ctr.evaluation.evaluate import evaluate
 from recap_ctr.evaluation.metrics import sigmoid
+from recap_ctr.evaluation.sampling import weigh_negatives
 from recap_ctr.inference.artifact import Artifact, read_artifact
 from recap_ctr.inference.artifact import Setting as Setting
 from recap_ctr.inference.onnx_backend import Graphs
@@ -295,7 +296,7 @@ def evaluate_rows(
         label,
         np.concatenate(found_logits),
         scorer.engine.calibration,
-        weights=weigh(label, row_weights, negative_rate),
+        weights=weigh_negatives(label, row_weights, negative_rate),
         groups=groups,
         reliability=True,
     )

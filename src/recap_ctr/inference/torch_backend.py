@@ -18,7 +18,7 @@ from recap_ctr.inference.artifact import WEIGHTS, Artifact, Setting, misfit, rea
 from recap_ctr.jobs.machine import num_cores
 from recap_ctr.models.catalogue import build, count_parameters, parse_model
 from recap_ctr.models.recap import Recap, Route
-from recap_ctr.nn.embedding import Inputs
+from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.weights import load_tensors, to_arrays
 from recap_ctr.plugins import is_dotted
 from recap_ctr.storage.arrays import Array

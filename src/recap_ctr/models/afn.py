@@ -9,10 +9,10 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from recap_ctr.data.encode import Layout
-from recap_ctr.nn.embedding import Embedding, Inputs
+from recap_ctr.data.layout import Layout
+from recap_ctr.nn.embedding import Embedding
 from recap_ctr.nn.initial import linear
-from recap_ctr.nn.losses import Output
+from recap_ctr.nn.interface import Inputs, Output
 from recap_ctr.nn.mlp import DeepConfig, DeepHead
 from recap_ctr.nn.norms import BatchNorm
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from recap_ctr.config import Frozen, parse
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
 from recap_ctr.plugins import is_dotted, load
 

@@ -4,9 +4,9 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from recap_ctr.data.encode import Layout
-from recap_ctr.nn.embedding import Embedding, Inputs
-from recap_ctr.nn.losses import Output
+from recap_ctr.data.layout import Layout
+from recap_ctr.nn.embedding import Embedding
+from recap_ctr.nn.interface import Inputs, Output
 from recap_ctr.nn.mlp import DeepConfig, DeepHead
 
 

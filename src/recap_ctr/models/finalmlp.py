@@ -12,11 +12,11 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from recap_ctr.config import Frozen
-from recap_ctr.data.encode import FieldLayout, Layout
+from recap_ctr.data.layout import FieldLayout, Layout
 from recap_ctr.errors import InputError
-from recap_ctr.nn.embedding import Embedding, Inputs
+from recap_ctr.nn.embedding import Embedding
 from recap_ctr.nn.initial import linear, normal_
-from recap_ctr.nn.losses import Output
+from recap_ctr.nn.interface import Inputs, Output
 from recap_ctr.nn.mlp import MLP
 
 

@@ -5,9 +5,8 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from recap_ctr.config import Frozen
-from recap_ctr.data.encode import Layout
-from recap_ctr.nn.embedding import Inputs
-from recap_ctr.nn.losses import Output
+from recap_ctr.data.layout import Layout
+from recap_ctr.nn.interface import Inputs, Output
 from recap_ctr.nn.mlp import Wide
 
 

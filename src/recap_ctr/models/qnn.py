@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recap_ctr.config import Frozen
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.nn.dropout import Dropout
-from recap_ctr.nn.embedding import Embedding, Inputs
+from recap_ctr.nn.embedding import Embedding
 from recap_ctr.nn.initial import linear
-from recap_ctr.nn.losses import Output
+from recap_ctr.nn.interface import Inputs, Output
 from recap_ctr.nn.norms import BatchNorm
 
 

@@ -9,15 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.nn.initial import normal_
-
-
-class Inputs(NamedTuple):
-    """What a model sees of a batch."""
-
-    ids_BW: Tensor
-    values_BN: Tensor
+from recap_ctr.nn.interface import Inputs
 
 
 class RowGradient(NamedTuple):

@@ -1,18 +1,12 @@
 """Training losses, by the name a model's config gives. Batch means, weighted by the rows' weights."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-
-class Output(NamedTuple):
-    """What a model returns: the logit, and whatever else its own loss needs."""
-
-    logit_B: Tensor
-    aux: dict[str, Tensor]
+from recap_ctr.nn.interface import Output
 
 
 def bce(logit_B: Tensor, target_B: Tensor, weight_B: Tensor | None) -> Tensor:

@@ -10,8 +10,7 @@ from recap_ctr.axes.logits import LogitTable
 from recap_ctr.axes.predict import write_logits
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, Diagnosis, diagnose, findings
-from recap_ctr.evaluation.calibrate import negative_rate_shift
-from recap_ctr.evaluation.evaluate import sampling_weights
+from recap_ctr.evaluation.sampling import negative_rate_shift, sampling_weights
 from recap_ctr.jobs import machine as environment
 from recap_ctr.jobs.local import Job, run_jobs
 from recap_ctr.models.catalogue import model_class, short_name

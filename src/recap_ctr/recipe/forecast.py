@@ -28,7 +28,7 @@ from recap_ctr.data.shards import Shard
 from recap_ctr.diagnose import Cube, Curve, Estimate, curve
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
-from recap_ctr.evaluation.evaluate import undo_sampling
+from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.inference.costs import scoring_seconds
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.jobs import machine as environment

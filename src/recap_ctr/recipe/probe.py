@@ -41,7 +41,9 @@ from recap_ctr.jobs import machine as environment
 from recap_ctr.jobs.local import Job, run_jobs
 from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import parse_model
-from recap_ctr.storage.files import claim, locked, read_json, write_json
+from recap_ctr.storage.claims import claim
+from recap_ctr.storage.files import read_json, write_json
+from recap_ctr.storage.locks import locked
 from recap_ctr.training.loop import train as fit_weights
 
 RESULT, VALID = "probe.json", "valid"

@@ -23,15 +23,18 @@ from recap_ctr.data.quality import field_quality
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, curve
 from recap_ctr.errors import InputError
-from recap_ctr.evaluation.calibrate import fitting, negative_rate_shift
-from recap_ctr.evaluation.evaluate import evaluate, sampling_weights, undo_sampling
+from recap_ctr.evaluation.calibrate import fitting
+from recap_ctr.evaluation.evaluate import evaluate
+from recap_ctr.evaluation.sampling import negative_rate_shift, sampling_weights, undo_sampling
 from recap_ctr.inference.artifact import is_same_model
 from recap_ctr.jobs import machine as environment
 from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import parse_model, short_name
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe.probe import FURTHER, Arm, Found, ProbeConfig, probe
-from recap_ctr.storage.files import atomic_directory, fingerprint, locked, read_json, write_json
+from recap_ctr.storage.files import atomic_directory, read_json, write_json
+from recap_ctr.storage.hashes import fingerprint
+from recap_ctr.storage.locks import locked
 from recap_ctr.training.run import (
     ARTIFACT,
     REPORT,

@@ -38,7 +38,10 @@ from recap_ctr.jobs.progress import meter, say
 from recap_ctr.models.catalogue import build, count_parameters, parse_model
 from recap_ctr.nn.weights import load_tensors
 from recap_ctr.recipe.spaces import Choices, Range, Space, check_space, parse_space, plain
-from recap_ctr.storage.files import atomic_file, claim, fingerprint, locked, read_json, write_json
+from recap_ctr.storage.claims import claim
+from recap_ctr.storage.files import atomic_file, read_json, write_json
+from recap_ctr.storage.hashes import fingerprint
+from recap_ctr.storage.locks import locked
 from recap_ctr.training.loop import BEST, Epoch, derive_seed, train
 from recap_ctr.training.optimizer import DIVERGED
 from recap_ctr.training.run import RunConfig

@@ -21,7 +21,7 @@ from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.engine import Engine, Setting
 from recap_ctr.serve.problem import Problem
 from recap_ctr.serve.scheduler import Costs, measure
-from recap_ctr.storage.files import fingerprint
+from recap_ctr.storage.hashes import fingerprint
 
 PROBE_ROWS = 32
 CARD = "MODEL_CARD.md"

@@ -1,8 +1,6 @@
 """Files that are whole or absent: written beside their place, synced to disk, then renamed into it."""
 
 import ctypes
-import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -12,18 +10,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from recap_ctr.errors import InputError
+from recap_ctr.storage.locks import locked
 
-_CHUNK = 1 << 20
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def sync_directory(path: Path) -> None:
     """Make the names inside `path` survive a power cut, not only the bytes behind them."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    if os.name != "nt":  # Windows can't open a directory, and needs no such call
+        _sync(path)
 
 
 @contextmanager
@@ -57,36 +52,6 @@ def read_json(path: Path) -> Any:
         ) from None
 
 
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def fingerprint(value: object) -> str:
-    """A short name for any JSON value: equal values, and only they, share it."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-@contextmanager
-def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold `directory` against a second process that would write the same output, or take turns with it."""
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise InputError(
-                f"another process is writing {directory}", fix="wait for it, or choose another --out"
-            ) from None
-        yield
-    finally:
-        os.close(fd)
-
-
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty directory that takes the place of `path` when the block ends without an error.
@@ -103,10 +68,10 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     partial.mkdir(exist_ok=True)
     with locked(partial):
         try:
-            _empty(partial)
+            empty_directory(partial)
             yield partial
-            for file in sorted(partial.rglob("*")):
-                _sync(file)
+            for entry in sorted(partial.rglob("*")):
+                sync_directory(entry) if entry.is_dir() else _sync(entry)
             sync_directory(partial)
             if path.exists():
                 _exchange(partial, path)
@@ -117,13 +82,13 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _empty(directory: Path, last: str = "") -> None:
+def empty_directory(directory: Path, last: str = "") -> None:
     for entry in sorted(directory.iterdir(), key=lambda entry: entry.name == last):
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
+    fd = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
@@ -131,8 +96,8 @@ def _sync(path: Path) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if hasattr(libc, "renameat2"):
+    libc = None if os.name == "nt" else ctypes.CDLL(None, use_errno=True)
+    if libc is not None and hasattr(libc, "renameat2"):
         names = os.fsencode(new), os.fsencode(old)
         if libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
             return
@@ -142,71 +107,3 @@ def _exchange(new: Path, old: Path) -> None:
     old.rename(aside)
     new.rename(old)
     shutil.rmtree(aside)
-
-
-INPUTS = "inputs.json"
-
-
-def claim(out: Path, inputs: dict[str, Any], *, finished: str, force: bool) -> bool:
-    """Take the directory `out` for work on `inputs`; true if that work stands finished there already.
-
-    Unfinished work on the same inputs is left in place, to be resumed. Finished work, or work on other inputs, is
-    replaced only with `force`, and a directory that isn't ours never is.
-    """
-    if out.is_dir() and any(entry.name != f".{INPUTS}.partial" for entry in out.iterdir()):
-        if not (out / INPUTS).is_file():
-            raise InputError(f"{out} exists and holds something else", fix="choose another --out")
-        known = read_json(out / INPUTS)
-        if known == inputs and not (force and (out / finished).is_file()):
-            return (out / finished).is_file()
-        if not force:
-            changed = sorted(key for key in {*known, *inputs} if known.get(key) != inputs.get(key))
-            raise InputError(
-                f"{out} belongs to other inputs (changed: {', '.join(changed)})",
-                fix="choose another --out, or replace it with --force",
-            )
-        with locked(out):
-            _empty(out, last=INPUTS)  # until the end the directory is known as ours
-    elif out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file", fix="choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / INPUTS, inputs)
-    return False
-
-
-def take(out: Path, mark: str) -> None:
-    """Take the directory `out` for work whose parts are named after their inputs, so that none replaces another.
-
-    `mark` is the file that says so; a directory with something in it but no mark isn't ours.
-    """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file", fix="choose another --out")
-    if out.is_dir() and any(out.iterdir()) and not (out / mark).is_file():
-        raise InputError(f"{out} exists and holds something else", fix="choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    if not (out / mark).is_file():
-        write_json(out / mark, {"kind": mark.removesuffix(".json")})
-
-
-def is_made(out: Path, inputs: dict[str, Any] | None, *, force: bool) -> bool:
-    """Whether the output `out` was made from just these inputs; made from others, it is replaced only with `force`.
-
-    A file has no room for its inputs, so their fingerprint stands beside it (`record`). None, as of a pipe, equals
-    nothing.
-    """
-    if not out.exists() or force:
-        _record_of(out).unlink(missing_ok=True)
-        return False
-    if inputs is not None and _record_of(out).is_file() and read_json(_record_of(out)) == fingerprint(inputs):
-        return True
-    raise InputError(f"{out} exists", fix="choose another --out, or replace it with --force")
-
-
-def record(out: Path, inputs: dict[str, Any] | None) -> None:
-    """Say beside a finished output what it was made from."""
-    if inputs is not None:
-        write_json(_record_of(out), fingerprint(inputs))
-
-
-def _record_of(out: Path) -> Path:
-    return out.with_name(f".{out.name}.{INPUTS}")

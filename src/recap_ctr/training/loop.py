@@ -26,7 +26,7 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.jobs.machine import keep_freed_memory
 from recap_ctr.jobs.progress import meter, say
 from recap_ctr.models.catalogue import build
-from recap_ctr.nn.embedding import Inputs
+from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.losses import LOSSES, distillation
 from recap_ctr.nn.weights import load_tensors, save_tensors
 from recap_ctr.training.optimizer import DIVERGED, Update

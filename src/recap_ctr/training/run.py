@@ -22,13 +22,14 @@ from recap_ctr.axes.predict import predict, predict_routes, write_logits
 from recap_ctr.axes.routes import Routed, greedy_choice, late_routes, random_routes
 from recap_ctr.axes.teachers import teacher_targets
 from recap_ctr.config import Frozen, TrainConfig, parse, read_toml
-from recap_ctr.data.encode import Layout
+from recap_ctr.data.layout import Layout
 from recap_ctr.data.quality import field_quality
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
-from recap_ctr.evaluation.calibrate import Calibration, fitting, negative_rate_shift
-from recap_ctr.evaluation.evaluate import evaluate, undo_sampling
+from recap_ctr.evaluation.calibrate import Calibration, fitting
+from recap_ctr.evaluation.evaluate import evaluate
+from recap_ctr.evaluation.sampling import negative_rate_shift, undo_sampling
 from recap_ctr.inference.artifact import MANIFEST, dial_settings, setting_quality, write_artifact
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.jobs import machine as environment
@@ -37,7 +38,9 @@ from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import build, count_parameters, parse_model
 from recap_ctr.models.recap import Recap, RecapConfig, Route
 from recap_ctr.nn.weights import load_tensors, to_arrays
-from recap_ctr.storage.files import atomic_file, claim, locked, read_json, write_json
+from recap_ctr.storage.claims import claim
+from recap_ctr.storage.files import atomic_file, read_json, write_json
+from recap_ctr.storage.locks import locked
 from recap_ctr.training.loop import Epoch, Trainer, checkpoints, train
 
 WIDE = 256  # numbers a row, from which on a step's matrix products are worth dividing

@@ -1,0 +1,53 @@
+"""Where each field stands in the table of vectors and in the matrix of ids: all that a model knows of the data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class FieldLayout:
+    """Where a field stands: its rows in the table and its columns in the id matrix."""
+
+    name: str
+    offset: int
+    size: int
+    start: int
+    width: int
+    pooling: str | None
+    value_column: int | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a model must know of the data: sizes and positions, no values."""
+
+    fields: tuple[FieldLayout, ...]
+
+    @property
+    def num_fields(self) -> int:
+        return len(self.fields)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a table over all fields: the sum of the vocabulary sizes."""
+        return sum(field.size for field in self.fields)
+
+    @property
+    def num_columns(self) -> int:
+        return sum(field.width for field in self.fields)
+
+    @property
+    def num_values(self) -> int:
+        return sum(field.value_column is not None for field in self.fields)
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[int]) -> "Layout":
+        """The layout of plain categorical fields with the given vocabulary sizes (PAD and OOV included)."""
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        return cls(
+            tuple(
+                FieldLayout(f"f{i}", int(offsets[i]), size, i, 1, None, None) for i, size in enumerate(sizes)
+            )
+        )
