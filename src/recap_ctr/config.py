@@ -1,4 +1,4 @@
-"""Settings as frozen, strict records, read from TOML and written back to it."""
+"""Settings and results as frozen records: settings are read strictly from TOML, results leniently from JSON."""
 
 import tomllib
 from pathlib import Path
@@ -27,37 +27,48 @@ WARMUP = 9.0
 
 
 class Frozen(BaseModel):
-    """A record that can't change and knows every name in it: a mistyped setting is an error, never ignored."""
+    """A record of settings that can't change. A mistyped name in it is an error, never ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def to_toml(self) -> str:
+        """Return the settings that differ from their defaults as TOML."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True, exclude_defaults=True))
 
 
+class Record(BaseModel):
+    """A record of results that can't change. It reads files of older and newer versions alike.
+
+    Fields that a file does not have keep their defaults, fields that this version does not know are ignored, and
+    `to_json` writes only the fields that were set, so that an old file is written back as it was.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain JSON values."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
 def parse(kind: type[F], values: Any, origin: str) -> F:
-    """Validate `values` as `kind`; the message names the setting, what it was, and where it came from."""
+    """Validate `values` as `kind`; the error names the setting, its value, and `origin`, where it came from."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"]) or kind.__name__
-        given = (
-            ""
-            if first["type"] in ("missing", "extra_forbidden") or not first["loc"]
-            else f" (given: {first['input']!r})"
-        )
+        has_value = first["type"] not in ("missing", "extra_forbidden") and first["loc"]
+        value = f" (value: {first['input']!r})" if has_value else ""
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
-            message = (
-                f"unknown setting; known are {', '.join(kind.model_fields)}"
-                if len(first["loc"]) == 1
-                else "unknown setting"
-            )
-        raise InputError(f"{origin}: {name}: {message}{given}") from None
+            message = "unknown setting"
+            if len(first["loc"]) == 1:
+                message += f"; choose from {', '.join(kind.model_fields)}"
+        raise InputError(f"{origin}: {name}: {message}{value}") from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file."""
     if not path.is_file():
         raise InputError(f"no file {path}")
     try:
@@ -67,19 +78,19 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _none_for_zero(value: Any) -> Any:
-    """TOML has no null, and an average with β = 0 is the last weights."""
+    """Return None for 0: TOML has no null, and an average with β = 0 is the last weights."""
     return None if value == 0 and not isinstance(value, bool) else value
 
 
 class TrainConfig(Frozen):
-    """How a model is trained; the defaults are the published protocol (FuxiCTR's, as FCN used it)."""
+    """How a model is trained. The defaults are the published protocol: FuxiCTR's, as FCN used it."""
 
     batch_size: PositiveInt = 4096
     learning_rate: PositiveFloat = 1e-3
     l2: NonNegativeFloat = 1e-5
     """Strength of the embedding regulariser, l2/2 · ||table||²."""
     net_l2: NonNegativeFloat = 0.0
-    """The same for all other weights; hardly any published run has it."""
+    """Strength of the same regulariser for all other weights; hardly any published run uses it."""
     clip: PositiveFloat = 10.0
     """Largest global gradient norm."""
     update: Literal["exact", "fast"] = "exact"
@@ -93,9 +104,9 @@ class TrainConfig(Frozen):
     ema: Annotated[float | None, BeforeValidator(_none_for_zero)] = Field(None, gt=0, lt=1)
     """β of Eq. 10; the averaged weights are then what is validated, selected and shipped. 0: no average."""
     ema_epochs: tuple[PositiveFloat, ...] = ()
-    """Horizons of such averages in epochs, instead of β; each is kept, and the best on validation selected."""
+    """Horizons of such averages in epochs, instead of β. All are kept; validation selects the best."""
     ema_warmup: PositiveFloat = WARMUP
-    """While training is young, an average spans one part in so many of the steps so far, however long its horizon."""
+    """Early in training an average spans at most this fraction, 1 / ema_warmup, of the steps so far."""
     checkpoints: NonNegativeInt = 0
     """Keep the raw weights of this many last epochs: estimators of the trajectory axis."""
     kd_weight: NonNegativeFloat = 1.0
@@ -107,16 +118,19 @@ class TrainConfig(Frozen):
         if self.schedule == "plateau" and self.plateau_factor >= 1:
             raise ValueError("plateau_factor must be below 1")
         if self.ema is not None and self.ema_epochs:
-            raise ValueError("give the horizon of the average as ema or as ema_epochs, not as both")
+            raise ValueError("set the horizon of the average as ema or as ema_epochs, not as both")
         return self
 
     @model_serializer(mode="wrap")
-    def _plain(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what came later and is as ever: runs are named after their settings, and older ones knew no other."""
+    def _without_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Drop settings that are newer than the run directories named after these values, if they are at their default.
+
+        A run's directory is named after its settings, so a new setting must not rename the runs of before.
+        """
         later = {"ema_warmup": WARMUP, "net_l2": 0.0}
         return {key: value for key, value in dump(self).items() if later.get(key, ...) != value}
 
     def with_horizons(self, factor: float) -> Self:
-        """Averages that span so much more of the run, in its first epochs as well."""
+        """Return the config with averages that span `factor` times as much of the run, from its first epochs on."""
         longer = {"ema_epochs": tuple(factor * epochs for epochs in self.ema_epochs)}
         return self.model_copy(update={**longer, "ema_warmup": self.ema_warmup / factor})

@@ -1,4 +1,4 @@
-"""Models, data sets and search spaces from outside this package, by dotted name: package.module:Name."""
+"""Objects found by their dotted name, package.module:Name, such as models and data sets outside this package."""
 
 import re
 from importlib import import_module
@@ -8,7 +8,7 @@ from recap_ctr.errors import InputError
 
 
 def is_dotted(name: str) -> bool:
-    """Whether a name is such a one; no name of our own has a colon.
+    """Return whether `name` is a dotted name; none of our short names has a colon.
 
     >>> is_dotted("my_ctr.nets:Pairs"), is_dotted("wide-deep")
     (True, False)
@@ -17,17 +17,28 @@ def is_dotted(name: str) -> bool:
 
 
 def load(name: str, what: str) -> Any:
-    """The object of that name; what its module raises on import, other than that it isn't there, is left to speak."""
+    """Import the user's object with the dotted name `name`; `what` is the word for it in messages.
+
+    Raises InputError if the name is malformed or the object doesn't exist. Any other error that its module raises
+    on import is passed on.
+    """
     if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
-        raise InputError(f"{name!r} is no name of a {what}", fix="write it as package.module:Name")
-    module, _, attribute = name.partition(":")
+        raise InputError(f"{name!r} is not the name of a {what}", fix="write it as package.module:Name")
+    module_name, _, attribute = name.partition(":")
     try:
-        found = import_module(module)
+        module = import_module(module_name)
     except ImportError as error:
+        package = module_name.partition(".")[0]
         raise InputError(
-            f"{what} {name!r}: {module} can't be imported: {error}",
-            fix=f"put the directory that holds {module.partition('.')[0]} on PYTHONPATH, or install it",
+            f"{what} {name!r}: {module_name} can't be imported: {error}",
+            fix=f"put the directory that holds {package} on PYTHONPATH, or install it",
         ) from error
-    if not hasattr(found, attribute):
-        raise InputError(f"{what} {name!r}: {module} has no {attribute}")
-    return getattr(found, attribute)
+    if not hasattr(module, attribute):
+        raise InputError(f"{what} {name!r}: {module_name} has no {attribute}")
+    return getattr(module, attribute)
+
+
+def resolve(name: str) -> Any:
+    """Return the object with the dotted name `name`, which our own code wrote and which must exist."""
+    module_name, _, attribute = name.partition(":")
+    return getattr(import_module(module_name), attribute)

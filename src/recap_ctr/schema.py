@@ -1,9 +1,9 @@
-"""The contract between a raw table and everything after it: which column is what."""
+"""The contract between a raw table and everything after it: the role of each column."""
 
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field as Setting
+from pydantic import Field as Constraint
 from pydantic import PositiveInt, model_validator
 
 from recap_ctr.config import Frozen, parse, read_toml
@@ -19,27 +19,32 @@ class Field(Frozen):
     - `numeric`: `value` (standardised, times a learnt vector), or cut into categories: `log-square`
       (⌊ln² x⌋ above 2, as in Criteo_x4) or `quantiles` of the training rows.
 
-    Missing is null, the empty string, NaN, and whatever `missing` lists.
+    A value is missing if it is null, the empty string, NaN, or listed in `missing`.
     """
 
-    name: str = Setting(min_length=1, max_length=MAX_NAME)
+    name: str = Constraint(min_length=1, max_length=MAX_NAME)
     kind: Literal["categorical", "multi", "numeric"]
     min_count: PositiveInt = 1
-    """A value is kept when it occurs at least this often in the training rows; rarer ones share one vector."""
-    hash_buckets: int | None = Setting(None, ge=2, lt=2**31 - 2)
+    """Keep a value that occurs at least this often in the training rows; rarer ones share one vector."""
+    hash_buckets: int | None = Constraint(None, ge=2, lt=2**31 - 2)
     """Hash values into this many buckets and keep no raw values."""
-    separator: str = Setting(" ", min_length=1)
+    separator: str = Constraint(" ", min_length=1)
+    """What joins the values of a multi field in a text cell."""
     max_len: PositiveInt = 5
+    """How many values of a multi field are kept in a row, from the first."""
     pooling: Literal["mean", "sum"] = "mean"
+    """How the vectors of a multi field are pooled."""
     transform: Literal["value", "log-square", "quantiles"] = "value"
-    num_buckets: int = Setting(64, ge=2, le=65_536)
+    """What becomes of a number."""
+    num_buckets: int = Constraint(64, ge=2, le=65_536)
+    """Into how many quantiles numbers are cut."""
     missing: tuple[str, ...] = ()
+    """Values that mean a missing value, such as "NA" or "-1"."""
 
     @model_validator(mode="after")
-    def _only_what_applies(self) -> Self:
+    def _check(self) -> Self:
         numeric, multi = self.kind == "numeric", self.kind == "multi"
-        given = self.model_fields_set
-        for setting, applies, where in (
+        for option, applies, where in (
             ("separator", multi, "multi fields"),
             ("max_len", multi, "multi fields"),
             ("pooling", multi, "multi fields"),
@@ -52,8 +57,8 @@ class Field(Frozen):
             ("hash_buckets", not numeric, "categorical and multi fields"),
             ("min_count", not (numeric and self.transform == "value"), "fields with a vocabulary"),
         ):
-            if setting in given and getattr(self, setting) is not None and not applies:
-                raise ValueError(f"field {self.name!r}: {setting} applies to {where} only")
+            if option in self.model_fields_set and getattr(self, option) is not None and not applies:
+                raise ValueError(f"field {self.name!r}: {option} applies to {where} only")
         if self.hash_buckets is not None and self.min_count > 1:
             raise ValueError(f"field {self.name!r}: hashed values are not counted, so min_count can't apply")
         return self
@@ -65,29 +70,29 @@ class Field(Frozen):
 
     @property
     def width(self) -> int:
-        """How many id columns the field takes in a row."""
+        """How many id columns the field takes."""
         return self.max_len if self.kind == "multi" else 1
 
 
 class Schema(Frozen):
-    """All columns that matter: the label, the fields in order, and the columns with a role of their own."""
+    """All columns that matter: the label, the fields in order, and the columns with another role."""
 
     format: Literal[1] = 1
-    label: str = Setting(min_length=1, max_length=MAX_NAME)
+    label: str = Constraint(min_length=1, max_length=MAX_NAME)
     row_id: str | None = None
-    """Identifies a row; copied to outputs, never a feature."""
+    """The column that identifies a row; it is copied to outputs and never a feature."""
     group: str | None = None
-    """For per-group AUC, such as the user or the query."""
+    """The column to average AUC over, such as the user or the query."""
     time: str | None = None
-    """For splits in time order; not a feature."""
+    """The column for splits in time order; not a feature unless it is also listed as a field."""
     weight: str | None = None
-    """Row weights: they multiply loss and metrics."""
+    """The column of row weights, which multiply loss and metrics."""
     columns: tuple[str, ...] | None = None
-    """Column names, for files without a header line."""
-    fields: tuple[Field, ...] = Setting(min_length=1)
+    """The names of all columns, for files without a header line."""
+    fields: tuple[Field, ...] = Constraint(min_length=1)
 
     @model_validator(mode="after")
-    def _names_are_consistent(self) -> Self:
+    def _check(self) -> Self:
         names = [field.name for field in self.fields]
         for name in names:
             if names.count(name) > 1:
@@ -105,11 +110,12 @@ class Schema(Frozen):
 
     @property
     def roles(self) -> dict[str, str]:
-        """Role -> column, for the roles that are filled."""
+        """The column of each role that has one."""
         pairs = ((role, getattr(self, role)) for role in ("label", "row_id", "group", "time", "weight"))
         return {role: name for role, name in pairs if name is not None}
 
     def to_toml(self) -> str:
+        """Return the schema as TOML, without what is at its default."""
         return f"format = {self.format}\n" + super().to_toml()
 
 

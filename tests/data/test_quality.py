@@ -4,18 +4,19 @@ import numpy as np
 import polars as pl
 import pytest
 
-from recap_ctr.data.prepare import Preparation, Split, prepare
+from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.quality import field_quality
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
+from recap_ctr.data.split import Split
 from recap_ctr.schema import Field, Schema
 
 
 def test_quality_is_what_counting_gives(prepared: PreparedData) -> None:
-    found = {one["name"]: one for one in field_quality(prepared)}
-    assert list(found) == [field.name for field in prepared.layout.fields]
+    qualities = {quality.name: quality for quality in field_quality(prepared)}
+    assert list(qualities) == [field.name for field in prepared.layout.fields]
     for field in prepared.layout.fields:
-        one = found[field.name]
+        quality = qualities[field.name]
         columns = slice(field.start, field.start + field.width)
         shares = {}
         for split in ("train", "test"):
@@ -27,12 +28,12 @@ def test_quality_is_what_counting_gives(prepared: PreparedData) -> None:
             abs(shares["train"].get(value, 0.0) - shares["test"].get(value, 0.0))
             for value in set(shares["train"]) | set(shares["test"])
         )
-        assert one["drift"]["test"] == pytest.approx(drift / 2)
-        assert one["oov"]["test"] == pytest.approx(shares["test"].get(field.offset + field.size - 1, 0.0))
-        assert 0 <= one["drift"]["valid"] <= 1
+        assert quality.drift["test"] == pytest.approx(drift / 2)
+        assert quality.oov["test"] == pytest.approx(shares["test"].get(field.offset + field.size - 1, 0.0))
+        assert 0 <= quality.drift["valid"] <= 1
 
 
-def test_padding_is_no_known_value(tmp_path: Path) -> None:
+def test_padding_does_not_count(tmp_path: Path) -> None:
     rows = pl.DataFrame(
         {
             "click": [0, 1] * 3,
@@ -43,5 +44,5 @@ def test_padding_is_no_known_value(tmp_path: Path) -> None:
     schema = Schema(label="click", fields=(Field(name="tags", kind="multi", max_len=5),))
     split = Split(kind="column", column="of")
     data, _ = prepare(Preparation(schema, {"all": FrameSource(rows)}, split), tmp_path / "out", quiet=True)
-    (found,) = field_quality(data)
-    assert found["oov"] == {"train": 0.0, "valid": pytest.approx(2 / 3), "test": 0.0}
+    (quality,) = field_quality(data)
+    assert quality.oov == {"train": 0.0, "valid": pytest.approx(2 / 3), "test": 0.0}

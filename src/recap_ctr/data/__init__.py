@@ -1,0 +1,1 @@
+"""A raw table becomes shards of encoded rows."""

@@ -1,47 +1,34 @@
 """A first schema for a table that nobody has described: every choice with its reason, to be read and corrected.
 
-Text files hold everything as text, so what a column is follows from its values, not from its type. Memory holds the
+Text files hold everything as text, so a column's role follows from its values, not from its type. Memory holds the
 distinct values of each column, up to a limit.
 """
 
 import math
-import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import polars as pl
 import tomli_w
 
 from recap_ctr.config import parse
-from recap_ctr.data.encode import NO_CATEGORIES, as_text, column
-from recap_ctr.data.prepare import labels, times
+from recap_ctr.data.roles import read_labels, read_times
 from recap_ctr.data.source import Block, Source
+from recap_ctr.data.summary import ColumnSummary
 from recap_ctr.errors import InputError
 from recap_ctr.schema import MAX_NAME, Field, Schema
 
-MAX_VALUES = 2_000_000
 PIECE_VALUES = 100_000
-FEW = 20
-CODES = 1_000
+FEW_VALUES = 20
+MAX_CODES = 1_000
 MAX_PIECES = 20
 ROW_ID_ROWS, ROW_ID_SHARE = 100, 0.995
-CHANCE = 1e-9
-NO_VALUE = {
-    *("na", "n/a", "#n/a", "null", "nil", "none", "undefined", "unknown", "missing"),
-    *("\\n", "?", "-", "--"),
-}
-ID_WORDS = {
-    *("id", "ids", "uid", "gid", "pid", "uuid", "guid", "hash", "md5", "code", "key", "token", "ip", "url"),
-    *("zip", "zipcode", "postcode", "postal", "isbn", "sku", "asin"),
-}
-ID_ENDINGS = re.compile(
-    r"(?:user|item|movie|song|ad|app|site|device|product|session|campaign|query|page|shop)id"
-)
+COINCIDENCE = 1e-9  # a column that gives the label away by chance is less probable than this
 WEIGHT_NAMES = {"weight", "weights", "sample_weight", "sampleweight", "row_weight"}
-WEIGHT = "left out: weight"
+LEFT_OUT = "left out: "
+WEIGHT = f"{LEFT_OUT}weight"
 TIME_WORDS = {"time", "timestamp", "ts", "date", "datetime"}
 TIME_HINTS = {"dt", "hour", "day", "created", "at", "stamp", "when"}  # these need values that look like dates
 ISO_DATE = (
@@ -73,250 +60,118 @@ class Inferred:
     rows: int
 
     def to_toml(self) -> str:
-        """The schema as a file to read: above each setting stands its reason."""
-        found = {finding.column: finding for finding in self.findings}
+        """Return the schema as a file to be read by people: each line comes with its reason above it."""
+        reasons = {finding.column: _comment(finding.reason) for finding in self.findings}
         lines = [
             f"# Inferred from {self.rows:,} rows of {_comment(self.origin)}.",
             "# Check each reason: what you know of the columns counts for more.",
             f"format = {self.schema.format}",
         ]
         for role, name in self.schema.roles.items():
-            lines += ["", f"# {_comment(found[name].reason)}", _setting(role, name)]
+            lines += ["", f"# {reasons[name]}", _toml_line(role, name)]
         for finding in self.findings:
             if finding.verdict == WEIGHT:
-                lines += ["", f"# {_comment(finding.reason)}", f"# {_setting('weight', finding.column)}"]
+                lines += ["", f"# {_comment(finding.reason)}", f"# {_toml_line('weight', finding.column)}"]
         if self.schema.columns is not None:
-            lines += ["", "# The files have no header line.", _setting("columns", self.schema.columns)]
-        left = [finding for finding in self.findings if finding.verdict.startswith("left out")]
-        if left:
+            lines += ["", "# The files have no header line.", _toml_line("columns", self.schema.columns)]
+        left_out = [finding for finding in self.findings if finding.verdict.startswith(LEFT_OUT)]
+        if left_out:
             lines += ["", "# Columns left out:"]
-            lines += [f"#   {name.column!r}: {_comment(_why(name))}" for name in left]
+        for finding in left_out:
+            why = f"{finding.verdict.removeprefix(LEFT_OUT)} ({finding.reason})"
+            lines.append(f"#   {finding.column!r}: {_comment(why)}")
         for field in self.schema.fields:
             values = field.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-            lines += [
-                "",
-                f"# {_comment(found[field.name].reason)}",
-                "[[fields]]",
-                tomli_w.dumps(values).rstrip(),
-            ]
+            lines += ["", f"# {reasons[field.name]}", "[[fields]]", tomli_w.dumps(values).rstrip()]
         return "\n".join(lines) + "\n"
 
 
-def _setting(name: str, value: str | Sequence[str]) -> str:
+def _toml_line(name: str, value: str | Sequence[str]) -> str:
     return tomli_w.dumps({name: value}).rstrip()
 
 
 def _comment(text: str) -> str:
-    """One line: a column's name or value may hold anything, a comment no line end."""
+    """Return text on one line: a column's name or value may hold line ends, which a comment can't."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def _why(finding: Finding) -> str:
-    return f"{finding.verdict.removeprefix('left out: ')} ({finding.reason})"
-
-
 def infer(source: Source, label: str, *, max_rows: int = 1_000_000) -> Inferred:
-    """Propose a schema from the first `max_rows` rows."""
-    columns: list[_Column] = []
-    rows = clicks = taken = 0
-    origin, whole = "the source", True
+    """Propose a schema from the first `max_rows` rows of a table, in files or in memory."""
+    columns: list[ColumnSummary] = []
+    rows = clicks = bytes_read = 0
+    origin, is_whole = "the source", True
     for block, size in source.blocks():
         part = Block(block.frame.head(max_rows - rows), block.first_row, block.origin)
-        clicked = pl.Series(labels(part, label))
+        clicked = pl.Series(read_labels(part, label))
         if not columns:
-            columns = [_Column(name) for name in part.frame.columns]
+            columns = [ColumnSummary(name) for name in part.frame.columns]
             origin = part.origin
-        for gathered in columns:
-            series = column(part, gathered.name, "a column of the rows before")
-            gathered.add(series.alias(""), clicked)
+        for column in columns:
+            series = part.column(column.name, "a column of the earlier rows")
+            column.add(series.alias(""), clicked)
         rows, clicks = rows + part.frame.height, clicks + int(clicked.sum())
-        taken += size * part.frame.height // block.frame.height
+        bytes_read += size * part.frame.height // block.frame.height
         if rows >= max_rows:
-            whole = False
+            is_whole = False
             break
     if rows == 0:
         raise InputError("the source holds no rows")
-    total = rows if whole else max(rows, round(rows * source.total_bytes / max(taken, 1)))
-    judge = _Judge(label, rows, clicks, total)
-    schema, findings = judge.schema(columns, source.columns)
+    total = rows if is_whole else max(rows, round(rows * source.total_bytes / max(bytes_read, 1)))
+    schema, findings = _Rules(label, rows, clicks, total).schema(columns, source.columns)
     return Inferred(schema, findings, origin, rows)
 
 
-class _Column:
-    """What the rows say of one column, gathered block by block."""
+@dataclass(frozen=True)
+class _Choice:
+    """What a column is to be, why, and its field if it becomes one."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.type: pl.DataType = pl.Null()
-        self.missing = self.missing_clicks = 0
-        self.capped = False
-        self.lengths: Counter[int] = Counter()
-        self.rises = self.falls = 0
-        self._last: pl.Series | None = None
-        self._counts = pl.DataFrame(schema={"value": pl.String, "count": pl.Int64, "clicks": pl.Int64})
-
-    def add(self, series: pl.Series, clicked: pl.Series) -> None:
-        if self.type == pl.Null:
-            self.type = series.dtype
-        if not self.is_readable:
-            return
-        if isinstance(series.dtype, (pl.List, pl.Array)):
-            lists = series.cast(pl.List(series.dtype.inner))
-            sizes = lists.list.len().fill_null(0)
-            self.lengths.update(dict(sizes.value_counts().iter_rows()))
-            self._miss(sizes == 0, clicked)
-            filled = sizes > 0
-            clicked = pl.Series(np.repeat(clicked.to_numpy(), sizes.to_numpy()))
-            text = as_text(lists.filter(filled).explode())
-        else:
-            text = as_text(series)
-            self._miss(text.is_null(), clicked)
-            self._follow(text)
-        counted = (
-            pl.DataFrame({"value": text, "clicks": clicked})
-            .drop_nulls()
-            .group_by("value")
-            .agg(count=pl.len().cast(pl.Int64), clicks=pl.col("clicks").cast(pl.Int64).sum())
-        )
-        merged = pl.concat([self._counts, counted.select(self._counts.columns)])
-        self._counts = merged.group_by("value").agg(pl.col("count", "clicks").sum())
-        if self._counts.height > MAX_VALUES:
-            self.capped = True
-            self._counts = self._sorted().head(MAX_VALUES)
-
-    def _miss(self, absent: pl.Series, clicked: pl.Series) -> None:
-        self.missing += int(absent.sum())
-        self.missing_clicks += int(clicked.filter(absent).sum())
-
-    def _follow(self, text: pl.Series) -> None:
-        """Count steps up and down: ids given in order and times rise with the rows."""
-        numbers = text.cast(pl.Float64, strict=False)
-        steps = (numbers if numbers.count() else text).drop_nulls()
-        if self._last is not None and self._last.dtype == steps.dtype:
-            steps = pl.concat([self._last, steps])
-        self.rises += int((steps > steps.shift()).sum())
-        self.falls += int((steps < steps.shift()).sum())
-        self._last = steps.tail(1)
-
-    def _sorted(self) -> pl.DataFrame:
-        return self._counts.sort(["count", "value"], descending=[True, False])
-
-    # What follows is asked once all rows are in.
-
-    @cached_property
-    def counts(self) -> pl.DataFrame:
-        return self._sorted()
-
-    @property
-    def distinct(self) -> int:
-        return self._counts.height
-
-    @cached_property
-    def singletons(self) -> int:
-        return int((self.counts["count"] == 1).sum())
-
-    @property
-    def is_readable(self) -> bool:
-        inner = self.type.inner if isinstance(self.type, (pl.List, pl.Array)) else self.type
-        return inner not in NO_CATEGORIES
-
-    @property
-    def is_list(self) -> bool:
-        return bool(self.lengths)
-
-    @cached_property
-    def _parsed(self) -> tuple[pl.Series | None, tuple[str, ...]]:
-        text = self.counts["value"].str.strip_chars()
-        numbers = text.cast(pl.Float64, strict=False)
-        words = text.filter(numbers.is_null()).unique().to_list() if self.type != pl.Boolean else []
-        present = numbers.drop_nulls().drop_nans()
-        coded = text.str.contains(r"^[+-]?0\d").any()  # 00501 is a code, however much it looks like a number
-        if self.is_list or coded or not len(present) or not {word.lower() for word in words} <= NO_VALUE:
-            return None, ()
-        return present, tuple(sorted(words))
-
-    @property
-    def numbers(self) -> pl.Series | None:
-        """The distinct values as numbers, if that is what they are."""
-        return self._parsed[0]
-
-    @property
-    def no_value(self) -> tuple[str, ...]:
-        """Words among the numbers that say there is none."""
-        return self._parsed[1]
-
-    @cached_property
-    def is_integer(self) -> bool:
-        return self.numbers is not None and bool((self.numbers == self.numbers.floor()).all())
-
-    @property
-    def is_ordered(self) -> bool:
-        steps = self.rises + self.falls
-        return steps > 0 and min(self.rises, self.falls) <= 0.05 * steps
-
-    @property
-    def words(self) -> set[str]:
-        """The parts of the name: user_id, UserID and user-id are `user` and `id`."""
-        return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+[0-9]*", self.name)}
-
-    @property
-    def is_id(self) -> bool:
-        name = ID_ENDINGS.search(self.name.lower()) or self.words & ID_WORDS
-        # Beyond 2^53 numbers lose their last digits: what is that exact is a name, no measurement.
-        return bool(name) or (self.numbers is not None and bool((self.numbers.abs() > 2.0**53).any()))
-
-    @property
-    def kind(self) -> str:
-        if self.is_list:
-            return "list"
-        if self.type.is_temporal():
-            return "date or time"
-        if self.type == pl.Boolean:
-            return "true/false"
-        return "text" if self.numbers is None else "integer" if self.is_integer else "number"
+    verdict: str
+    reason: str
+    field: Field | None = None
 
 
 @dataclass(frozen=True)
 class _Pieces:
-    separator: str
-    max_len: int
-    distinct: int
-    singletons: int
+    """How several values share a cell."""
 
-    @property
-    def why(self) -> str:
-        return "the most that is proposed" if self.max_len == MAX_PIECES else "enough for 95% of the rows"
+    separator: str  # empty for lists
+    max_len: int
+    num_distinct: int
+    num_singletons: int
 
 
 @dataclass(frozen=True)
-class _Judge:
-    """The rules, in the order in which they are asked; the first that applies decides."""
+class _Rules:
+    """The rules that turn summaries of the columns into a schema; the first rule that applies decides."""
 
     label: str
     rows: int
     clicks: int
     total: int
+    """Rows of the whole source, estimated if only its first rows were read."""
 
     def schema(
-        self, columns: Sequence[_Column], names: Sequence[str] | None
+        self, columns: Sequence[ColumnSummary], names: Sequence[str] | None
     ) -> tuple[Schema, tuple[Finding, ...]]:
-        dated = [gathered for gathered in columns if gathered.name != self.label and self._is_time(gathered)]
-        usable = [gathered for gathered in dated if self._orders(gathered) and not self._leak(gathered)]
-        time = max(usable, key=lambda gathered: (gathered.is_ordered, gathered.distinct), default=None)
+        """Return the schema and the findings; `names` are the user's, for files without a header line."""
+        times = [column for column in columns if column.name != self.label and self._is_time(column)]
+        usable = [column for column in times if self._can_order(column) and not self._leak(column)]
+        time = max(usable, key=lambda column: (column.is_ordered, column.num_distinct), default=None)
         findings: list[Finding] = []
         fields: list[Field] = []
         row_id: str | None = None
-        for gathered in columns:
-            verdict, reason, field = self._column(gathered, gathered in dated, time)
-            if verdict == "row_id" and row_id is not None:
-                verdict = "left out: identifies rows"
-            elif verdict == "row_id":
-                row_id = gathered.name
-            findings.append(Finding(gathered.name, verdict, f"{self._describe(gathered)}; {reason}"))
-            if field is not None:
-                fields.append(field)
+        for column in columns:
+            choice = self._choose(column, column in times, time)
+            if choice.verdict == "row_id" and row_id is not None:
+                choice = replace(choice, verdict=f"{LEFT_OUT}identifies rows")
+            elif choice.verdict == "row_id":
+                row_id = column.name
+            reason = f"{self._describe(column)}; {choice.reason}"
+            findings.append(Finding(column.name, choice.verdict, reason))
+            if choice.field is not None:
+                fields.append(choice.field)
         if not fields:
-            reasons = "".join(f"\n  {found.column!r}: {found.verdict}, {found.reason}" for found in findings)
+            reasons = "".join(f"\n  {item.column!r}: {item.verdict}, {item.reason}" for item in findings)
             raise InputError(f"no column can serve as a field{reasons}", fix="write the schema by hand")
         values = {
             "label": self.label,
@@ -327,212 +182,234 @@ class _Judge:
         }
         return parse(Schema, values, "the inferred schema"), tuple(findings)
 
-    def _describe(self, gathered: _Column) -> str:
-        values = "1 value" if gathered.distinct == 1 else f"{gathered.distinct:,} values"
-        values = f"over {values}" if gathered.capped else values
-        missing = f"{gathered.missing / self.rows:.2%} missing" if gathered.missing else "none missing"
-        return f"{gathered.kind}, {values}, {missing}"
+    def _describe(self, column: ColumnSummary) -> str:
+        values = "1 value" if column.num_distinct == 1 else f"{column.num_distinct:,} values"
+        values = f"over {values}" if column.is_capped else values
+        missing = f"{column.num_missing / self.rows:.2%} missing" if column.num_missing else "none missing"
+        return f"{column.kind}, {values}, {missing}"
 
-    def _column(self, gathered: _Column, dated: bool, time: _Column | None) -> tuple[str, str, Field | None]:
-        name = gathered.name
+    def _choose(self, column: ColumnSummary, is_time: bool, time: ColumnSummary | None) -> _Choice:
+        """Decide on one column; `time` is the column chosen as the time, if any."""
+        name = column.name
         if name == self.label:
             share = f"{self.clicks / self.rows:.2%} of the rows are clicks"
-            return "label", share if self._two_classes else f"{share}: ONE CLASS ONLY", None
-        if not name or len(name) > MAX_NAME:
-            return "left out: its name", f"a field's name has 1 to {MAX_NAME} characters", None
-        if not gathered.is_readable:
-            return "left out: its type", f"{gathered.type} holds no categories", None
-        if gathered.distinct == 0:
-            return "left out: no values", "it tells nothing", None
-        if leak := self._leak(gathered):
-            return (
-                "left out: COPIES THE LABEL",
-                f"{leak}; it must be known before the click to be of use",
-                None,
-            )
-        if name.lower() in WEIGHT_NAMES and self._is_weight(gathered):
-            return WEIGHT, "it may hold row weights; if so, name it as the weight", None
-        if dated:
-            return self._time(gathered, time)
-        if gathered.distinct == 1 and not gathered.missing and not gathered.is_list:
-            return "left out: constant", f"{gathered.counts['value'][0]!r} in every row tells nothing", None
-        if (pieces := self._pieces(gathered)) is not None:
-            return self._multi(gathered, pieces)
-        if self._identifies_rows(gathered):
-            if gathered.missing:
-                return (
-                    "left out: identifies rows",
-                    "nearly every row has its own value: nothing to learn",
-                    None,
-                )
-            return "row_id", "nearly every row has its own value: it names the row and predicts nothing", None
-        return self._value(gathered)
+            return _Choice("label", share if self._has_both_classes else f"{share}: ONE CLASS ONLY")
+        if (refusal := self._refuse(column)) is not None:
+            return refusal
+        if leak := self._leak(column):
+            return _Choice(f"{LEFT_OUT}COPIES THE LABEL", f"{leak}; a field must be known before the click")
+        if name.lower() in WEIGHT_NAMES and self._could_be_weight(column):
+            return _Choice(WEIGHT, "it may hold row weights; if so, name it as the weight")
+        if is_time:
+            return self._choose_time(column, time)
+        if column.num_distinct == 1 and not column.num_missing and not column.is_list:
+            value = column.counts["value"][0]
+            return _Choice(f"{LEFT_OUT}constant", f"every row has {value!r}, so there is nothing to learn")
+        if (pieces := self._find_pieces(column)) is not None:
+            return self._choose_multi(column, pieces)
+        if self._identifies_rows(column):
+            reason = "nearly every row has its own value, so there is nothing to learn from it"
+            return _Choice(f"{LEFT_OUT}identifies rows" if column.num_missing else "row_id", reason)
+        return self._choose_single(column)
+
+    def _refuse(self, column: ColumnSummary) -> _Choice | None:
+        """Return why a column can't be a field whatever its values mean, if so."""
+        if not column.name or len(column.name) > MAX_NAME:
+            return _Choice(f"{LEFT_OUT}its name", f"a field's name has 1 to {MAX_NAME} characters")
+        if not column.is_readable:
+            return _Choice(f"{LEFT_OUT}its type", f"{column.type} holds no categories")
+        if column.num_distinct == 0:
+            return _Choice(f"{LEFT_OUT}no values", "there is nothing to learn")
+        return None
 
     @property
-    def _two_classes(self) -> bool:
+    def _has_both_classes(self) -> bool:
         return 0 < self.clicks < self.rows
 
-    def _leak(self, gathered: _Column) -> str | None:
-        """How the column gives the label away, if it does."""
-        absent = (gathered.missing, gathered.missing_clicks)
-        present = (self.rows - absent[0], self.clicks - absent[1])
-        if self._decides([absent, present]):
-            return f"missing exactly where the label is {int(absent[1] > 0)}"
-        if gathered.is_list or gathered.distinct == 0:
+    def _leak(self, column: ColumnSummary) -> str | None:
+        """Return how the column gives the label away, if it does."""
+        missing = (column.num_missing, column.missing_clicks)
+        present = (self.rows - missing[0], self.clicks - missing[1])
+        if self._separates([missing, present]):
+            return f"missing exactly where the label is {int(missing[1] > 0)}"
+        if column.is_list or column.num_distinct == 0:
             return None
-        pairs = gathered.counts.select("count", "clicks").head(FEW).rows()
-        if gathered.distinct <= FEW and self._decides([absent, *pairs]):
+        groups = column.counts.select("count", "clicks").head(FEW_VALUES).rows()
+        if column.num_distinct <= FEW_VALUES and self._separates([missing, *groups]):
             return "each of its values has one label"
-        value, count, clicks = gathered.counts.row(0)
-        if self._decides([(count, clicks), (self.rows - count, self.clicks - clicks)]):
+        value, count, clicks = column.counts.row(0)
+        if self._separates([(count, clicks), (self.rows - count, self.clicks - clicks)]):
             return f"{value!r} exactly where the label is {int(clicks > 0)}"
         return None
 
-    def _decides(self, groups: Iterable[tuple[int, int]]) -> bool:
-        """Whether each group of (rows, clicks) has one label, and that is no accident."""
-        if not self._two_classes:
+    def _separates(self, groups: Iterable[tuple[int, int]]) -> bool:
+        """Return whether each group of (rows, clicks) has one label, and that is not a coincidence."""
+        if not self._has_both_classes:
             return False
         rate = self.clicks / self.rows
-        chance = 0.0
+        log_probability = 0.0
         for count, clicks in groups:
             if 0 < clicks < count:
                 return False
-            chance += float(np.logaddexp(count * np.log(rate), count * np.log1p(-rate))) if count else 0.0
-        return chance < math.log(CHANCE)
+            if count:
+                log_probability += float(np.logaddexp(count * np.log(rate), count * np.log1p(-rate)))
+        return log_probability < math.log(COINCIDENCE)
 
-    def _is_weight(self, gathered: _Column) -> bool:
-        numbers = gathered.numbers
-        return numbers is not None and not gathered.missing and bool((numbers >= 0).all())
+    def _could_be_weight(self, column: ColumnSummary) -> bool:
+        numbers = column.numbers
+        return numbers is not None and not column.num_missing and bool((numbers >= 0).all())
 
-    def _is_time(self, gathered: _Column) -> bool:
-        if gathered.is_list or gathered.distinct == 0:
+    def _is_time(self, column: ColumnSummary) -> bool:
+        """Return whether the column holds moments: by its type or values, or by its name and its values."""
+        if column.is_list or column.num_distinct == 0:
             return False
-        if gathered.type in (pl.Date, pl.Datetime):
+        if column.type in (pl.Date, pl.Datetime):
             return True
-        text = gathered.counts["value"]
-        if gathered.numbers is None:
+        text = column.counts["value"]
+        if column.numbers is None:
             return bool(text.str.contains(ISO_DATE).all())
-        ends = any(word.endswith(("time", "date", "timestamp")) for word in gathered.words)
-        if not ends and not gathered.words & (TIME_WORDS | TIME_HINTS):
+        words = column.name_words
+        is_named_time = any(word.endswith(("time", "date", "timestamp")) for word in words)
+        is_named_time = is_named_time or bool(words & TIME_WORDS)
+        if not is_named_time and not words & TIME_HINTS:
             return False
         units = (
-            gathered.numbers.is_between(EPOCH[0] * unit, EPOCH[1] * unit).all() for unit in (1, 1e3, 1e6, 1e9)
+            column.numbers.is_between(EPOCH[0] * unit, EPOCH[1] * unit).all() for unit in (1, 1e3, 1e6, 1e9)
         )
-        named = ends or bool(gathered.words & TIME_WORDS)
         return (
             any(units)
             or bool(text.str.contains(COMPACT_DATE).all())
-            or (named and gathered.distinct > FEW and gathered.is_ordered)
+            or (is_named_time and column.num_distinct > FEW_VALUES and column.is_ordered)
         )
 
-    def _orders(self, gathered: _Column) -> bool:
-        """Whether a split in time order could use the column: each row has a time, in a form that is read."""
-        if gathered.type not in (pl.Date, pl.Datetime):
+    def _can_order(self, column: ColumnSummary) -> bool:
+        """Return whether a split in time order could use the column: every row has a time that can be read."""
+        if column.type not in (pl.Date, pl.Datetime):
             try:
-                times(Block(gathered.counts, 1, ""), "value")
+                read_times(Block(column.counts, 1, ""), "value")
             except InputError:
                 return False
-        return not gathered.missing
+        return not column.num_missing
 
-    def _time(self, gathered: _Column, time: _Column | None) -> tuple[str, str, Field | None]:
-        if gathered is time:
-            return "time", "for splits in time order and drift; no feature, its values don't come again", None
-        if time is None or not self._orders(gathered):
-            return "left out: time", "with gaps, or dates in another form, it can't order the rows", None
-        return "left out: time", f"{time.name!r} has more moments, or follows the rows better", None
+    def _choose_time(self, column: ColumnSummary, time: ColumnSummary | None) -> _Choice:
+        if column is time:
+            return _Choice(
+                "time", "for splits in time order and drift; not a feature, for its values don't come again"
+            )
+        left_out = f"{LEFT_OUT}time"
+        if time is None or not self._can_order(column):
+            return _Choice(left_out, "with gaps, or dates in another form, it can't order the rows")
+        return _Choice(left_out, f"{time.name!r} has more moments, or follows the rows better")
 
-    def _identifies_rows(self, gathered: _Column) -> bool:
-        counted = int(gathered.counts["count"].sum())
-        if self.rows - gathered.missing < ROW_ID_ROWS or gathered.distinct < ROW_ID_SHARE * counted:
+    def _identifies_rows(self, column: ColumnSummary) -> bool:
+        num_counted = int(column.counts["count"].sum())
+        if self.rows - column.num_missing < ROW_ID_ROWS or column.num_distinct < ROW_ID_SHARE * num_counted:
             return False
-        if gathered.numbers is None:
+        if column.numbers is None:
             return True
-        # A measurement has distinct values too, once it is fine enough; an id has the name, or comes in order.
-        return gathered.is_integer and (gathered.is_id or gathered.is_ordered)
+        # Fine measurements have distinct values too; an id has an id's name, or rises with the rows.
+        return column.is_integer and (column.is_id or column.is_ordered)
 
-    def _pieces(self, gathered: _Column) -> _Pieces | None:
-        """How several values share a cell, if they do."""
-        if gathered.is_list:
-            filled = {length: count for length, count in gathered.lengths.items() if length}
-            max_len = _percentile(list(filled), list(filled.values()))
-            return _Pieces("", max_len, gathered.distinct, gathered.singletons)
-        if gathered.numbers is not None or gathered.kind != "text":
+    def _find_pieces(self, column: ColumnSummary) -> _Pieces | None:
+        """Return how several values share a cell, if they do."""
+        if column.is_list:
+            filled = {length: count for length, count in column.lengths.items() if length}
+            max_len = _cover_most(list(filled), list(filled.values()))
+            return _Pieces("", max_len, column.num_distinct, column.num_singletons)
+        if column.numbers is not None or column.kind != "text":
             return None
-        table = gathered.counts.head(PIECE_VALUES)
-        rows = int(table["count"].sum())
-        best, found = 0.0, None
+        table = column.counts.head(PIECE_VALUES)
+        best_share, best = 0.0, None
         for separator in "|^; ,":
-            has = table["value"].str.contains(separator, literal=True)
-            share = int(table.filter(has)["count"].sum()) / rows
-            prose = separator in " ,"  # also stands inside plain values
-            if share < (0.05 if prose else 0.01):
-                continue
-            split = table.select(pl.col("value").str.split(separator), "count")
-            flat = split.explode("value").filter(pl.col("value") != "")
-            pieces = flat.group_by("value").agg(pl.col("count").sum())
-            repeats = flat.height / max(pieces.height, 1)
-            if repeats < (5 if prose else 1.5) or (prose and 2 * pieces.height > table.height):
-                continue
-            if found is None or (share > best and not prose):
-                max_len = _percentile(split["value"].list.len().to_list(), table["count"].to_list())
-                once = int((pieces["count"] == 1).sum())
-                best, found = share, _Pieces(separator, max_len, pieces.height, once)
-        return found
+            share, pieces = _split_values(table, separator)
+            may_replace = share > best_share and separator not in " ,"
+            if pieces is not None and (best is None or may_replace):
+                best_share, best = share, pieces
+        return best
 
-    def _multi(self, gathered: _Column, pieces: _Pieces) -> tuple[str, str, Field]:
-        min_count, why = self._min_count(pieces.distinct, pieces.singletons)
-        values = {"name": gathered.name, "kind": "multi", "max_len": pieces.max_len, "min_count": min_count}
+    def _choose_multi(self, column: ColumnSummary, pieces: _Pieces) -> _Choice:
+        min_count, why_count = self._min_count(pieces.num_distinct, pieces.num_singletons)
+        values: dict[str, Any] = {"max_len": pieces.max_len, "min_count": min_count}
         how = "lists"
         if pieces.separator:
             values["separator"] = pieces.separator
             how = f"values joined by {pieces.separator!r}"
-        reason = f"{how}, {pieces.distinct:,} different ones; max_len {pieces.max_len}, {pieces.why}; {why}"
-        return "multi", reason, Field.model_validate(values)
+        why_length = (
+            "the most that is proposed" if pieces.max_len == MAX_PIECES else "enough for 95% of the rows"
+        )
+        reason = f"{how}, {pieces.num_distinct:,} different ones; max_len {pieces.max_len}, {why_length}; {why_count}"
+        return _Choice("multi", reason, _field(column, "multi", **values))
 
-    def _value(self, gathered: _Column) -> tuple[str, str, Field]:
-        # A value of its own needs rows to learn from: on average five, where the rows are few.
-        few = min(CODES, max(FEW, self.rows // 5))
-        if gathered.numbers is not None and not (gathered.is_integer and gathered.is_id):
-            if not gathered.is_integer and gathered.distinct > FEW:
-                return self._numeric(gathered, f"more than {FEW} values, some not whole")
-            if gathered.distinct > few:
-                return self._numeric(gathered, f"more than {few:,} whole numbers, and the name is no id's")
-        min_count, why = self._min_count(gathered.distinct, gathered.singletons)
-        if gathered.numbers is None:
-            reason = "no numbers"
-        elif gathered.distinct > few:
+    def _choose_single(self, column: ColumnSummary) -> _Choice:
+        """Choose between categories and numbers for a column with one value a row."""
+        # A category needs rows to learn from: five on average, if the rows are few.
+        few = min(MAX_CODES, max(FEW_VALUES, self.rows // 5))
+        if column.numbers is not None and not (column.is_integer and column.is_id):
+            if not column.is_integer and column.num_distinct > FEW_VALUES:
+                return self._choose_numeric(column, f"more than {FEW_VALUES} values, some not whole")
+            if column.num_distinct > few:
+                return self._choose_numeric(
+                    column, f"more than {few:,} whole numbers, and the name is not that of an id"
+                )
+        min_count, why_count = self._min_count(column.num_distinct, column.num_singletons)
+        if column.numbers is None:
+            reason = "not numbers"
+        elif column.num_distinct > few:
             reason = "ids, by the name or by their length"
         else:
             reason = "few enough to learn each by itself"
-        field = Field.model_validate({"name": gathered.name, "kind": "categorical", "min_count": min_count})
-        return "categorical", f"{reason}; {why}", field
+        field = _field(column, "categorical", min_count=min_count)
+        return _Choice("categorical", f"{reason}; {why_count}", field)
 
-    def _numeric(self, gathered: _Column, reason: str) -> tuple[str, str, Field]:
-        numbers = gathered.numbers
-        assert numbers is not None
-        if numbers.is_infinite().any():
+    def _choose_numeric(self, column: ColumnSummary, reason: str) -> _Choice:
+        assert column.numbers is not None
+        if column.numbers.is_infinite().any():
             reason += "; HOLDS INFINITY, which is refused: repair it, or list it under missing"
-        if gathered.no_value:
-            reason += f"; {', '.join(map(repr, gathered.no_value))} taken for missing"
-        values = {
-            "name": gathered.name, "kind": "numeric", "transform": "quantiles", "missing": gathered.no_value
-        }  # fmt: skip
-        return "numeric", reason, Field.model_validate(values)
+        if column.missing_words:
+            reason += f"; {', '.join(map(repr, column.missing_words))} taken for missing"
+        field = _field(column, "numeric", transform="quantiles", missing=column.missing_words)
+        return _Choice("numeric", reason, field)
 
-    def _min_count(self, distinct: int, singletons: int) -> tuple[int, str]:
-        about = f"{self.total:,}" if self.total == self.rows else f"about {float(f'{self.total:.2g}'):,.0f}"
+    def _min_count(self, num_distinct: int, num_singletons: int) -> tuple[int, str]:
+        """Return the proposed min_count and its reason: it grows with the rows, or if most values occur once."""
+        total = f"{self.total:,}" if self.total == self.rows else f"about {float(f'{self.total:.2g}'):,.0f}"
         if self.total > 5_000_000:
-            return 10, f"min_count 10 at {about} rows"
+            return 10, f"min_count 10 at {total} rows"
         if self.total >= 100_000:
-            return 2, f"min_count 2 at {about} rows"
-        if 2 * singletons > distinct:
-            return 2, f"min_count 2: {singletons:,} of {distinct:,} occur once"
-        return 1, f"min_count 1 at {about} rows"
+            return 2, f"min_count 2 at {total} rows"
+        if 2 * num_singletons > num_distinct:
+            return 2, f"min_count 2: {num_singletons:,} of {num_distinct:,} occur once"
+        return 1, f"min_count 1 at {total} rows"
 
 
-def _percentile(lengths: Sequence[int], counts: Sequence[int]) -> int:
-    """The length that 95% of the rows stay within, of at least two and at most `MAX_PIECES` pieces."""
+def _field(column: ColumnSummary, kind: str, **values: Any) -> Field:
+    return Field.model_validate({"name": column.name, "kind": kind, **values})
+
+
+def _split_values(table: pl.DataFrame, separator: str) -> tuple[float, _Pieces | None]:
+    """Return the share of rows whose value holds the separator, and the pieces, if splitting there makes sense.
+
+    It does if the pieces repeat. Blanks and commas also occur inside plain values, so they need more evidence.
+    """
+    is_prose = separator in " ,"
+    has_separator = table["value"].str.contains(separator, literal=True)
+    share = int(table.filter(has_separator)["count"].sum()) / int(table["count"].sum())
+    if share < (0.05 if is_prose else 0.01):
+        return share, None
+    split = table.select(pl.col("value").str.split(separator), "count")
+    flat = split.explode("value").filter(pl.col("value") != "")
+    counts = flat.group_by("value").agg(pl.col("count").sum())
+    repeats = flat.height / max(counts.height, 1)
+    if repeats < (5 if is_prose else 1.5) or (is_prose and 2 * counts.height > table.height):
+        return share, None
+    max_len = _cover_most(split["value"].list.len().to_list(), table["count"].to_list())
+    num_singletons = int((counts["count"] == 1).sum())
+    return share, _Pieces(separator, max_len, counts.height, num_singletons)
+
+
+def _cover_most(lengths: Sequence[int], counts: Sequence[int]) -> int:
+    """Return the length that 95% of the rows stay within, at least 2 and at most `MAX_PIECES`."""
     order = np.argsort(lengths)
     reached = np.cumsum(np.asarray(counts)[order])
-    at = int(np.searchsorted(reached, 0.95 * reached[-1]))
-    return int(min(max(np.asarray(lengths)[order][at], 2), MAX_PIECES))
+    index = int(np.searchsorted(reached, 0.95 * reached[-1]))
+    return int(min(max(np.asarray(lengths)[order][index], 2), MAX_PIECES))

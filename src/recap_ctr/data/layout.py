@@ -12,11 +12,16 @@ class FieldLayout:
 
     name: str
     offset: int
+    """The first of its rows in the table."""
     size: int
+    """How many rows it has there: PAD, kept values, OOV."""
     start: int
+    """The first of its columns in the id matrix."""
     width: int
     pooling: str | None
+    """How the vectors of a multi field are pooled: mean or sum."""
     value_column: int | None
+    """Its column in the matrix of numbers, if it is a number times a vector."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Layout:
 
     @property
     def num_fields(self) -> int:
+        """The number of fields."""
         return len(self.fields)
 
     @property
@@ -36,15 +42,17 @@ class Layout:
 
     @property
     def num_columns(self) -> int:
+        """Columns of the id matrix; a multi field has several."""
         return sum(field.width for field in self.fields)
 
     @property
     def num_values(self) -> int:
+        """Columns of the matrix of numbers."""
         return sum(field.value_column is not None for field in self.fields)
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int]) -> "Layout":
-        """The layout of plain categorical fields with the given vocabulary sizes (PAD and OOV included)."""
+        """Return the layout of plain categorical fields with these vocabulary sizes, PAD and OOV included."""
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         return cls(
             tuple(

@@ -3,6 +3,7 @@
 Shape suffixes: B rows of a batch, W id columns, N value columns.
 """
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -52,21 +53,22 @@ class Shard:
         return len(self.labels)
 
     def batch(self, at: npt.NDArray[np.integer[Any]] | slice) -> Batch:
+        """Return a copy of the rows at the positions `at`."""
         weights = None if self.weights is None else np.array(self.weights[at])
         return Batch(
             np.array(self.ids[at]), np.array(self.values[at]), self.labels[at].astype(np.float32), weights
         )
 
     def take(self, at: npt.NDArray[np.integer[Any]]) -> "Shard":
-        """Some of the rows, in memory."""
-        taken: dict[str, Any] = {}
+        """Return a shard of the rows at the positions `at`, in memory."""
+        columns: dict[str, Any] = {}
         for field in fields(self):
-            part = getattr(self, field.name)
-            taken[field.name] = None if part is None else np.array(part[at])
-        return Shard(**taken)
+            column = getattr(self, field.name)
+            columns[field.name] = None if column is None else np.array(column[at])
+        return Shard(**columns)
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """All rows in order, the last batch short."""
+        """Yield all rows in order; the last batch may be short."""
         for start in range(0, len(self), size):
             yield self.batch(slice(start, start + size))
 
@@ -93,14 +95,15 @@ class PreparedData:
 
     @property
     def fingerprint(self) -> str:
-        """Names the content of all shards and vocabularies: what a logit table belongs to."""
+        """A hash of all shards and vocabularies, which says what data a logit table belongs to."""
         return str(self.manifest["fingerprint"])
 
     @property
     def name(self) -> str:
-        """The public data set's, or the directory's without the hash that a recipe gives it.
+        """The name of the public data set, or of the directory without the hash that a recipe adds.
 
-        Rows that were not seen to be the public ones say so, so that no published figure is set beside them.
+        Rows that were not checked against the public data set are called NAME-unchecked, so that no table compares
+        them with published figures.
         """
         public = self.manifest["inputs"].get("dataset")
         if public is None:
@@ -108,29 +111,34 @@ class PreparedData:
         return str(public) if self.manifest.get("checked") else f"{public}-unchecked"
 
     def mark(self, *, checked: bool) -> None:
-        """Record whether the published figures came out; not a part of the fingerprint, which names the content."""
+        """Record whether the data match the published figures; the fingerprint stays the same."""
         if self.manifest.get("checked") != checked:
             self.manifest["checked"] = checked
             write_json(self.path / MANIFEST, self.manifest)
 
     @cached_property
     def encoder(self) -> Encoder:
+        """The fitted fields, to encode further rows as these were."""
         return Encoder.load(self.path, self.schema, self.manifest["fields"])
 
     @property
     def layout(self) -> Layout:
+        """The sizes and positions of the fields."""
         return self.encoder.layout
 
     @cached_property
     def train(self) -> Shard:
+        """The training rows."""
         return self._open("train")
 
     @cached_property
     def valid(self) -> Shard:
+        """The validation rows."""
         return self._open("valid")
 
     @cached_property
     def test(self) -> Shard:
+        """The test rows; there may be none."""
         return self._open("test")
 
     def _open(self, split: str) -> Shard:
@@ -155,7 +163,7 @@ class PreparedData:
 
 
 def is_prepared(path: Path) -> bool:
-    """Whether `path` is ours to replace: prepared data of any format."""
+    """Return whether `path` holds prepared data, of any format, which we may replace."""
     if not (path / MANIFEST).is_file():
         return False
     manifest = read_json(path / MANIFEST)
@@ -163,6 +171,7 @@ def is_prepared(path: Path) -> bool:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of prepared data; refuse other directories and other formats."""
     if not is_prepared(path):
         raise InputError(
             f"{path} holds no prepared data", fix="make it with `recap prepare SOURCE --out DIR`"
@@ -174,3 +183,59 @@ def read_manifest(path: Path) -> dict[str, Any]:
             fix="prepare it again, with --force",
         )
     return manifest
+
+
+class ShardFile:
+    """A `.npy` file, hashed while it is written.
+
+    It is written by ordinary writes, so that a full disk raises an error; writing to a memory map would crash.
+    """
+
+    def __init__(self, out: Path, name: str, dtype: npt.DTypeLike, rows: int, width: int | None) -> None:
+        self.name, self._dtype = name, np.dtype(dtype)
+        path = out / name
+        path.parent.mkdir(exist_ok=True)
+        self._file = path.open("wb")
+        self._digest, self._bytes = hashlib.sha256(), 0
+        self._header = {
+            "descr": np.lib.format.dtype_to_descr(self._dtype),
+            "fortran_order": False,
+            "shape": (rows,) if width is None else (rows, width),
+        }
+
+    def write_bytes(self, data: Any) -> None:
+        """Append bytes as they are."""
+        self._file.write(data)
+        self._digest.update(data)
+        self._bytes += memoryview(data).nbytes
+
+    def write(self, rows: npt.NDArray[Any]) -> None:
+        """Append rows of the array."""
+        if rows.size:
+            self.write_bytes(np.ascontiguousarray(rows, self._dtype).data)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The file's size and hash, as the manifest lists them."""
+        return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
+
+    def __enter__(self) -> "ShardFile":
+        try:
+            np.lib.format.write_array_header_1_0(_HeaderTarget(self), self._header)
+        except BaseException:  # a full disk: nobody else would close the file
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+class _HeaderTarget:
+    """A file as numpy's header function wants it: with `write`."""
+
+    def __init__(self, file: ShardFile) -> None:
+        self._file = file
+
+    def write(self, data: bytes) -> None:
+        self._file.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Scored rows to a file, block by block, in the format its name asks for."""
+"""Writing tables to files, block by block, in the format that the file name says."""
 
 import sys
 from collections.abc import Iterator
@@ -15,24 +15,25 @@ from recap_ctr.storage.files import atomic_file
 
 
 class Sink:
-    """Takes blocks of rows in order; the first one says which columns there are, and in which order."""
+    """Takes blocks of rows in order; the first block decides the columns and their order."""
 
     _schema: pl.Schema | None = None
 
     def write(self, frame: pl.DataFrame) -> None:
-        first = self._schema is None
-        known = self._schema = self._schema or frame.schema
-        if set(frame.columns) != set(known):
-            odd = sorted(set(frame.columns) ^ set(known))
+        """Append the rows of a block; refuse columns other than those of the first block."""
+        is_first = self._schema is None
+        schema = self._schema = self._schema or frame.schema
+        if set(frame.columns) != set(schema):
+            different = sorted(set(frame.columns) ^ set(schema))
             raise InputError(
-                f"the files differ in their columns: {', '.join(map(repr, odd))} not in all of them",
+                f"the files differ in their columns: {', '.join(map(repr, different))} not in all of them",
                 fix="score them one by one",
             )
-        # By position, since polars takes names such as ^x$ or * for patterns.
-        ordered = frame[:, [frame.get_column_index(name) for name in known]]
-        self._append(ordered, known, first)
+        # Select by position, since polars takes names such as ^x$ or * for patterns.
+        ordered = frame[:, [frame.get_column_index(name) for name in schema]]
+        self._append(ordered, schema, is_first)
 
-    def _append(self, frame: pl.DataFrame, known: pl.Schema, first: bool) -> None:
+    def _append(self, frame: pl.DataFrame, schema: pl.Schema, is_first: bool) -> None:
         raise NotImplementedError
 
 
@@ -40,33 +41,34 @@ class _TextSink(Sink):
     def __init__(self, file: BinaryIO, separator: str) -> None:
         self._file, self._separator = file, separator
 
-    def _append(self, frame: pl.DataFrame, known: pl.Schema, first: bool) -> None:
+    def _append(self, frame: pl.DataFrame, schema: pl.Schema, is_first: bool) -> None:
         for name, kind in frame.schema.items():
             if kind.is_nested() or kind in (pl.Binary, pl.Object, pl.Duration):
                 raise InputError(
                     f"column {name!r} is of type {kind}, which text can't hold",
                     fix="give --out a name that ends in .parquet or .arrow",
                 )
-        frame.write_csv(self._file, separator=self._separator, include_header=first)
+        frame.write_csv(self._file, separator=self._separator, include_header=is_first)
 
 
 class _TableSink(Sink):
-    """Parquet and Arrow need to know all rows at their end: blocks go to parts first, then stream into one file."""
+    """Parquet and Arrow files end with a table of contents, so blocks go to parts first, then into one file."""
 
     def __init__(self, parts: Path) -> None:
         self._parts, self._count = parts, 0
 
-    def _append(self, frame: pl.DataFrame, known: pl.Schema, first: bool) -> None:
+    def _append(self, frame: pl.DataFrame, schema: pl.Schema, is_first: bool) -> None:
         for name, kind in frame.schema.items():
-            if kind != known[name]:
+            if kind != schema[name]:
                 raise InputError(
-                    f"column {name!r} is of type {known[name]} in one file and {kind} in another",
+                    f"column {name!r} is of type {schema[name]} in one file and {kind} in another",
                     fix="score them one by one, or write .csv",
                 )
         frame.write_ipc(self._parts / f"{self._count:08d}.arrow")
         self._count += 1
 
     def finish(self, file: BinaryIO, kind: str) -> None:
+        """Write all parts to `file`, as Parquet or Arrow."""
         lazy = pl.scan_ipc(sorted(self._parts.iterdir()), glob=False)
         if kind is PARQUET:
             lazy.sink_parquet(file, maintain_order=True)
@@ -76,7 +78,7 @@ class _TableSink(Sink):
 
 @contextmanager
 def open_sink(path: Path | None) -> Iterator[Sink]:
-    """A sink for `path` (None: CSV on standard output) that appears there only when complete."""
+    """Yield a sink for `path`, which appears only when complete; None writes CSV to standard output."""
     if path is None:
         yield _TextSink(sys.stdout.buffer, ",")
         return

@@ -1,15 +1,12 @@
 """Raw tables as a stream of blocks: CSV, TSV, Parquet and Arrow files, plain or compressed, and data frames.
 
-Text is cut into blocks at row ends and parsed one block at a time, every column as text, so that memory is bounded,
-ids are never cast, and an error can name its row. A row's number counts data rows from 1, header excluded.
+A row's number counts data rows from 1 within its file, header excluded.
 """
 
-import csv
 import glob
 import gzip
 import hashlib
 import io
-import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,35 +19,25 @@ import numpy as np
 import polars as pl
 import zstandard
 
+from recap_ctr.data.csv import ARROW_STREAM, ColumnNames, read_text_blocks
 from recap_ctr.errors import InputError
 from recap_ctr.storage.hashes import sha256
 
-BLOCK_BYTES = 16 << 20
 BLOCK_ROWS = 1 << 17
-MAX_ROW_BYTES = 64 << 20
 MAX_VALUE_BYTES = 1 << 20
 TEXT, PARQUET, ARROW = "text", "parquet", "arrow"
 FORMATS = {
-    ".csv": TEXT, ".tsv": TEXT, ".txt": TEXT, ".tab": TEXT, ".dat": TEXT,
-    ".parquet": PARQUET, ".pq": PARQUET,
-    ".arrow": ARROW, ".ipc": ARROW, ".feather": ARROW,
-}  # fmt: skip
-ARROW_STREAM = b"\xff\xff\xff\xff"
-FOREIGN = {  # first bytes of what is no text, whatever its name says: what it is, and what to do
-    b"\x1f\x8b": ("gzip", "end its name in .gz"),
-    b"\x28\xb5\x2f\xfd": ("zstd", "end its name in .zst"),
-    b"PAR1\x15": ("Parquet", "end its name in .parquet"),
-    b"ARROW1\0\0": ("Arrow", "end its name in .arrow"),
-    ARROW_STREAM: ("an Arrow stream", "end its name in .arrow"),
-    b"BZh91AY&SY": ("bzip2", "unpack it first, or pack it as .gz or .zst"),
-    b"PK\x03\x04": ("zip", "unpack it first, or pack it as .gz or .zst"),
-    b"\xfd7zXZ\0": ("xz", "unpack it first, or pack it as .gz or .zst"),
-    b"Obj\x01": ("Avro", "save it as Parquet, Arrow or CSV"),
+    **dict.fromkeys((".csv", ".tsv", ".txt", ".tab", ".dat"), TEXT),
+    **dict.fromkeys((".parquet", ".pq"), PARQUET),
+    **dict.fromkeys((".arrow", ".ipc", ".feather"), ARROW),
 }
+COMPRESSIONS = (".gz", ".zst")
+SEPARATORS = {".csv": b",", ".tsv": b"\t", ".tab": b"\t", ".libsvm": b" "}
 UNREADABLE = (
     *(pl.exceptions.PolarsError, pl.exceptions.PanicException),
     *(OSError, EOFError, zlib.error, zstandard.ZstdError),
 )
+"""What reading a damaged file may raise."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +47,18 @@ class Block:
     frame: pl.DataFrame
     first_row: int
     origin: str
+    """What errors call the file or table that the rows come from."""
+
+    def column(self, name: str, role: str) -> pl.Series:
+        """Return the named column; if there is none, the error says its `role` and which columns there are."""
+        if name not in self.frame.columns:
+            present = ", ".join(repr(column) for column in self.frame.columns[:12])
+            more = f" and {self.frame.width - 12} more" if self.frame.width > 12 else ""
+            raise InputError(
+                f"{self.origin} has no column {name!r} ({role})\n  columns present: {present}{more}",
+                fix="rename the column, or correct the schema",
+            )
+        return self.frame[name]
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,7 @@ class SourceFile:
 
     @classmethod
     def of(cls, path: Path) -> "SourceFile":
+        """Read the file at `path` and return what identifies it."""
         status = path.stat()
         return cls(path.name, status.st_size, status.st_mtime_ns, sha256(path))
 
@@ -82,12 +82,14 @@ class Source(Protocol):
 
     total_bytes: int
     columns: Sequence[str] | None
-    """Names given for files without a header line."""
+    """The user's column names for files without a header line."""
 
-    def files(self) -> list[SourceFile]: ...
+    def files(self) -> list[SourceFile]:
+        """Return what identifies the content of the source."""
+        ...
 
     def blocks(self) -> Iterator[tuple[Block, int]]:
-        """Blocks in source order, each with the bytes of the source it took."""
+        """Yield the blocks in source order, each with the bytes of the source that it takes."""
         ...
 
 
@@ -102,128 +104,117 @@ class FrameSource:
         self.columns: Sequence[str] | None = None
 
     def files(self) -> list[SourceFile]:
-        """The files the rows were made of; without any, the rows themselves, lest other rows pass for them."""
+        """Return the files that the rows were made from, or else a hash of the rows under the table's name."""
         if self._files:
             return self._files
         digest = hashlib.sha256(repr(self._frame.schema).encode())
         for block, _ in self.blocks():
-            # Categories hash as the codes that stand for them: the text is what counts.
+            # A category hashes as its code, which differs between frames with the same text.
             text = block.frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
             digest.update(text.hash_rows(0).to_numpy().tobytes())
         return [SourceFile(self._origin, self._frame.height, 0, digest.hexdigest())]
 
     def blocks(self) -> Iterator[tuple[Block, int]]:
+        """Yield the rows in blocks; a row counts as one byte."""
         for start in range(0, self._frame.height, BLOCK_ROWS):
             part = self._frame.slice(start, BLOCK_ROWS)
             yield Block(part, start + 1, self._origin), part.height
 
 
-@dataclass(frozen=True)
-class Names:
-    """The columns of text files that need no header line."""
-
-    columns: Sequence[str]
-    fields: frozenset[str] = frozenset()
-    """A first line that holds all of them is a header nevertheless; without any, no line is."""
-    optional: str | None = None
-    """The one column that a file may lack: the label, of rows that wait for theirs."""
-
-    def read(self, text: bytes, separator: bytes, origin: str) -> tuple[Sequence[str], bytes]:
-        """The columns of a file that begins so, and its rows."""
-        if not self.fields:
-            return self.columns, text
-        cells = _cells(text, separator)
-        if self.fields.issubset(cells):
-            return _header(text, separator, origin)
-        if self.optional in self.columns and len(cells) == len(self.columns) - 1:
-            return [name for name in self.columns if name != self.optional], text
-        return self.columns, text
-
-
 class FileSource:
-    """Rows of one or more files, in the order given; `-` is standard input."""
+    """Rows of one or more files, in the order listed; `-` is standard input."""
 
-    def __init__(self, patterns: Sequence[str | Path], columns: Sequence[str] | Names | None = None) -> None:
+    def __init__(
+        self, patterns: Sequence[str | Path], columns: Sequence[str] | ColumnNames | None = None
+    ) -> None:
         self.paths = _expand(patterns)
-        self._names = columns if isinstance(columns, Names) or columns is None else Names(columns)
+        self._names = columns if isinstance(columns, ColumnNames) or columns is None else ColumnNames(columns)
         self.columns = None if self._names is None else self._names.columns
         self.total_bytes = sum(path.stat().st_size for path in self.paths if path.is_file())
 
     @property
     def is_stream(self) -> bool:
-        """Whether some of it can be read only once: standard input, or a pipe."""
+        """Whether some of the rows can be read only once: from standard input or a pipe."""
         return not all(path.is_file() for path in self.paths)
 
     def files(self) -> list[SourceFile]:
+        """Return what identifies each file; standard input and pipes are left out."""
         return [SourceFile.of(path) for path in self.paths if path.is_file()]
 
     def stamps(self) -> list[tuple[int, int]]:
-        """Size and time of each file: what moves when somebody writes to it."""
+        """Return the size and modification time of each file, which change when somebody writes to it."""
         return [(path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths if path.is_file()]
 
     def blocks(self) -> Iterator[tuple[Block, int]]:
+        """Yield the rows of all files in blocks; refuse files without rows and values over 1 MiB."""
         for path in self.paths:
-            rows = 0
+            num_rows = 0
             for frame, size in _read(path, self._names):
                 origin = "standard input" if str(path) == "-" else path.name
-                block = Block(frame, rows + 1, origin)
+                block = Block(frame, num_rows + 1, origin)
                 _check_lengths(block)
-                rows += frame.height
+                num_rows += frame.height
                 yield block, size
-            if rows == 0:
+            if num_rows == 0:
                 raise InputError(f"{path} holds no rows", fix="check that the file was written completely")
 
 
-Rows = Callable[[Block], pl.DataFrame]
+RowFunction = Callable[[Block], pl.DataFrame]
 
 
 class MappedSource(FileSource):
     """Rows of files, each block passed through a function.
 
-    `start` makes that function when reading begins, from what lies `beside` the files if need be.
+    `start` makes that function when reading begins; it may read `lookup_files` first, such as tables to join with,
+    which count as files of the source.
     """
 
-    def __init__(self, source: FileSource, start: Callable[[], Rows], beside: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, source: FileSource, start: Callable[[], RowFunction], lookup_files: Sequence[Path] = ()
+    ) -> None:
         super().__init__(source.paths, source.columns)
-        self._source, self._start, self._beside = source, start, [FileSource([path]) for path in beside]
+        self._start = start
+        self._source, self._lookups = source, [FileSource([path]) for path in lookup_files]
 
     def files(self) -> list[SourceFile]:
-        return [file for source in (self._source, *self._beside) for file in source.files()]
+        """Return what identifies each file, lookup files included."""
+        return [file for source in (self._source, *self._lookups) for file in source.files()]
 
     def stamps(self) -> list[tuple[int, int]]:
-        return [stamp for source in (self._source, *self._beside) for stamp in source.stamps()]
+        """Return the size and modification time of each file, lookup files included."""
+        return [stamp for source in (self._source, *self._lookups) for stamp in source.stamps()]
 
     def blocks(self) -> Iterator[tuple[Block, int]]:
-        rows = self._start()
+        """Yield the blocks of the files after the function was applied."""
+        function = self._start()
         for block, size in self._source.blocks():
-            yield replace(block, frame=rows(block)), size
+            yield replace(block, frame=function(block)), size
 
 
 def _expand(patterns: Sequence[str | Path]) -> list[Path]:
+    """Return the files that the patterns name, those of one pattern sorted."""
     paths: list[Path] = []
     for pattern in map(str, patterns):
         if pattern == "-":
             paths.append(Path("-"))
             continue
-        found = (
-            sorted(glob.glob(pattern))
-            if glob.has_magic(pattern) and not Path(pattern).exists()
-            else [pattern]
-        )
-        if not found:
+        is_pattern = glob.has_magic(pattern) and not Path(pattern).exists()
+        names = sorted(glob.glob(pattern)) if is_pattern else [pattern]
+        if not names:
             raise InputError(f"no file matches {pattern}")
-        for name in found:
+        for name in names:
             if not Path(name).exists():
                 raise InputError(f"no file {name}")
             if Path(name).is_dir():
-                raise InputError(f"{name} is a directory", fix=f"give its files, such as '{name}/*.parquet'")
+                raise InputError(f"{name} is a directory", fix=f"name its files, such as '{name}/*.parquet'")
             paths.append(Path(name))
     if not paths:
         raise InputError("no source file given")
     return paths
 
 
-def _read(path: Path, names: Names | None) -> Iterator[tuple[pl.DataFrame, int]]:
+def _read(path: Path, names: ColumnNames | None) -> Iterator[tuple[pl.DataFrame, int]]:
+    """Yield the rows of one file in blocks, each with the bytes that it takes in the file."""
     if str(path) == "-":
         yield from _read_stream(sys.stdin.buffer, "standard input", names)
         return
@@ -231,20 +222,23 @@ def _read(path: Path, names: Names | None) -> Iterator[tuple[pl.DataFrame, int]]
         with path.open("rb") as pipe:
             yield from _read_stream(pipe, path.name, names)
         return
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    packed = suffixes[-1] if suffixes and suffixes[-1] in (".gz", ".zst") else None
-    kind = FORMATS.get(suffixes[-2 if packed else -1] if len(suffixes) > bool(packed) else "", TEXT)
+    *_, suffix, last = ("", "", *(suffix.lower() for suffix in path.suffixes))
+    compression = last if last in COMPRESSIONS else None
+    suffix = suffix if compression else last
+    kind = FORMATS.get(suffix, TEXT)
     try:
         if kind is TEXT:
-            with path.open("rb") as raw, _unpack(raw, packed, path) as stream:
-                yield from _text_blocks(stream, raw, path.name, _separator(path, packed), names)
-        elif packed:
-            fix = "unpack it first; these formats compress on their own"
-            raise InputError(f"{path}: {kind} inside {packed} is not read", fix=fix)
+            with path.open("rb") as file, _unpack(file, compression, path) as stream:
+                yield from read_text_blocks(stream, file, path.name, SEPARATORS.get(suffix), names)
+        elif compression:
+            raise InputError(
+                f"{path}: {kind} inside {compression} is not supported",
+                fix="unpack it first; these formats compress on their own",
+            )
         else:
             yield from _table_blocks(_scan(path, kind), path.stat().st_size)
     except PermissionError:
-        raise  # told as such, not as damage
+        raise  # not a damaged file
     except UNREADABLE as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{path} can't be read: {detail}", fix="check that the file is complete") from None
@@ -252,10 +246,10 @@ def _read(path: Path, names: Names | None) -> Iterator[tuple[pl.DataFrame, int]]
 
 @contextmanager
 def open_text(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
-    """A text file that is no table, plain or compressed, whatever its line ends."""
-    packed = path.suffix if path.suffix in (".gz", ".zst") else None
+    """Open a text file that is not a table, plain or compressed, with any line ends."""
+    compression = path.suffix if path.suffix in COMPRESSIONS else None
     try:
-        with path.open("rb") as raw, io.TextIOWrapper(_unpack(raw, packed, path), encoding) as text:
+        with path.open("rb") as file, io.TextIOWrapper(_unpack(file, compression, path), encoding) as text:
             yield text
     except PermissionError:
         raise
@@ -263,8 +257,10 @@ def open_text(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
         raise InputError(f"{path} can't be read: {error}", fix="check that the file is complete") from None
 
 
-def _read_stream(source: BinaryIO, origin: str, names: Names | None) -> Iterator[tuple[pl.DataFrame, int]]:
-    """What has no name to go by tells its format by its first bytes."""
+def _read_stream(
+    source: BinaryIO, origin: str, names: ColumnNames | None
+) -> Iterator[tuple[pl.DataFrame, int]]:
+    """Yield the rows of a stream without a file name; its first bytes tell the format."""
     stream = source if isinstance(source, io.BufferedReader) else io.BufferedReader(source)  # type: ignore[type-var]
     magic = stream.peek(6)[:6]
     try:
@@ -274,11 +270,11 @@ def _read_stream(source: BinaryIO, origin: str, names: Names | None) -> Iterator
             yield from _table_blocks(lazy, 0)
         elif magic.startswith(ARROW_STREAM):
             yield from _table_blocks(pl.read_ipc_stream(io.BytesIO(stream.read())).lazy(), 0)
-        elif packed := {b"\x1f\x8b": ".gz", b"\x28\xb5": ".zst"}.get(magic[:2]):
-            with _unpack(stream, packed, Path(origin)) as unpacked:
-                yield from _text_blocks(unpacked, None, origin, None, names)
+        elif compression := {b"\x1f\x8b": ".gz", b"\x28\xb5": ".zst"}.get(magic[:2]):
+            with _unpack(stream, compression, Path(origin)) as unpacked:
+                yield from read_text_blocks(unpacked, None, origin, None, names)
         else:
-            yield from _text_blocks(stream, None, origin, None, names)
+            yield from read_text_blocks(stream, None, origin, None, names)
     except UNREADABLE as error:
         raise InputError(f"{origin} can't be read: {error}", fix="check that it is complete") from None
 
@@ -287,226 +283,57 @@ def _scan(path: Path, kind: str) -> pl.LazyFrame:
     if kind is PARQUET:
         return pl.scan_parquet(path, glob=False)
     with path.open("rb") as file:
-        stream = file.read(4) == ARROW_STREAM
-    # A stream has no table of contents: it is read as a whole.
-    return pl.read_ipc_stream(path).lazy() if stream else pl.scan_ipc(path, glob=False)
+        is_stream = file.read(4) == ARROW_STREAM
+    # A stream has no table of contents, so it must be read as a whole.
+    return pl.read_ipc_stream(path).lazy() if is_stream else pl.scan_ipc(path, glob=False)
 
 
 def _table_blocks(lazy: pl.LazyFrame, size: int) -> Iterator[tuple[pl.DataFrame, int]]:
+    """Yield the rows in blocks, each with its share of the `size` bytes of the file."""
     rows = lazy.select(pl.len()).collect().item()
     for frame in lazy.collect_batches(chunk_size=BLOCK_ROWS, maintain_order=True):
         if frame.height:
             yield frame, size * frame.height // max(rows, 1)
 
 
-def _unpack(raw: BinaryIO, packed: str | None, path: Path) -> BinaryIO:
-    if packed == ".gz":
-        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
-    if packed == ".zst":
-        return io.BufferedReader(_Unzstd(raw))
+def _unpack(file: BinaryIO, compression: str | None, path: Path) -> BinaryIO:
+    """Return a stream of the bytes inside `file`, which lies at `path`."""
+    if compression == ".gz":
+        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+    if compression == ".zst":
+        return io.BufferedReader(_ZstdStream(file))
     return path.open("rb")
 
 
-class _Unzstd(io.RawIOBase):
-    """A zstd stream, frame after frame; zstandard's own reader takes a file that was cut short for a whole one."""
+class _ZstdStream(io.RawIOBase):
+    """A zstd stream, frame after frame; zstandard's own reader does not notice that a file was cut short."""
 
     def __init__(self, raw: BinaryIO) -> None:
-        self._raw, self._packed, self._text = raw, b"", b""
+        self._raw, self._packed, self._unpacked = raw, b"", b""
         self._frame: zstandard.ZstdDecompressionObj | None = None
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._text:
-            # In small bites: a block of zstd may unpack to 32,000 times its size.
+        while not self._unpacked:
+            # Small reads bound memory, for a block of zstd may unpack to 32,000 times its size.
             packed = self._packed or self._raw.read(2048)
             if not packed:
                 if self._frame is not None:
                     raise EOFError("Compressed file ended before the end-of-stream marker was reached")
                 return 0
             self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
-            self._text, self._packed = self._frame.decompress(packed), b""
+            self._unpacked, self._packed = self._frame.decompress(packed), b""
             if self._frame.eof:
                 self._packed, self._frame = self._frame.unused_data, None
-        size = min(len(buffer), len(self._text))
-        buffer[:size], self._text = self._text[:size], self._text[size:]
+        size = min(len(buffer), len(self._unpacked))
+        buffer[:size], self._unpacked = self._unpacked[:size], self._unpacked[size:]
         return size
 
 
-def _separator(path: Path, packed: str | None) -> bytes | None:
-    suffix = Path(path.stem).suffix if packed else path.suffix
-    return {".csv": b",", ".tsv": b"\t", ".tab": b"\t", ".libsvm": b" "}.get(suffix.lower())
-
-
-def _text_blocks(
-    stream: BinaryIO,
-    raw: BinaryIO | None,
-    origin: str,
-    separator: bytes | None,
-    names: Names | None,
-) -> Iterator[tuple[pl.DataFrame, int]]:
-    rest, row, read_so_far = stream.read(BLOCK_BYTES), 1, 0
-    while _first_row_end(rest) < 0 and len(rest) <= MAX_ROW_BYTES and (more := stream.read(BLOCK_BYTES)):
-        rest += more
-    for magic, (what, fix) in FOREIGN.items():
-        if rest.startswith(magic):
-            raise InputError(f"{origin} is {what}, not text", fix=fix)
-    if rest.startswith(b"\xef\xbb\xbf"):
-        rest = rest[3:]
-    if separator is None:
-        separator = b"\t" if b"\t" in rest.partition(b"\n")[0] else b","
-    columns, rest = _header(rest, separator, origin) if names is None else names.read(rest, separator, origin)
-    last = False
-    while not last:
-        more = stream.read(BLOCK_BYTES)
-        last = not more
-        end = len(rest) if last else max(_last_row_end(rest), 0)
-        if len(columns) > 1 and end:
-            # Empty lines at the end of a file are no rows, and where that is, only the next block tells.
-            filled = len(rest[:end].rstrip(b"\r\n"))
-            end = filled and (rest.find(b"\n", filled) + 1 or filled)
-        if end == 0 and last:
-            return
-        if end == 0:  # not one whole row yet
-            if len(rest) > MAX_ROW_BYTES:
-                raise InputError(
-                    f"{origin}: row {row} does not end within {MAX_ROW_BYTES >> 20} MiB",
-                    fix="close the quote that opens there, or split the row",
-                )
-            rest += more
-            continue
-        text, rest = rest[:end], rest[end:] + more
-        frame = _parse(text, columns, separator, origin, row)
-        row += frame.height
-        position = raw.tell() if raw is not None and not raw.closed else 0
-        if raw is not None and position == 0:
-            position = read_so_far + len(text)
-        yield frame, max(position - read_so_far, 0)
-        read_so_far = max(position, read_so_far)
-
-
-def _header(text: bytes, separator: bytes, origin: str) -> tuple[list[str], bytes]:
-    end = _first_row_end(text)
-    if end < 0 and b"\n" in text:
-        raise InputError(f"{origin}: a quote in the header line is not closed")
-    line, rest = (text, b"") if end < 0 else (text[:end], text[end + 1 :])
-    if not line.strip():
-        raise InputError(f"{origin} is empty", fix="the first line must name the columns")
-    try:
-        decoded = io.StringIO(line.rstrip(b"\r").decode("utf-8"), newline="")
-        names = next(csv.reader(decoded, delimiter=separator.decode()))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(
-            f"{origin}: the header line can't be read: {error}", fix="save the file as UTF-8"
-        ) from None
-    for other in (";", "|"):
-        if len(names) == 1 and other in names[0]:
-            raise InputError(
-                f"{origin}: the columns seem to be separated by {other!r}",
-                fix="separate them by commas or tabs",
-            )
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(
-                f"{origin}: column {name!r} stands twice in the header", fix="rename one of them"
-            )
-    return names, rest
-
-
-def _cells(text: bytes, separator: bytes) -> list[str]:
-    """The first row, as far as it can be read."""
-    end = _first_row_end(text)
-    line = io.StringIO((text if end < 0 else text[:end]).rstrip(b"\r").decode("utf-8", "replace"), newline="")
-    try:
-        return next(csv.reader(line, delimiter=separator.decode()), [])
-    except csv.Error:
-        return []
-
-
-def _first_row_end(text: bytes) -> int:
-    """Where the line end of the first row stands (-1: nowhere): one with an even number of quotes before it."""
-    end, odd = -1, 0
-    while (after := text.find(b"\n", end + 1)) >= 0:
-        odd ^= text.count(b'"', end + 1, after) & 1
-        end = after
-        if not odd:
-            return end
-    return -1
-
-
-def _last_row_end(text: bytes) -> int:
-    """Where the last whole row ends (-1: nowhere): a line end with an even number of quotes before it."""
-    end = text.rfind(b"\n")
-    odd = text.count(b'"', 0, end + 1) & 1
-    while end >= 0 and odd:
-        before = text.rfind(b"\n", 0, end)
-        odd ^= text.count(b'"', before + 1, end + 1) & 1
-        end = before
-    return end + 1 if end >= 0 else -1
-
-
-def _parse(
-    text: bytes, columns: Sequence[str], separator: bytes, origin: str, first_row: int
-) -> pl.DataFrame:
-    try:
-        frame = pl.read_csv(
-            text, has_header=False, separator=separator.decode(), schema=dict.fromkeys(columns, pl.String)
-        )
-    except pl.exceptions.PolarsError as error:
-        raise _diagnosis(text, columns, separator, origin, first_row, str(error)) from None
-    # polars fills short rows with nulls; the count of separators outside quotes tells.
-    bare = re.sub(rb'"[^"]*"', b"", text) if b'"' in text else text
-    if bare.count(separator) != frame.height * (len(columns) - 1):
-        raise _diagnosis(text, columns, separator, origin, first_row, "a row has too few fields")
-    return frame
-
-
-def _diagnosis(
-    text: bytes, columns: Sequence[str], separator: bytes, origin: str, first_row: int, reason: str
-) -> InputError:
-    """Find the row that a block's parser stumbled over."""
-    row = first_row
-    try:
-        decoded = text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        row += _whole_rows(text[: error.start])
-        bad = text[error.start : error.start + 4]
-        return InputError(
-            f"{origin}: row {row} is not valid UTF-8 (bytes {bad!r})", fix="save the file as UTF-8"
-        )
-    if text.count(b'"') & 1:
-        return InputError(
-            f"{origin}: row {row + _whole_rows(text)} opens a quote that nothing closes",
-            fix='close it, or write "" for a quote inside a quoted value',
-        )
-    csv.field_size_limit(MAX_ROW_BYTES)
-    try:
-        for record in csv.reader(io.StringIO(decoded, newline=""), delimiter=separator.decode()):
-            if len(record) != len(columns) and not (len(columns) == 1 and not record):
-                return InputError(
-                    f"{origin}: row {row} has {len(record)} fields, expected {len(columns)}",
-                    fix="quote values that hold the separator, or repair the row",
-                )
-            row += 1
-    except csv.Error as error:
-        reason = str(error)
-    return InputError(
-        f"{origin}: rows from {first_row} on can't be parsed: {reason.splitlines()[0]}",
-        fix='quote values that hold quotes or line ends, and write "" for a quote inside them',
-    )
-
-
-def _whole_rows(text: bytes) -> int:
-    """Line ends with an even number of quotes before them: after the last one, a quote stays open, or no row ends."""
-    rows = odd = 0
-    for line in io.BytesIO(text):
-        odd ^= line.count(b'"') & 1
-        rows += line.endswith(b"\n") and not odd
-    return rows
-
-
 def _check_lengths(block: Block) -> None:
+    """Refuse values of more than `MAX_VALUE_BYTES`."""
     text = block.frame.select(pl.col(pl.String))
     if text.width == 0 or text.height == 0:
         return
@@ -516,13 +343,16 @@ def _check_lengths(block: Block) -> None:
             row = block.first_row + int(text[name].str.len_bytes().arg_max() or 0)
             raise InputError(
                 f"{block.origin}: row {row}, column {name!r}: a value of {length:,} bytes"
-                f" (at most {MAX_VALUE_BYTES:,} are taken)",
+                f" (at most {MAX_VALUE_BYTES:,} are allowed)",
                 fix="drop the column or shorten the value",
             )
 
 
 def as_frame(table: Any, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """A polars frame of any table a Python user holds: polars, pandas, a numpy array, or a mapping of columns."""
+    """Return a table as a polars frame: a polars or pandas frame, a numpy array, or a mapping of columns.
+
+    `columns` names the columns of an array.
+    """
     if isinstance(table, pl.DataFrame):
         return table
     if isinstance(table, pl.LazyFrame):
@@ -549,16 +379,17 @@ def _pandas_series(name: str, column: Any) -> pl.Series:
     return _series(name, values, column.isna().to_numpy())
 
 
-def _series(name: str, values: Any, absent: Any = None) -> pl.Series:
+def _series(name: str, values: Any, is_missing: Any = None) -> pl.Series:
+    """Return a numpy array as a series; objects of different types become text."""
     if values.dtype.kind in "biuf":
         return pl.Series(name, values)
     if values.dtype.kind == "M":
         return pl.Series(name, values.astype("datetime64[us]"))
     items = values.tolist()
-    if absent is None:
-        absent = [item is None or item != item for item in items]
+    if is_missing is None:
+        is_missing = [item is None or item != item for item in items]
     items = [item.tolist() if isinstance(item, np.ndarray) else item for item in items]
-    items = [None if gone else item for gone, item in zip(absent, items, strict=True)]
+    items = [None if missing else item for missing, item in zip(is_missing, items, strict=True)]
     kinds = {type(item) for item in items if item is not None}
     if len(kinds) > 1 and not kinds <= {int, float, bool}:
         items = [None if item is None else str(item) for item in items]
@@ -568,4 +399,4 @@ def _series(name: str, values: Any, absent: Any = None) -> pl.Series:
 def _refuse_duplicates(names: Sequence[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise InputError(f"column {name!r} stands twice in the table", fix="rename one of them")
+            raise InputError(f"column {name!r} appears twice in the table", fix="rename one of them")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.metrics import Floats, logit, sigmoid, softplus
 
-FORMAT = 1  # to be raised when the same settings come to draw other rows
+FORMAT = 1  # to be raised when the same config comes to draw other rows
 BLOCK_ROWS = 65_536  # part of the format: another size would draw other rows
 BAYES_AUC = 0.80
 ORDER_SHARES = (0.5, 0.3, 0.2)  # of the logit's variance: first, second, third order
@@ -53,13 +53,12 @@ class SyntheticConfig:
             ("seed", 0 <= self.seed < 2**32, "between 0 and 2^32 - 1"),
         ):
             if not holds:
-                raise InputError(
-                    f"synthetic data: {name} is {getattr(self, name)}", fix=f"{name} must be {needs}"
-                )
+                value = getattr(self, name)
+                raise InputError(f"synthetic data: {name} is {value}", fix=f"{name} must be {needs}")
 
     @property
     def num_values(self) -> tuple[int, ...]:
-        """Vocabulary size of every field.
+        """The vocabulary size of every field.
 
         >>> SyntheticConfig().num_values
         (5, 12, 29, 71, 171, 414, 1000)
@@ -70,7 +69,7 @@ class SyntheticConfig:
 
 @dataclass(frozen=True)
 class Bayes:
-    """What no model can beat, over the rows drawn: expectations under their Bayes probabilities."""
+    """What no model can beat on the rows drawn: expectations under their Bayes probabilities."""
 
     logloss: float
     auc: float
@@ -81,6 +80,8 @@ class Bayes:
 
 @dataclass(frozen=True)
 class Term:
+    """One planted interaction: the fields whose vectors are multiplied, and the weight of the product."""
+
     fields: tuple[int, ...]
     weight: float
 
@@ -109,9 +110,9 @@ class SyntheticData:
         self._intercept, self._spread = self._tune()
 
     def blocks(self) -> Iterator[pl.DataFrame]:
-        """Columns row, click (0 or 1), f1 to fF (strings such as f3_17; f3_1 is the commonest), bayes_logit.
+        """Yield the rows in blocks, so that memory does not grow with their number.
 
-        Memory does not grow with the number of rows.
+        The columns are row, click (0 or 1), f1 to fF (strings such as f3_17; f3_1 is the commonest), bayes_logit.
         """
         names = [
             pl.Series([f"f{field}_{value}" for value in range(1, size + 1)])
@@ -128,11 +129,11 @@ class SyntheticData:
             yield pl.DataFrame(columns)
 
     def frame(self) -> pl.DataFrame:
-        """All rows at once."""
+        """Return all rows at once."""
         return pl.concat(self.blocks())
 
     def bayes(self) -> Bayes:
-        """Expectations over the rows drawn; keeps one number a row in memory."""
+        """Return the expectations over the rows drawn; one number a row is kept in memory."""
         logits, moments_OO, sums_O = [], np.zeros((3, 3)), np.zeros(3)
         for _, _, orders_OB, _ in self._draws():
             logits.append(self._logits(orders_OB))
@@ -151,7 +152,7 @@ class SyntheticData:
         )
 
     def _draws(self) -> Iterator[tuple[int, list[NDArray[np.int64]], Floats, NDArray[np.bool_]]]:
-        """First row number, values, the orders' contributions and clicks of one block after the other."""
+        """Yield the first row number, the values, the contribution of each order and the clicks of each block."""
         for block, first in enumerate(range(0, self.config.rows, BLOCK_ROWS)):
             rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(2, block)))
             values_FB, orders_OB = self._draw(rng)
@@ -177,9 +178,9 @@ class SyntheticData:
         return np.asarray(self._intercept + self._spread * orders_OB.sum(axis=0))
 
     def _tune(self) -> tuple[float, float]:
-        """Intercept and standard deviation of the logit that give the base rate and the Bayes AUC.
+        """Return the intercept and standard deviation of the logit that give the base rate and the Bayes AUC.
 
-        Found on a block of its own, which depends on the seed but not on `rows`; its 2,048 quantiles suffice.
+        They are fitted to a separate block, which depends on the seed but not on `rows`; 2,048 quantiles of it suffice.
         """
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(1,)))
         scores_B = np.sort(self._draw(rng)[1].sum(axis=0))
@@ -208,10 +209,10 @@ def _centred(latent_VR: Floats, frequency_V: Floats) -> Floats:
 
 
 def _plant(covariances: list[Floats]) -> list[Term]:
-    """Every field alone, neighbours in pairs (a ring), disjoint triples of neighbours: F + F + F // 3 terms.
+    """Return the terms: every field alone, neighbours in pairs (a ring), disjoint triples of neighbours.
 
-    Terms of one order share its variance evenly. Fields being independent, the variance of a term is the sum
-    over the elementwise product of its fields' covariances.
+    That makes F + F + F // 3 terms. Terms of one order share its variance evenly. The fields are independent, so the
+    variance of a term is the sum over the elementwise product of its fields' covariances.
     """
     num_fields = len(covariances)
     orders: list[list[tuple[int, ...]]] = [
@@ -228,15 +229,15 @@ def _plant(covariances: list[Floats]) -> list[Term]:
 
 
 def _entropy(logits: Floats) -> Floats:
-    """Expected loss of a Bayes logit on its own row."""
+    """Return the expected loss of a Bayes logit on its own row."""
     return sigmoid(logits) * softplus(-logits) + sigmoid(-logits) * softplus(logits)
 
 
 def _expected_auc(sorted_logits_N: Floats) -> float:
-    """Expected pairs won over expected pairs, when rows click with their Bayes probabilities.
+    """Return expected pairs won over expected pairs, when rows click with their Bayes probabilities.
 
-    A pair of different rows (i, j) counts with p_i (1 - p_j). Ties need no care: tied rows have equal p, so
-    that either order of the two wins one half of their pairs.
+    A pair of different rows (i, j) counts with p_i (1 - p_j). Ties need no special treatment: tied rows have equal p,
+    so either order of the two wins one half of their pairs.
     """
     p_N, q_N = sigmoid(sorted_logits_N), sigmoid(-sorted_logits_N)
     wins = p_N @ (np.cumsum(q_N) - q_N)

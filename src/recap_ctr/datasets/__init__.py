@@ -1,0 +1,1 @@
+"""Public data sets, prepared by the protocols that papers compare models on."""

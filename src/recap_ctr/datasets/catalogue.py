@@ -1,10 +1,8 @@
-"""From raw tables to memory-mapped shards."""
-
-from importlib import import_module
+"""The public data sets by name."""
 
 from recap_ctr.datasets.protocol import Protocol
 from recap_ctr.errors import InputError
-from recap_ctr.plugins import is_dotted, load
+from recap_ctr.plugins import is_dotted, load, resolve
 
 DATASETS = {
     "criteo-x4": "recap_ctr.datasets.criteo:PROTOCOL",
@@ -19,16 +17,15 @@ DATASETS = {
 }
 
 
-def protocol(name: str) -> Protocol:
-    """The public data set of that name, or one of somebody else's by its dotted name."""
+def find_protocol(name: str) -> Protocol:
+    """Return the public data set with this name, or one from outside the package by its dotted name."""
     if is_dotted(name):
-        outside = load(name, "data set")
-        if not isinstance(outside, Protocol):
-            raise InputError(f"data set {name!r} is no recap_ctr.datasets.protocol.Protocol")
-        return outside
+        protocol = load(name, "data set")
+        if not isinstance(protocol, Protocol):
+            raise InputError(f"data set {name!r} is not a recap_ctr.datasets.protocol.Protocol")
+        return protocol
     if name not in DATASETS:
-        raise InputError(f"no data set {name!r}", fix=f"known are {', '.join(DATASETS)}")
-    module, _, attribute = DATASETS[name].partition(":")
-    found = getattr(import_module(module), attribute)
-    assert isinstance(found, Protocol)
-    return found
+        raise InputError(f"no data set {name!r}", fix=f"choose from {', '.join(DATASETS)}")
+    protocol = resolve(DATASETS[name])
+    assert isinstance(protocol, Protocol)
+    return protocol

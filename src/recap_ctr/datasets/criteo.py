@@ -19,7 +19,7 @@ SCHEMA = Schema(
     label="Label",
     columns=COLUMNS,  # train.txt has no header line
     fields=(
-        # An absent count was filled with 0, and the fill value never became a token: 0 is as good as absent.
+        # The protocol fills a missing count with 0 and keeps the fill value out of the vocabulary.
         *(
             Field(name=name, kind="numeric", transform="log-square", missing=("0",), min_count=10)
             for name in COUNTS
@@ -30,6 +30,7 @@ SCHEMA = Schema(
 
 
 def sources(files: Sequence[Path]) -> dict[str, Source]:
+    """Return the rows of train.txt."""
     return {"all": FileSource(files, COLUMNS)}
 
 

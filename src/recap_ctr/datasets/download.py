@@ -1,4 +1,4 @@
-"""Raw files of a public data set, from where it is published: fetched, checked and unpacked, or not there at all."""
+"""Fetching the raw files of a public data set from where it is published."""
 
 import hashlib
 import http.client
@@ -18,9 +18,9 @@ from recap_ctr.storage.locks import locked
 
 TIMEOUT_SECONDS = 30
 CHUNK = 1 << 16
-MAX_BYTES = 1 << 28  # of an archive, and of a file in it; a server or a bomb could go on for ever
+MAX_BYTES = 1 << 28  # of an archive and of a file in it, because a server or a zip bomb could go on for ever
 NETWORK = (URLError, ConnectionError, TimeoutError, ssl.SSLError, http.client.HTTPException)
-AGAIN = "run the same command again: it goes on where it stopped"
+RESUME = "run the same command again: it goes on where it stopped"
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,16 @@ class Archive:
     url: str
     md5: str
     folder: str
-    """Where in the archive the files lie."""
+    """The folder in the archive that holds the files."""
 
 
 def download(
     archive: Archive, files: Sequence[str], directory: Path, *, force: bool = False, quiet: bool = False
 ) -> bool:
-    """Put the files into `directory`; say whether they were there already."""
+    """Fetch, check and unpack the files into `directory`; return whether they were there already.
+
+    An interrupted download is resumed. `force` fetches files that are there already.
+    """
     if not force and all((directory / name).is_file() for name in files):
         return True
     directory.mkdir(parents=True, exist_ok=True)
@@ -45,7 +48,7 @@ def download(
         if not _is_whole(archive, partial):
             resumed = partial.is_file()
             _fetch(archive, partial, quiet)
-            if resumed and not _is_whole(archive, partial):  # the old part was of another file
+            if resumed and not _is_whole(archive, partial):  # the old part belongs to another file
                 partial.unlink()
                 _fetch(archive, partial, quiet)
             _verify(archive, partial)
@@ -55,39 +58,39 @@ def download(
 
 
 def _fetch(archive: Archive, partial: Path, quiet: bool) -> None:
-    """Append to `partial` what it lacks; what a server sends from the beginning replaces it."""
-    have = partial.stat().st_size if partial.is_file() else 0
-    headers = {"User-Agent": "recap-ctr"} | ({"Range": f"bytes={have}-"} if have else {})
+    """Append to `partial` what it lacks; replace it if the server sends the whole file."""
+    size = partial.stat().st_size if partial.is_file() else 0
+    headers = {"User-Agent": "recap-ctr"} | ({"Range": f"bytes={size}-"} if size else {})
     try:
         with urlopen(Request(archive.url, headers=headers), timeout=TIMEOUT_SECONDS) as response:
-            goes_on = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-            have = have if response.status == 206 and goes_on else 0
+            resumes = response.headers.get("Content-Range", "").startswith(f"bytes {size}-")
+            size = size if response.status == 206 and resumes else 0
             length = response.headers.get("Content-Length")
-            total = have + int(length) if length and length.isdigit() else None
+            total = size + int(length) if length and length.isdigit() else None
             title = f"downloading {archive.url.rpartition('/')[2]}"
             with (
                 meter(title, total, "KiB", quiet=quiet) as shown,
-                partial.open("ab" if have else "wb") as file,
+                partial.open("ab" if size else "wb") as file,
             ):
-                shown.advance(0, have)
+                shown.advance(0, size)
                 while chunk := response.read(CHUNK):
-                    have += len(chunk)
-                    if have > MAX_BYTES:
+                    size += len(chunk)
+                    if size > MAX_BYTES:
                         raise InputError(f"{archive.url} sends more than {MAX_BYTES >> 20} MiB; stopped")
                     file.write(chunk)
                     shown.advance(len(chunk) >> 10, len(chunk))
-            if total is not None and have < total:
-                raise InputError(f"{archive.url}: the connection broke off after {have:,} bytes", fix=AGAIN)
+            if total is not None and size < total:
+                raise InputError(f"{archive.url}: the connection broke off after {size:,} bytes", fix=RESUME)
     except HTTPError as error:
         error.close()
-        if error.code == 416 and have:  # it has no such range: what we hold is not the beginning of it
+        if error.code == 416 and size:  # no such range, so `partial` is not the beginning of this file
             partial.unlink()
             _fetch(archive, partial, quiet)
             return
         raise InputError(f"{archive.url}: the server answers {error.code} {error.reason}") from None
     except NETWORK as error:
         reason = getattr(error, "reason", None) or error
-        raise InputError(f"{archive.url} can't be reached: {reason}", fix=AGAIN) from None
+        raise InputError(f"{archive.url} can't be reached: {reason}", fix=RESUME) from None
 
 
 def _is_whole(archive: Archive, partial: Path) -> bool:
@@ -95,19 +98,20 @@ def _is_whole(archive: Archive, partial: Path) -> bool:
 
 
 def _verify(archive: Archive, partial: Path) -> None:
-    if (found := _md5(partial)) == archive.md5:
+    """Remove the file and raise an error if it is not the published one."""
+    if (md5 := _md5(partial)) == archive.md5:
         return
     with partial.open("rb") as file:
         is_zip = file.read(2) == b"PK"
     partial.unlink()
     if not is_zip:
         raise InputError(
-            f"{archive.url}: what came is no zip archive but another page",
-            fix="look at the address in a browser; a network may want a login first",
+            f"{archive.url}: the server did not send a zip archive but another page",
+            fix="open the address in a browser; the network may want a login first",
         )
     raise InputError(
-        f"{archive.url}: the MD5 of what came is {found}, published is {archive.md5}",
-        fix="run the same command again; should it persist, the file was replaced",
+        f"{archive.url}: the MD5 of the download is {md5}, the published one is {archive.md5}",
+        fix="run the same command again; if it fails again, the file was replaced",
     )
 
 
@@ -117,7 +121,7 @@ def _md5(path: Path) -> str:
 
 
 def _unpack(archive: Archive, partial: Path, files: Sequence[str], directory: Path) -> None:
-    """Only the files asked for, each under its plain name: no path in the archive is followed."""
+    """Unpack only these files, each under its plain name, so that no path in the archive is followed."""
     try:
         with zipfile.ZipFile(partial) as packed:
             for name in files:

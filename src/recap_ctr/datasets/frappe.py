@@ -7,13 +7,22 @@ from recap_ctr.datasets.protocol import Figures, Protocol, Published
 from recap_ctr.schema import Field, Schema
 
 SIZES = {
-    "user": 956, "item": 4084, "daytime": 9, "weekday": 9, "isweekend": 4, "homework": 5, "cost": 4, "weather": 11,
-    "country": 82, "city": 235,
-}  # fmt: skip
+    "user": 956,
+    "item": 4084,
+    "daytime": 9,
+    "weekday": 9,
+    "isweekend": 4,
+    "homework": 5,
+    "cost": 4,
+    "weather": 11,
+    "country": 82,
+    "city": 235,
+}
 COLUMNS = ("label", *SIZES)
 
 
 def schema(min_count: int) -> Schema:
+    """Return the schema, with values kept from `min_count` training rows on."""
     fields = (Field(name=name, kind="categorical", min_count=min_count) for name in SIZES)
     return Schema(label="label", fields=tuple(fields))
 
@@ -41,7 +50,7 @@ PROTOCOL = Protocol(
         ),
     ),
 )
-# QNN's: what occurs only once shares one vector.
+# The encoding of QNN: values that occur only once share one vector.
 MIN_COUNT_2 = replace(
     PROTOCOL,
     name="frappe-x1-min2",

@@ -1,7 +1,7 @@
-"""KKBox's music recommendation challenge by the protocol KKBox_x1: will the user play the song again within a month?
+"""KKBox's music recommendation challenge by the protocol KKBox_x1: does a user play a song again within a month.
 
 The published table numbers users, songs, names and persons by their place in sorted order. songs.csv and
-song_extra_info.csv are no proper CSV (quotes open and never close), so they are cut at every comma.
+song_extra_info.csv are not valid CSV (quotes open and never close), so they are cut at every comma.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,8 @@ from typing import Literal
 
 import polars as pl
 
-from recap_ctr.data import source
-from recap_ctr.data.encode import column
-from recap_ctr.data.source import Block, FileSource, MappedSource, Rows, Source, open_text
+from recap_ctr.data import csv
+from recap_ctr.data.source import Block, FileSource, MappedSource, RowFunction, Source, open_text
 from recap_ctr.datasets.protocol import FOLDS, Figures, Protocol, Published, integers
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
@@ -25,18 +24,31 @@ EXTRA = ("name", "isrc")
 COLUMNS = ("label", *EVENT, *MEMBER, *SONG, *EXTRA)
 PERSONS = ("artist_name", "composer", "lyricist")
 SIZES = {
-    "msno": 25963, "song_id": 53291, "source_system_tab": 10, "source_screen_name": 21, "source_type": 14, "city": 23,
-    "gender": 4, "registered_via": 7, "language": 12, "genre_ids": 346, "artist_name": 11976, "isrc": 80, "bd": 9,
-}  # fmt: skip
+    "msno": 25963,
+    "song_id": 53291,
+    "source_system_tab": 10,
+    "source_screen_name": 21,
+    "source_type": 14,
+    "city": 23,
+    "gender": 4,
+    "registered_via": 7,
+    "language": 12,
+    "genre_ids": 346,
+    "artist_name": 11976,
+    "isrc": 80,
+    "bd": 9,
+}
 LISTS = ("genre_ids", "artist_name")
 # What pandas takes for missing in train.csv and members.csv; the sources of an event can be "null".
-ABSENT = (
+MISSING = (
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA"),
     *("NULL", "NaN", "n/a", "nan", "null"),
 )
 
 
 def schema(pooling: Literal["mean", "sum"]) -> Schema:
+    """Return the schema, with genres and artists pooled by mean or sum."""
+
     def field(name: str) -> Field:
         if name in LISTS:
             return Field(name=name, kind="multi", max_len=3, pooling=pooling, min_count=10)
@@ -46,41 +58,42 @@ def schema(pooling: Literal["mean", "sum"]) -> Schema:
 
 
 def features(block: Block) -> pl.DataFrame:
-    """Of the recording's code only the country stays, and of the age its decade; impossible ages are missing."""
-    age = column(block, "bd", "age").replace("", None)
+    """Reduce the recording's code to its country and the age to its decade; impossible ages become missing."""
+    age = block.column("bd", "age").replace("", None)
     numbers = age.cast(pl.Float64, strict=False)
     bad = (numbers.is_null() & age.is_not_null()).arg_true()
     if len(bad):
         raise InputError(
-            f"{block.origin}: row {block.first_row + bad[0]}, column 'bd': {age[bad[0]]!r} is no age",
+            f"{block.origin}: row {block.first_row + bad[0]}, column 'bd': {age[bad[0]]!r} is not an age",
             fix="use the raw file as it was downloaded",
         )
     decade = (numbers / 10).ceil().clip(1, 7).set(~numbers.is_between(1, 95).fill_null(False), None)
-    country = column(block, "isrc", "recording code").str.head(2)
+    country = block.column("isrc", "recording code").str.head(2)
     return block.frame.with_columns(country, decade.cast(pl.Int8))
 
 
 def sources(files: Sequence[Path]) -> dict[str, Source]:
-    events, *beside = files
-    return {"all": MappedSource(FileSource([events]), lambda: join(*files), beside)}
+    """Return the rows of train.csv, joined with the other files as in the published table."""
+    events, *lookup_files = files
+    return {"all": MappedSource(FileSource([events]), lambda: join(*files), lookup_files)}
 
 
-def join(events: Path, members: Path, songs: Path, extras: Path) -> Rows:
-    """Rows of train.csv as rows of the published table."""
-    seen = [
-        [column(block, name, "id").unique() for name in ("msno", "song_id")]
+def join(events: Path, members: Path, songs: Path, extras: Path) -> RowFunction:
+    """Return a function that turns rows of train.csv into rows of the published table."""
+    ids = [
+        [block.column(name, "id").unique() for name in ("msno", "song_id")]
         for block, _ in FileSource([events]).blocks()
     ]
-    seen_users, seen_songs = (pl.concat(parts).unique() for parts in zip(*seen, strict=True))
+    event_users, event_songs = (pl.concat(parts).unique() for parts in zip(*ids, strict=True))
     users = pl.concat(_present(block, ("msno", *MEMBER)) for block, _ in FileSource([members]).blocks())
-    song_table, song_ids = _songs(songs, seen_songs)
-    extra_table, extra_ids = _extras(extras, seen_songs)
+    song_table, song_ids = _songs(songs, event_songs)
+    extra_table, extra_ids = _extras(extras, event_songs)
     tables = (
         ("msno", users),
         ("song_id", song_table),
         ("song_id", extra_table),
-        ("msno", _ranks(seen_users, users["msno"])),
-        ("song_id", _ranks(seen_songs, song_ids, extra_ids)),
+        ("msno", _ranks(event_users, users["msno"])),
+        ("song_id", _ranks(event_songs, song_ids, extra_ids)),
     )
 
     def rows(block: Block) -> pl.DataFrame:
@@ -96,32 +109,29 @@ def join(events: Path, members: Path, songs: Path, extras: Path) -> Rows:
 
 
 def _present(block: Block, names: Sequence[str]) -> pl.DataFrame:
-    """These columns, null where pandas would find nothing."""
-    frame = pl.DataFrame([column(block, name, "of the raw file") for name in names])
-    return frame.with_columns(pl.when(~pl.all().is_in(ABSENT)).then(pl.all()))
+    """Return the named columns, null where pandas would take a cell for missing."""
+    frame = pl.DataFrame([block.column(name, "of the raw file") for name in names])
+    return frame.with_columns(pl.when(~pl.all().is_in(MISSING)).then(pl.all()))
 
 
-def _songs(path: Path, seen: pl.Series) -> tuple[pl.DataFrame, pl.Series]:
-    """The songs that were seen, and the ids of all."""
+def _songs(path: Path, event_songs: pl.Series) -> tuple[pl.DataFrame, pl.Series]:
+    """Return the songs of the events, and the ids of all songs."""
     parts, ids, cells = [], [], []
     for part in _cut(path, ("song_id", *SONG)):
         ids.append(part["song_id"])
         cells += [part[name].unique().alias("cell") for name in PERSONS]
-        parts.append(_only(part, seen))
+        parts.append(_select_songs(part, event_songs))
     table, numbers = pl.concat(parts), _persons(pl.concat(cells).unique())
     for name in PERSONS:
-        table = (
-            table.join(numbers, left_on=name, right_on="cell", how="left")
-            .drop(name)
-            .rename({"numbers": name})
-        )
+        joined = table.join(numbers, left_on=name, right_on="cell", how="left")
+        table = joined.drop(name).rename({"numbers": name})
     language = pl.col("language").cast(pl.Float64, strict=False).cast(pl.Int64).cast(pl.String)
     table = table.with_columns(pl.col("genre_ids").str.replace_all("|", " ", literal=True), language)
     return table, pl.concat(ids)
 
 
 def _persons(cells: pl.Series) -> pl.DataFrame:
-    """Each cell with the numbers of the persons in it: their places among all in sorted order."""
+    """Return each cell with the numbers of the persons in it: their places among all in sorted order."""
     names = (
         cells.to_frame()
         .with_columns(numbers=pl.col("cell").str.replace_all(r"[|\\/&;]", "|").str.split("|"))
@@ -133,49 +143,50 @@ def _persons(cells: pl.Series) -> pl.DataFrame:
     return names.group_by("cell", maintain_order=True).agg(pl.col("numbers").str.join(" "))
 
 
-def _extras(path: Path, seen: pl.Series) -> tuple[pl.DataFrame, pl.Series]:
-    """Names and codes of the songs that were seen, and the ids of all."""
+def _extras(path: Path, event_songs: pl.Series) -> tuple[pl.DataFrame, pl.Series]:
+    """Return names and codes of the songs of the events, and the ids of all songs."""
     table = pl.concat(_cut(path, ("song_id", *EXTRA), may_be_longer=False))
     ids, name = table["song_id"], table["name"].rank("dense").cast(pl.String)
-    # As pandas wrote it: whole numbers, once some are missing, are floats.
-    if not seen.is_in(ids.implode()).all() and not name.has_nulls():
+    # Write names as pandas did, to which whole numbers are floats once some are missing.
+    if not event_songs.is_in(ids.implode()).all() and not name.has_nulls():
         name = name + ".0"
-    return _only(table.with_columns(name), seen), ids
+    return _select_songs(table.with_columns(name), event_songs), ids
 
 
-def _only(table: pl.DataFrame, seen: pl.Series) -> pl.DataFrame:
-    return table.filter(pl.col("song_id").is_in(seen.implode()))
+def _select_songs(table: pl.DataFrame, songs: pl.Series) -> pl.DataFrame:
+    return table.filter(pl.col("song_id").is_in(songs.implode()))
 
 
 def _cut(path: Path, names: Sequence[str], *, may_be_longer: bool = True) -> Iterator[pl.DataFrame]:
-    """Lines cut at every comma, whatever quotes say; pieces beyond the last name are dropped, or an error."""
+    """Yield lines cut at every comma, also inside quotes; pieces beyond the last name are dropped, or an error."""
     with open_text(path) as file:
         header = file.readline().strip()
         if header.split(",") != list(names):
             raise InputError(f"{path}: the header line is {header!r}, expected {','.join(names)}")
-        first = 2
-        while lines := file.readlines(source.BLOCK_BYTES):
+        first_line = 2
+        while lines := file.readlines(csv.BLOCK_BYTES):
             table = pl.Series(lines).str.strip_chars().str.splitn(",", len(names) + 1).struct.unnest()
             table.columns = [*names, "more"]
             longer = table["more"].is_not_null().arg_true()
             if len(longer) and not may_be_longer:
-                at = longer[0]
+                index = longer[0]
                 raise InputError(
-                    f"{path}: line {first + at} has more than {len(names)} fields: {lines[at].strip()!r}",
+                    f"{path}: line {first_line + index} has more than {len(names)} fields:"
+                    f" {lines[index].strip()!r}",
                     fix="use the raw file as it was downloaded",
                 )
-            first += len(lines)
+            first_line += len(lines)
             yield table.drop("more")
-        if first == 2:
+        if first_line == 2:
             raise InputError(f"{path} holds no rows", fix="check that the file was written completely")
 
 
-def _ranks(seen: pl.Series, *others: pl.Series) -> pl.DataFrame:
-    """The place of each id that was seen among all in sorted order, from 1, as text."""
-    known = pl.concat([seen, *others]).drop_nulls().unique().sort().to_frame()
-    name = f"{seen.name}_rank"
-    ranks = known.with_row_index(name, offset=1).with_columns(pl.col(name).cast(pl.String))
-    return ranks.filter(pl.col(seen.name).is_in(seen.implode()))
+def _ranks(event_ids: pl.Series, *other_ids: pl.Series) -> pl.DataFrame:
+    """Return the place of each id of the events among all ids in sorted order, from 1, as text."""
+    all_ids = pl.concat([event_ids, *other_ids]).drop_nulls().unique().sort().to_frame()
+    name = f"{event_ids.name}_rank"
+    ranks = all_ids.with_row_index(name, offset=1).with_columns(pl.col(name).cast(pl.String))
+    return ranks.filter(pl.col(event_ids.name).is_in(event_ids.implode()))
 
 
 PROTOCOL = Protocol(

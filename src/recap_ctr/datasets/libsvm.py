@@ -14,7 +14,7 @@ FILES = tuple(f"{split}.libsvm" for split in SPLITS)
 
 
 def indices(block: Block) -> pl.DataFrame:
-    """The index of each `index:1`, as the published CSV files have it."""
+    """Reduce each `index:1` to its index, as in the published CSV files."""
     label, *fields = block.frame.columns
     for name in fields:
         bad = (~block.frame[name].str.contains("^[0-9]+:1$").fill_null(False)).arg_true()
@@ -28,6 +28,8 @@ def indices(block: Block) -> pl.DataFrame:
 
 
 def sources(columns: Sequence[str]) -> Callable[[Sequence[Path]], dict[str, Source]]:
+    """Return a function from the three files to the rows of each split."""
+
     def of_files(files: Sequence[Path]) -> dict[str, Source]:
         return {
             split: MappedSource(FileSource([file], columns), lambda: indices)

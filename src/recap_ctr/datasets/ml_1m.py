@@ -6,8 +6,8 @@ from pathlib import Path
 
 import polars as pl
 
-from recap_ctr.data.prepare import Split
 from recap_ctr.data.source import FrameSource, Source, SourceFile, open_text
+from recap_ctr.data.split import Split
 from recap_ctr.datasets.download import Archive
 from recap_ctr.datasets.protocol import Figures, Protocol, expect
 from recap_ctr.errors import InputError
@@ -29,7 +29,7 @@ SCHEMA = Schema(
 
 
 def release(year: int) -> str:
-    """The release decade, the sparse ends closed: until 1929, the 1930s to 1980s, from 1990.
+    """Return the release decade; years before 1920 count as the 1920s, years from 2000 on as the 1990s.
 
     >>> [release(year) for year in (1919, 1929, 1930, 1989, 1990, 2000)]
     ['1920', '1920', '1930', '1980', '1990', '1990']
@@ -38,14 +38,16 @@ def release(year: int) -> str:
 
 
 def inspect(files: Sequence[Path]) -> None:
+    """Refuse raw files whose ratings do not add up to the published counts by stars."""
     counts = dict(_ratings(files[0])["Rating"].cast(pl.Int64).value_counts().sort("Rating").iter_rows())
     expect("ml-1m: ratings by stars", counts, RATINGS)
 
 
 def frame(files: Sequence[Path]) -> pl.DataFrame:
+    """Join ratings.dat, users.dat and movies.dat; the label is a rating above 3, and ratings of 3 are dropped."""
     ratings = _ratings(files[0])
     users = _dat(files[1], ["UserID", "Gender", "Age", "Occupation", "Zip"])
-    _refuse_twice(files[1], users["UserID"])
+    _refuse_repeated(files[1], users["UserID"])
     movies = _movies(files[2])
     kept = ratings.filter(pl.col("Rating") != "3").with_columns(
         Label=(pl.col("Rating").cast(pl.Int8) > 3).cast(pl.Int8)
@@ -66,14 +68,14 @@ def _ratings(path: Path) -> pl.DataFrame:
     bad = (~table["Rating"].is_in([str(stars) for stars in RATINGS])).arg_true()
     if len(bad):
         raise InputError(
-            f"{path}: line {bad[0] + 1}: the rating is {table['Rating'][bad[0]]!r}, none of 1 to 5",
+            f"{path}: line {bad[0] + 1}: the rating is {table['Rating'][bad[0]]!r}, not 1 to 5",
             fix=DAMAGED,
         )
     return table
 
 
 def _dat(path: Path, names: list[str]) -> pl.DataFrame:
-    """A GroupLens table: a row a line, its parts separated by two colons."""
+    """Read a GroupLens table: a row a line, its parts separated by two colons."""
     with open_text(path, encoding="iso-8859-1") as file:
         lines = pl.Series(file.read().rstrip("\n").split("\n"))
     parts = lines.str.split("::")
@@ -85,12 +87,12 @@ def _dat(path: Path, names: list[str]) -> pl.DataFrame:
     return pl.DataFrame({name: parts.list.get(i) for i, name in enumerate(names)})
 
 
-def _refuse_twice(path: Path, keys: pl.Series) -> None:
-    """A key that stands on two lines would give each of its ratings two rows."""
-    again = (~keys.is_first_distinct()).arg_true()
-    if len(again):
+def _refuse_repeated(path: Path, keys: pl.Series) -> None:
+    """Refuse a key on two lines, which would give each of its ratings two rows."""
+    repeated = (~keys.is_first_distinct()).arg_true()
+    if len(repeated):
         raise InputError(
-            f"{path}: line {again[0] + 1}: {keys.name} {keys[again[0]]} stands there a second time",
+            f"{path}: line {repeated[0] + 1}: {keys.name} {keys[repeated[0]]} appears a second time",
             fix=DAMAGED,
         )
 
@@ -106,11 +108,12 @@ def _movies(path: Path) -> pl.DataFrame:
                 )
             rows.append((match[1], release(int(match[2])), match[3]))
     table = pl.DataFrame(rows, schema=["MovieID", "Release", "Genres"], orient="row")
-    _refuse_twice(path, table["MovieID"])
+    _refuse_repeated(path, table["MovieID"])
     return table
 
 
 def sources(files: Sequence[Path]) -> dict[str, Source]:
+    """Return the joined ratings."""
     return {"all": FrameSource(frame(files), [SourceFile.of(path) for path in files], "ratings.dat")}
 
 

@@ -1,0 +1,251 @@
+"""Text tables, read block by block: CSV, TSV and libsvm files, with a header line or with column names given.
+
+Text is cut into blocks at row ends and parsed one block at a time, every column as text, so that memory is bounded,
+ids are never cast, and an error can name its row.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import polars as pl
+
+from recap_ctr.errors import InputError
+
+BLOCK_BYTES = 16 << 20
+MAX_ROW_BYTES = 64 << 20
+ARROW_STREAM = b"\xff\xff\xff\xff"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_PACK_AGAIN = "unpack it first, or pack it as .gz or .zst"
+_OTHER_FORMATS = {  # the first bytes of files that are not text: the format, and what to do
+    b"\x1f\x8b": ("gzip", "end its name in .gz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "end its name in .zst"),
+    b"PAR1\x15": ("Parquet", "end its name in .parquet"),
+    b"ARROW1\0\0": ("Arrow", "end its name in .arrow"),
+    ARROW_STREAM: ("an Arrow stream", "end its name in .arrow"),
+    b"BZh91AY&SY": ("bzip2", _PACK_AGAIN),
+    b"PK\x03\x04": ("zip", _PACK_AGAIN),
+    b"\xfd7zXZ\0": ("xz", _PACK_AGAIN),
+    b"Obj\x01": ("Avro", "save it as Parquet, Arrow or CSV"),
+}
+
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """The column names of text files that need no header line."""
+
+    columns: Sequence[str]
+    fields: frozenset[str] = frozenset()
+    """A first line that holds all of these is a header nevertheless. If empty, no line is a header."""
+    optional: str | None = None
+    """The one column that a file may lack: the label, in rows to be scored."""
+
+    def split_header(self, text: bytes, separator: bytes, origin: str) -> tuple[Sequence[str], bytes]:
+        """Return the columns of a file that begins with `text`, and `text` without its header line."""
+        if not self.fields:
+            return self.columns, text
+        cells = _first_row(text, separator)
+        if self.fields.issubset(cells):
+            return _split_header(text, separator, origin)
+        if self.optional in self.columns and len(cells) == len(self.columns) - 1:
+            return [name for name in self.columns if name != self.optional], text
+        return self.columns, text
+
+
+@dataclass(frozen=True)
+class _Table:
+    """How the rows of one text table are to be parsed, and what errors call it."""
+
+    columns: Sequence[str]
+    separator: bytes
+    origin: str
+
+    def parse(self, text: bytes, first_row: int) -> pl.DataFrame:
+        """Parse whole rows, of which the first has the number `first_row`."""
+        schema = dict.fromkeys(self.columns, pl.String)
+        try:
+            frame = pl.read_csv(text, has_header=False, separator=self.separator.decode(), schema=schema)
+        except pl.exceptions.PolarsError as error:
+            raise self._diagnose(text, first_row, str(error)) from None
+        # polars fills short rows with nulls, so separators outside quotes are counted.
+        unquoted = re.sub(rb'"[^"]*"', b"", text) if b'"' in text else text
+        if unquoted.count(self.separator) != frame.height * (len(self.columns) - 1):
+            raise self._diagnose(text, first_row, "a row has too few fields")
+        return frame
+
+    def _diagnose(self, text: bytes, first_row: int, reason: str) -> InputError:
+        """Return an error that names the row at which parsing failed."""
+        row = first_row
+        try:
+            decoded = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            row += _count_rows(text[: error.start])
+            invalid = text[error.start : error.start + 4]
+            return InputError(
+                f"{self.origin}: row {row} is not valid UTF-8 (bytes {invalid!r})",
+                fix="save the file as UTF-8",
+            )
+        if text.count(b'"') & 1:
+            return InputError(
+                f"{self.origin}: row {row + _count_rows(text)} opens a quote that is never closed",
+                fix='close it, or write "" for a quote inside a quoted value',
+            )
+        csv.field_size_limit(MAX_ROW_BYTES)
+        try:
+            for record in csv.reader(io.StringIO(decoded, newline=""), delimiter=self.separator.decode()):
+                if len(record) != len(self.columns) and not (len(self.columns) == 1 and not record):
+                    return InputError(
+                        f"{self.origin}: row {row} has {len(record)} fields, expected {len(self.columns)}",
+                        fix="quote values that hold the separator, or repair the row",
+                    )
+                row += 1
+        except csv.Error as error:
+            reason = str(error)
+        return InputError(
+            f"{self.origin}: rows from {first_row} on can't be parsed: {reason.splitlines()[0]}",
+            fix='quote values that hold quotes or line ends, and write "" for a quote inside them',
+        )
+
+
+def read_text_blocks(
+    stream: BinaryIO,
+    file: BinaryIO | None,
+    origin: str,
+    separator: bytes | None,
+    names: ColumnNames | None,
+) -> Iterator[tuple[pl.DataFrame, int]]:
+    """Yield the rows of a text table in blocks, each with the bytes that it takes in the source.
+
+    `file` is the possibly compressed file behind `stream`; its position tells the bytes. Without a `separator` the
+    first line decides between tab and comma.
+    """
+    table, text = _open_table(stream, origin, separator, names)
+    first_row, position = 1, 0
+    at_end = False
+    while not at_end:
+        following = stream.read(BLOCK_BYTES)
+        at_end = not following
+        end = _end_of_rows(text, at_end, len(table.columns))
+        if end == 0 and at_end:
+            return
+        if end == 0:  # not one whole row yet
+            if len(text) > MAX_ROW_BYTES:
+                raise InputError(
+                    f"{origin}: row {first_row} does not end within {MAX_ROW_BYTES >> 20} MiB",
+                    fix="close the quote that opens there, or split the row",
+                )
+            text += following
+            continue
+        rows, text = text[:end], text[end:] + following
+        frame = table.parse(rows, first_row)
+        first_row += frame.height
+        new_position = file.tell() if file is not None and not file.closed else 0
+        if (
+            file is not None and new_position == 0
+        ):  # a file without compression is read through `stream` alone
+            new_position = position + len(rows)
+        yield frame, max(new_position - position, 0)
+        position = max(new_position, position)
+
+
+def _open_table(
+    stream: BinaryIO, origin: str, separator: bytes | None, names: ColumnNames | None
+) -> tuple[_Table, bytes]:
+    """Read the first blocks; return how to parse the table, and its text so far without the header line."""
+    text = stream.read(BLOCK_BYTES)
+    while _first_row_end(text) < 0 and len(text) <= MAX_ROW_BYTES and (following := stream.read(BLOCK_BYTES)):
+        text += following
+    for magic, (kind, fix) in _OTHER_FORMATS.items():
+        if text.startswith(magic):
+            raise InputError(f"{origin} is {kind}, not text", fix=fix)
+    text = text.removeprefix(_BYTE_ORDER_MARK)
+    if separator is None:
+        separator = b"\t" if b"\t" in text.partition(b"\n")[0] else b","
+    if names is None:
+        columns, text = _split_header(text, separator, origin)
+    else:
+        columns, text = names.split_header(text, separator, origin)
+    return _Table(columns, separator, origin), text
+
+
+def _end_of_rows(text: bytes, at_end: bool, num_columns: int) -> int:
+    """Return where the last whole row of `text` ends, 0 if there is none."""
+    end = len(text) if at_end else max(_last_row_end(text), 0)
+    if num_columns > 1 and end:
+        # Empty lines at the end of a file are not rows, and only the next block tells whether this is the end.
+        filled = len(text[:end].rstrip(b"\r\n"))
+        end = filled and (text.find(b"\n", filled) + 1 or filled)
+    return end
+
+
+def _split_header(text: bytes, separator: bytes, origin: str) -> tuple[Sequence[str], bytes]:
+    """Return the names in the header line, and the text after it."""
+    end = _first_row_end(text)
+    if end < 0 and b"\n" in text:
+        raise InputError(f"{origin}: a quote in the header line is not closed")
+    line, rows = (text, b"") if end < 0 else (text[:end], text[end + 1 :])
+    if not line.strip():
+        raise InputError(f"{origin} is empty", fix="the first line must name the columns")
+    try:
+        decoded = io.StringIO(line.rstrip(b"\r").decode("utf-8"), newline="")
+        names = next(csv.reader(decoded, delimiter=separator.decode()))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(
+            f"{origin}: the header line can't be read: {error}", fix="save the file as UTF-8"
+        ) from None
+    for other in (";", "|"):
+        if len(names) == 1 and other in names[0]:
+            raise InputError(
+                f"{origin}: the columns seem to be separated by {other!r}",
+                fix="separate them by commas or tabs",
+            )
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(
+                f"{origin}: column {name!r} appears twice in the header", fix="rename one of them"
+            )
+    return names, rows
+
+
+def _first_row(text: bytes, separator: bytes) -> list[str]:
+    """Return the cells of the first row, none if it can't be parsed."""
+    end = _first_row_end(text)
+    line = io.StringIO((text if end < 0 else text[:end]).rstrip(b"\r").decode("utf-8", "replace"), newline="")
+    try:
+        return next(csv.reader(line, delimiter=separator.decode()), [])
+    except csv.Error:
+        return []
+
+
+def _first_row_end(text: bytes) -> int:
+    """Return the position of the first line end outside quotes, -1 if there is none."""
+    end, in_quotes = -1, 0
+    while (following := text.find(b"\n", end + 1)) >= 0:
+        in_quotes ^= text.count(b'"', end + 1, following) & 1
+        end = following
+        if not in_quotes:
+            return end
+    return -1
+
+
+def _last_row_end(text: bytes) -> int:
+    """Return the position after the last line end outside quotes, -1 if there is none."""
+    end = text.rfind(b"\n")
+    in_quotes = text.count(b'"', 0, end + 1) & 1
+    while end >= 0 and in_quotes:
+        previous = text.rfind(b"\n", 0, end)
+        in_quotes ^= text.count(b'"', previous + 1, end + 1) & 1
+        end = previous
+    return end + 1 if end >= 0 else -1
+
+
+def _count_rows(text: bytes) -> int:
+    """Count the line ends outside quotes."""
+    rows = in_quotes = 0
+    for line in io.BytesIO(text):
+        in_quotes ^= line.count(b'"') & 1
+        rows += line.endswith(b"\n") and not in_quotes
+    return rows

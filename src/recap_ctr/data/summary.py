@@ -1,0 +1,176 @@
+"""What the rows of a table say about one column, collected block by block."""
+
+import re
+from collections import Counter
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from recap_ctr.data.text import NO_CATEGORIES, as_text
+
+MAX_VALUES = 2_000_000
+MISSING_WORDS = {
+    *("na", "n/a", "#n/a", "null", "nil", "none", "undefined", "unknown", "missing"),
+    *("\\n", "?", "-", "--"),
+}
+ID_WORDS = {
+    *("id", "ids", "uid", "gid", "pid", "uuid", "guid", "hash", "md5", "code", "key", "token", "ip", "url"),
+    *("zip", "zipcode", "postcode", "postal", "isbn", "sku", "asin"),
+}
+ID_ENDINGS = re.compile(
+    r"(?:user|item|movie|song|ad|app|site|device|product|session|campaign|query|page|shop)id"
+)
+
+
+class ColumnSummary:
+    """The distinct values of a column with their counts and clicks, up to `MAX_VALUES`, and how they follow the rows.
+
+    Values of a list column are counted one by one. The properties are meant to be read once all rows are added.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.type: pl.DataType = pl.Null()
+        self.num_missing = self.missing_clicks = 0
+        self.is_capped = False
+        """Whether there were more values than `MAX_VALUES`, of which the rarest were dropped."""
+        self.lengths: Counter[int] = Counter()
+        """Rows by the length of their list."""
+        self._rises = self._falls = 0
+        self._last: pl.Series | None = None
+        self._counts = pl.DataFrame(schema={"value": pl.String, "count": pl.Int64, "clicks": pl.Int64})
+
+    def add(self, series: pl.Series, clicked: pl.Series) -> None:
+        """Add the rows of a block; `clicked` holds their labels."""
+        if self.type == pl.Null:
+            self.type = series.dtype
+        if not self.is_readable:
+            return
+        if isinstance(series.dtype, (pl.List, pl.Array)):
+            lists = series.cast(pl.List(series.dtype.inner))
+            lengths = lists.list.len().fill_null(0)
+            self.lengths.update(dict(lengths.value_counts().iter_rows()))
+            self._add_missing(lengths == 0, clicked)
+            clicked = pl.Series(np.repeat(clicked.to_numpy(), lengths.to_numpy()))
+            text = as_text(lists.filter(lengths > 0).explode())
+        else:
+            text = as_text(series)
+            self._add_missing(text.is_null(), clicked)
+            self._add_order(text)
+        self._add_counts(text, clicked)
+
+    def _add_missing(self, is_missing: pl.Series, clicked: pl.Series) -> None:
+        self.num_missing += int(is_missing.sum())
+        self.missing_clicks += int(clicked.filter(is_missing).sum())
+
+    def _add_order(self, text: pl.Series) -> None:
+        """Count how often the values rise and fall: ids given in order, and times, rise with the rows."""
+        numbers = text.cast(pl.Float64, strict=False)
+        values = (numbers if numbers.count() else text).drop_nulls()
+        if self._last is not None and self._last.dtype == values.dtype:
+            values = pl.concat([self._last, values])
+        self._rises += int((values > values.shift()).sum())
+        self._falls += int((values < values.shift()).sum())
+        self._last = values.tail(1)
+
+    def _add_counts(self, text: pl.Series, clicked: pl.Series) -> None:
+        counts = (
+            pl.DataFrame({"value": text, "clicks": clicked})
+            .drop_nulls()
+            .group_by("value")
+            .agg(count=pl.len().cast(pl.Int64), clicks=pl.col("clicks").cast(pl.Int64).sum())
+        )
+        merged = pl.concat([self._counts, counts.select(self._counts.columns)])
+        self._counts = merged.group_by("value").agg(pl.col("count", "clicks").sum())
+        if self._counts.height > MAX_VALUES:
+            self.is_capped = True
+            self._counts = self._sorted().head(MAX_VALUES)
+
+    def _sorted(self) -> pl.DataFrame:
+        return self._counts.sort(["count", "value"], descending=[True, False])
+
+    @cached_property
+    def counts(self) -> pl.DataFrame:
+        """The columns value, count and clicks, most frequent value first."""
+        return self._sorted()
+
+    @property
+    def num_distinct(self) -> int:
+        """The number of distinct values, missing not counted."""
+        return self._counts.height
+
+    @cached_property
+    def num_singletons(self) -> int:
+        """The number of values that occur once."""
+        return int((self.counts["count"] == 1).sum())
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the column's type, or the type inside its lists, can hold categories."""
+        inner = self.type.inner if isinstance(self.type, (pl.List, pl.Array)) else self.type
+        return inner not in NO_CATEGORIES
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the column holds lists."""
+        return bool(self.lengths)
+
+    @cached_property
+    def _parsed(self) -> tuple[pl.Series | None, tuple[str, ...]]:
+        """The numbers, and the words among them that mean a missing value."""
+        text = self.counts["value"].str.strip_chars()
+        numbers = text.cast(pl.Float64, strict=False)
+        words = text.filter(numbers.is_null()).unique().to_list() if self.type != pl.Boolean else []
+        present = numbers.drop_nulls().drop_nans()
+        has_codes = text.str.contains(
+            r"^[+-]?0\d"
+        ).any()  # 00501 is a code, however much it looks like a number
+        other_words = {word.lower() for word in words} - MISSING_WORDS
+        if self.is_list or has_codes or not len(present) or other_words:
+            return None, ()
+        return present, tuple(sorted(words))
+
+    @property
+    def numbers(self) -> pl.Series | None:
+        """The distinct values as numbers; None if the column does not hold numbers."""
+        return self._parsed[0]
+
+    @property
+    def missing_words(self) -> tuple[str, ...]:
+        """Words in a column of numbers that mean a missing value, such as NA."""
+        return self._parsed[1]
+
+    @cached_property
+    def is_integer(self) -> bool:
+        """Whether all values are whole numbers."""
+        return self.numbers is not None and bool((self.numbers == self.numbers.floor()).all())
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the values rise with the rows, or fall with them, in 95% of the steps."""
+        steps = self._rises + self._falls
+        return steps > 0 and min(self._rises, self._falls) <= 0.05 * steps
+
+    @property
+    def name_words(self) -> set[str]:
+        """The words in the name: user_id, UserID and user-id are `user` and `id`."""
+        return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+[0-9]*", self.name)}
+
+    @property
+    def is_id(self) -> bool:
+        """Whether the values are ids, by the column's name or because they are too long for a measurement."""
+        has_id_name = ID_ENDINGS.search(self.name.lower()) or self.name_words & ID_WORDS
+        # Measurements beyond 2^53 have lost their last digits, so numbers that long are ids.
+        return bool(has_id_name) or (self.numbers is not None and bool((self.numbers.abs() > 2.0**53).any()))
+
+    @property
+    def kind(self) -> str:
+        """What the values are, in a user's words."""
+        if self.is_list:
+            return "list"
+        if self.type.is_temporal():
+            return "date or time"
+        if self.type == pl.Boolean:
+            return "true/false"
+        return "text" if self.numbers is None else "integer" if self.is_integer else "number"

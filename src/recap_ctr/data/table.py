@@ -1,0 +1,124 @@
+"""From a raw table to prepared data in one call: read or infer the schema, split the rows, encode them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+
+from recap_ctr.data.infer import Inferred, infer
+from recap_ctr.data.prepare import Preparation
+from recap_ctr.data.prepare import prepare as write_prepared_data
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.source import FileSource, FrameSource, Source, as_frame
+from recap_ctr.data.split import Split
+from recap_ctr.errors import InputError
+from recap_ctr.schema import Schema, read_schema
+
+RawTable = str | Path | Sequence[str | Path] | pl.DataFrame | Any
+"""Files by name or pattern, or a data frame of polars or pandas."""
+SplitKind = Literal["random", "time"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A raw table with the schema that says what its columns are."""
+
+    source: Source
+    schema: Schema
+    inferred: Inferred | None = None
+    """The reasons for the schema, where it was inferred."""
+
+    def preparation(self, split: Split) -> Preparation:
+        """Return how the table is to be prepared as a whole, under a rule for the split."""
+        return Preparation(self.schema, {"all": self.source}, split)
+
+    def prepared(self, out: Path, split: Split, *, quiet: bool = False) -> tuple[PreparedData, bool]:
+        """Prepare the table in `out`; return the data, and whether they were there already from the same inputs."""
+        return write_prepared_data(self.preparation(split), out, quiet=quiet)
+
+
+def open_table(
+    rows: RawTable, *, label: str | None = None, schema: Schema | str | Path | None = None
+) -> Table:
+    """Return a raw table with its schema: `schema` as it is or in a TOML file, or inferred with `label` as the label."""
+    if isinstance(schema, str | Path):
+        schema = read_schema(Path(schema))
+    source = open_source(rows, schema.columns if schema is not None else None)
+    if schema is not None:
+        return Table(source, schema)
+    if label is None:
+        raise InputError("raw rows need a label or a schema", fix="--label COLUMN, or --schema schema.toml")
+    if isinstance(source, FileSource) and source.is_stream:
+        raise InputError(
+            "a pipe can be read only once, and a schema is inferred from the rows before they are prepared",
+            fix="save the rows to a file first, or name a --schema",
+        )
+    inferred = infer(source, label)
+    return Table(source, inferred.schema, inferred)
+
+
+def open_source(rows: RawTable, columns: Sequence[str] | None = None) -> Source:
+    """Return files or a data frame as a source; `columns` names those of files without a header line."""
+    if isinstance(rows, str | Path):
+        return FileSource([rows], columns)
+    if isinstance(rows, Sequence):
+        return FileSource(rows, columns)
+    return FrameSource(as_frame(rows.collect() if isinstance(rows, pl.LazyFrame) else rows))
+
+
+def prepare(
+    rows: RawTable,
+    *,
+    out: str | Path,
+    label: str | None = None,
+    schema: Schema | str | Path | None = None,
+    split: SplitKind = "random",
+    ratio: tuple[int, int, int] = (8, 1, 1),
+    valid: RawTable | None = None,
+    test: RawTable | None = None,
+    split_column: str | None = None,
+    seed: int = 1,
+    force: bool = False,
+    quiet: bool = True,
+) -> PreparedData:
+    """Encode a raw table into memory-mapped shards in the directory `out`, and return them.
+
+    `rows` are files (names or patterns of CSV, TSV, Parquet or Arrow) or a data frame. Without a `schema`, it is
+    inferred, with `label` as the label. Rows are split at random or by time in the `ratio` of train, valid and test,
+    or by a column that says train, valid or test, or they come as tables of their own, `valid` and `test`.
+
+    What stands in `out` from the same inputs is returned as it is; made from others, it is replaced only with `force`.
+    """
+    table = open_table(rows, label=label, schema=schema)
+    preparation = split_table(
+        table, split=split, ratio=ratio, valid=valid, test=test, split_column=split_column, seed=seed
+    )
+    return write_prepared_data(preparation, Path(out), force=force, quiet=quiet)[0]
+
+
+def split_table(
+    table: Table,
+    *,
+    split: SplitKind | None = None,
+    ratio: tuple[int, int, int] | None = None,
+    valid: RawTable | None = None,
+    test: RawTable | None = None,
+    split_column: str | None = None,
+    seed: int = 1,
+) -> Preparation:
+    """Return how a table is to be prepared: split by one of the ways that `prepare` offers."""
+    if valid is not None or test is not None:
+        if valid is None:
+            raise InputError(
+                "--test without --valid", fix="add validation files, or let --ratio split the rows"
+            )
+        sources = {"train": table.source, "valid": open_source(valid, table.schema.columns)}
+        if test is not None:
+            sources["test"] = open_source(test, table.schema.columns)
+        return Preparation(table.schema, sources, Split(kind="files"))
+    rule = Split(kind=split or "random", ratio=ratio or (8, 1, 1), seed=seed)
+    if split_column is not None:
+        rule = Split(kind="column", column=split_column)
+    return table.preparation(rule)

@@ -1,0 +1,162 @@
+import io
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recap_ctr.data import csv
+from recap_ctr.data.csv import ColumnNames
+from recap_ctr.data.source import FileSource, Source
+from recap_ctr.errors import InputError
+
+
+def read(source: Source) -> pl.DataFrame:
+    return pl.concat([block.frame for block, _ in source.blocks()])
+
+
+def write(path: Path, data: bytes) -> FileSource:
+    path.write_bytes(data)
+    return FileSource([path])
+
+
+def message(source: Source) -> str:
+    with pytest.raises(InputError) as error:
+        read(source)
+    return str(error.value)
+
+
+class _Stdin:
+    def __init__(self, data: bytes) -> None:
+        self.buffer = io.BytesIO(data)
+
+
+def quoted(cell: str) -> str:
+    return '"' + cell.replace('"', '""') + '"' if set(cell) & set(',"\n\r\t') else cell
+
+
+@settings(derandomize=True, max_examples=80, deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.text(alphabet='ab,"\n\r\té\u2028€😀 ', max_size=5), min_size=3, max_size=3),
+        min_size=1,
+        max_size=6,
+    ),
+    line_end=st.sampled_from(["\n", "\r\n"]),
+    separator=st.sampled_from([",", "\t"]),
+    bom=st.booleans(),
+    ending=st.sampled_from(["", "\n", "\n\n\r\n"]),
+    block_bytes=st.sampled_from([1, 2, 3, 7, 20, 1 << 20]),
+)
+def test_text_survives_blocks_of_any_size(
+    rows: list[list[str]],
+    line_end: str,
+    separator: str,
+    bom: bool,
+    ending: str,
+    block_bytes: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    table = [["one", "two", "a\nname"], *rows]
+    data = line_end.join(separator.join(map(quoted, row)) for row in table) + ending
+    path = tmp_path_factory.mktemp("csv") / ("t.csv" if separator == "," else "t.tsv")
+    path.write_bytes((b"\xef\xbb\xbf" if bom else b"") + data.encode())
+    with patch.object(csv, "BLOCK_BYTES", block_bytes):
+        frame = read(FileSource([path]))
+    assert frame.columns == ["one", "two", "a\nname"]
+    empty_as_none = frame.with_columns(pl.all().replace("", None)).rows()
+    assert empty_as_none == [tuple(cell or None for cell in row) for row in rows]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 3, 1 << 20])
+def test_a_single_column_may_have_empty_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    monkeypatch.setattr(csv, "BLOCK_BYTES", block_bytes)
+    assert read(write(tmp_path / "t.csv", b"a\n1\n\n3\n\n"))["a"].to_list() == ["1", None, "3", None]
+
+
+def test_names_can_be_given_for_files_without_header(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(b"1\tx\n2\t\n")
+    source = FileSource([tmp_path / "t.txt"], ["a", "b"])
+    assert read(source).rows() == [("1", "x"), ("2", None)]
+    assert source.columns == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "rows"),
+    [
+        (b"1\tx\ty\n", ["click", "a", "b"], [("1", "x", "y")]),
+        (b"x\ty\n", ["a", "b"], [("x", "y")]),
+        (b'b\tnote\t"a"\r\ny\tn\tx\r\n', ["b", "note", "a"], [("y", "n", "x")]),
+        (b"\xef\xbb\xbfa\tb\nx\ty\n", ["a", "b"], [("x", "y")]),
+        (b"a\tx\n", ["a", "b"], [("a", "x")]),
+    ],
+)
+def test_the_first_line_tells_a_header_or_a_missing_label(
+    text: bytes,
+    columns: list[str],
+    rows: list[tuple[str, ...]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ColumnNames(["click", "a", "b"], frozenset("ab"), "click")
+    (tmp_path / "t.txt").write_bytes(text)
+    monkeypatch.setattr(sys, "stdin", _Stdin(text))
+    for source in (FileSource([tmp_path / "t.txt"], names), FileSource(["-"], names)):
+        frame = read(source)
+        assert (frame.columns, frame.rows()) == (columns, rows)
+    (tmp_path / "t.txt").write_bytes(b"x\n")
+    assert "row 1 has 1 fields, expected 3" in message(FileSource([tmp_path / "t.txt"], names))
+
+
+class TestBadText:
+    @pytest.mark.parametrize(
+        ("data", "text"),
+        [
+            (b"", "t.csv is empty\n  fix: the first line must name the columns"),
+            (b"\n\n", "t.csv is empty"),
+            (b"a,b\n", "t.csv holds no rows"),
+            (b"a,b", "t.csv holds no rows"),
+            (b"a,b\n\r\n\n", "t.csv holds no rows"),
+            (b"a,b\n1,2\n3\n5,6\n", "t.csv: row 2 has 1 fields, expected 2"),
+            (b"a,b\n1\n", "t.csv: row 1 has 1 fields, expected 2"),
+            (b"a,b\n1,2\n3,4,5\n", "t.csv: row 2 has 3 fields, expected 2\n  fix: quote values that hold"),
+            (b"a,b\n1,2\n\n3,4\n", "t.csv: row 2 has 0 fields, expected 2"),
+            (b'a,b\n1,"x\ny"\n3,4,5\n', "t.csv: row 2 has 3 fields"),
+            (b"a,b\n1,2\n3,\xff\xfe\n", "t.csv: row 2 is not valid UTF-8 (bytes b'\\xff\\xfe"),
+            (b"a,\xff\n1,2\n", "t.csv: the header line can't be read"),
+            (b'a,b\n1,2\n3,"x\n5,6\n', "t.csv: row 2 opens a quote that is never closed"),
+            (b'a,b\n1,2\n3,"x\n5,"y"\n7,"z"\n9,0\n', "t.csv: row 2 opens a quote that is never closed"),
+            (b'a,b\n"1\n1",2\n3,"x\n5,"y"\n', "t.csv: row 2 opens a quote that is never closed"),
+            (b'a,b\n1,"x""y"\n3,"x""\n5,6\n7,"y"\n', "t.csv: row 2 opens a quote that is never closed"),
+            (b'a,b\n"1\n1",2\n3,\xff\n', "t.csv: row 2 is not valid UTF-8"),
+            (b'a,"b\n1,2\n', "t.csv: a quote in the header line is not closed"),
+            (b"a,b,a\n1,2,3\n", "t.csv: column 'a' appears twice in the header\n  fix: rename one of them"),
+        ],
+    )
+    @pytest.mark.parametrize("block_bytes", [5, 1 << 20])
+    def test_the_row_is_named(
+        self, data: bytes, text: str, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(csv, "BLOCK_BYTES", block_bytes)
+        assert text in message(write(tmp_path / "t.csv", data))
+
+    def test_stray_quotes(self, tmp_path: Path) -> None:
+        text = message(write(tmp_path / "t.csv", b'a,b\n1,5" x\n3,4" y\n5,6\n'))
+        assert "t.csv: rows from 1 on can't be parsed" in text
+        assert "fix: quote values that hold quotes" in text
+
+    def test_a_row_that_never_ends(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(csv, "BLOCK_BYTES", 100)
+        monkeypatch.setattr(csv, "MAX_ROW_BYTES", 2_000)
+        text = message(write(tmp_path / "t.csv", b'a,b\n1,2\n3,"' + b"x\n" * 5_000))
+        assert "t.csv: row 2 does not end within" in text
+
+    def test_other_separators_are_named(self, tmp_path: Path) -> None:
+        (tmp_path / "x.csv").write_text("a;b\n1;2\n")
+        with pytest.raises(InputError, match="separated by ';'"):
+            list(FileSource([tmp_path / "x.csv"]).blocks())

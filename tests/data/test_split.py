@@ -1,0 +1,167 @@
+"""Every way to divide rows into train, valid and test."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from sklearn.model_selection import KFold
+
+from recap_ctr.data import spool as spool_module
+from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.shards import SPLITS
+from recap_ctr.data.source import FrameSource, Source
+from recap_ctr.data.split import Split, folds, parse_ratio
+from recap_ctr.datasets.catalogue import find_protocol
+from recap_ctr.errors import InputError
+from tests.support import layouts
+from tests.support.preparing import PLAIN, arrays, by_column, prepared, shards, simple
+
+
+class TestSplits:
+    @pytest.mark.parametrize("rows", [40, 41, 45, 49, 99, 739_012])
+    def test_sizes_round_down_at_the_bounds(self, rows: int) -> None:
+        first, second = int(0.8 * rows), int(0.9 * rows)
+        assert Split().sizes(rows) == (first, second - first, rows - second)
+
+    def test_published_sizes(self) -> None:
+        assert Split().sizes(739_012) == (591_209, 73_901, 73_902)
+        assert Split(ratio=(1, 1, 0)).sizes(5) == (2, 3, 0)
+
+    def test_random_follows_the_seed(self, tmp_path: Path) -> None:
+        table = simple(200)
+        five, same, six = (
+            prepared(table, tmp_path / str(i), split=Split(seed=seed)) for i, seed in enumerate((5, 5, 6))
+        )
+        assert arrays(five.path) == arrays(same.path)
+        assert five.train.rows.tolist() != six.train.rows.tolist()
+        assert (np.diff(five.train.rows) > 0).all()  # source order within a split
+
+    @settings(derandomize=True, max_examples=20, deadline=None)
+    @given(times=st.lists(st.integers(0, 30), min_size=20, max_size=60))
+    def test_time_order_never_leaks(self, times: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
+        table = pl.DataFrame(
+            {"y": [0, 1] * len(times), "c": ["a"] * 2 * len(times), "t": np.repeat(times, 2)}
+        )
+        schema = PLAIN.model_copy(update={"time": "t"})
+        try:
+            data = prepared(table, tmp_path_factory.mktemp("time") / "out", schema, Split(kind="time"))
+        except InputError as error:
+            assert "no row is left for valid" in str(error)
+            return
+        moments = [shard.times for shard in shards(data)]
+        assert all(times is not None for times in moments)
+        train, valid, test = (np.asarray(times) for times in moments)
+        assert train.max() < valid.min()
+        assert len(test) == 0 or valid.max() < test.min()
+        assert len(train) >= int(0.8 * table.height)
+
+    def test_time_bounds(self, tmp_path: Path) -> None:
+        table = simple(20, t=[f"2026-01-{31 - i // 2:02d}" for i in range(20)])
+        schema = PLAIN.model_copy(update={"time": "t"})
+        data = prepared(table, tmp_path / "out", schema, Split(kind="time"))
+        assert [len(shard) for shard in shards(data)] == [16, 2, 2]
+        assert data.test.rows.tolist() == [0, 1]
+
+    def test_time_needs_a_column(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="needs a time column\n  fix: set time ="):
+            prepared(simple(40), tmp_path / "out", split=Split(kind="time"))
+
+    def test_column(self, tmp_path: Path) -> None:
+        table, split = by_column("rrvrrt", c=list("abcdef"))
+        data = prepared(table, tmp_path / "out", split=split)
+        assert [shard.rows.tolist() for shard in shards(data)] == [[0, 1, 3, 4], [2, 6, 7], [5, 8, 9]]
+
+    def test_an_unknown_split_is_named(self, tmp_path: Path) -> None:
+        table = simple(40, s=["train"] * 39 + ["dev"])
+        with pytest.raises(
+            InputError, match="row 40, column 's': the split is 'dev'\n  fix: write train, valid or test"
+        ):
+            prepared(table, tmp_path / "out", split=Split(kind="column", column="s"))
+
+    def test_files(self, tmp_path: Path) -> None:
+        sources: dict[str, Source] = {
+            name: FrameSource(simple(n)) for name, n in zip(SPLITS, (20, 8, 6), strict=True)
+        }
+        data, _ = prepare(Preparation(PLAIN, sources, Split(kind="files")), tmp_path / "out", quiet=True)
+        expected = [list(range(20)), list(range(20, 28)), list(range(28, 34))]
+        assert [shard.rows.tolist() for shard in shards(data)] == expected
+
+    def test_folds_by_hand(self) -> None:
+        """Seed 2018 shuffles seven places to 3 5 0 4 1 6 2 and four to 1 0 3 2, for each class again."""
+        labels = np.array([0, 1, 0, 0, 1, 0, 1, 0, 0, 1, 0], np.uint8)
+        # Class 0 is rows 0 2 3 5 7 8 10, so 5 8 0 | 7 2 | 10 3; class 1 is rows 1 4 6 9, so 4 1 | 9 | 6.
+        assert folds(labels, 3, 2018).tolist() == [0, 0, 1, 2, 0, 0, 2, 1, 0, 1, 2]
+
+    @pytest.mark.parametrize("rows", [23, 100, 1_237])
+    @pytest.mark.parametrize("seed", [0, 2018])
+    def test_folds_follow_the_old_rule(self, rows: int, seed: int) -> None:
+        labels = (np.random.default_rng(rows).random(rows) < 0.3).astype(np.uint8)
+        row_folds = folds(labels, 10, seed)
+        assert row_folds.tolist() == layouts.deal(labels.tolist(), 10, seed)
+        # scikit-learn still deals the rows of one class in this way.
+        for label in (0, 1):
+            members = np.flatnonzero(labels == label)
+            if len(members) >= 10:
+                dealt = KFold(10, shuffle=True, random_state=seed).split(members)
+                for fold, (_, places) in enumerate(dealt):
+                    chosen = np.flatnonzero((row_folds == fold) & (labels == label))
+                    assert chosen.tolist() == members[places].tolist()
+
+    @pytest.mark.parametrize("spool_rows", [13, 1 << 17])
+    def test_folds(self, spool_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(spool_module, "SPOOL_ROWS", spool_rows)
+        labels = [int(i % 3 == 0) for i in range(205)]
+        table = pl.DataFrame({"y": labels, "c": [f"v{i % 7}" for i in range(205)]})
+        data = prepared(table, tmp_path / "out", split=Split(kind="folds", seed=2018))
+        assert [shard.rows.tolist() for shard in shards(data)] == layouts.splits(labels)
+        # 69 = 9 · 7 + 6 and 136 = 6 · 14 + 4 · 13 rows of the classes
+        assert [int(shard.labels.sum()) for shard in shards(data)] == [69 - 14, 7, 7]
+        assert [len(shard) for shard in shards(data)] == [205 - 42, 21, 21]
+        # 14 14 14 14 13 and 28 27 27 27 27 rows of five folds; the first two are test
+        five = prepared(table, tmp_path / "five", split=Split(kind="folds", ratio=(2, 1, 2)))
+        assert [len(shard) for shard in shards(five)] == [81, 41, 83]
+
+    def test_published_class_counts_follow_from_the_folds(self) -> None:
+        """Positives and negatives of all rows; then of train, valid and test."""
+        for name, counts in (
+            ("criteo-x4", (11_745_438, 34_095_179)),
+            ("avazu-x4", (6_865_066, 33_563_901)),
+            ("kkbox-x1", (3_714_656, 3_662_762)),
+        ):
+            figures = find_protocol(name).figures
+            pieces = [[n // 10 + (fold < n % 10) for fold in range(10)] for n in counts]
+            positives, negatives = ((sum(piece[2:]), piece[1], piece[0]) for piece in pieces)
+            assert figures.positives == positives
+            assert figures.rows == tuple(p + n for p, n in zip(positives, negatives, strict=True))
+
+    def test_without_test_rows(self, tmp_path: Path) -> None:
+        data = prepared(simple(40), tmp_path / "out", split=Split(ratio=(8, 2, 0)))
+        assert len(data.test) == 0
+        assert data.test.ids.shape == (0, 1)
+        assert list(data.test.batches(10)) == []
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"kind": "column"},
+            {"column": "s"},
+            {"ratio": (0, 1, 1)},
+            {"seed": -1},
+            {"ratio": (1, 1, -1)},
+            {"kind": "folds", "ratio": (255, 1, 1)},
+        ],
+    )
+    def test_impossible_rules_are_refused(self, values: dict[str, Any]) -> None:
+        with pytest.raises(ValidationError):
+            Split.model_validate(values)
+
+    def test_ratio(self) -> None:
+        assert parse_ratio("8:1:1") == (8, 1, 1)
+        for text in ("8:1", "8:1:1:1", "a:b:c", "0:1:1", "1:0:1", "-1:1:1", "8.5:1:1", ""):
+            with pytest.raises(InputError, match="--ratio"):
+                parse_ratio(text)
