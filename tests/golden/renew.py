@@ -1,4 +1,4 @@
-"""Write the golden losses anew: `python -m tests.golden.renew`, after a change that is meant to move them."""
+"""Write the golden losses again, after a change that is meant to move them: `python -m tests.golden.renew`."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,11 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from tests.training.test_loop import GOLDEN, first_losses, small_data
+from tests.support.golden import GOLDEN, first_losses, small_data
 
 
 def main() -> None:
+    """Train with both kinds of update and write the losses of their first steps."""
     torch.set_num_threads(1)
     with TemporaryDirectory() as directory:
         data = small_data(Path(directory) / "data")

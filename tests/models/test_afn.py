@@ -14,7 +14,7 @@ from tests.support.tiny import INPUTS, affine, deep, flat, normed, tiny, vectors
 
 
 def neurons(part: torch.nn.Module, e: list[list[float]]) -> list[float]:
-    """All neurons, each with all coordinates, in one list."""
+    """Return all coordinates of all neurons in one list."""
     assert isinstance(part, Logarithmic)
     out: list[float] = []
     for n, exponents in enumerate(part.exponents.weight.tolist()):
@@ -40,7 +40,7 @@ def test_matches_a_naive_loop(units: list[int]) -> None:
         assert float(logit) == pytest.approx(expected)
 
 
-def test_numbers_below_the_clamp_count_as_the_clamp() -> None:
+def test_numbers_below_the_clamp_are_raised_to_it() -> None:
     part = Logarithmic(2, 3).double().eval()
     e_BFd = torch.tensor([[[0.0, 1e-9], [-1e-5, 2.0]], [[1e-5, -1e-5], [1e-5, -2.0]]], dtype=torch.float64)
 
@@ -62,16 +62,16 @@ def test_no_gradient_flows_below_the_clamp() -> None:
     assert (e_BFd.grad[1] != 0).all()
 
 
-def test_batch_norm_governs_the_mlps_alone() -> None:
+def test_batch_norm_setting_affects_only_the_mlps() -> None:
     model = tiny("afn", batch_norm=False)
     norms = [name for name, module in model.named_modules() if isinstance(module, BatchNorm)]
     assert norms == ["logarithmic.norm_in", "logarithmic.norm_out"]
 
 
-def test_a_single_row_of_single_numbers_trains() -> None:
+def test_a_batch_of_one_row_with_dim_1_trains() -> None:
     model = tiny("afn", dim=1).train()
-    one = Inputs(INPUTS.ids_BW[:1], INPUTS.values_BN[:1])
-    assert torch.isfinite(model(one).logit_B).all()
+    inputs = Inputs(INPUTS.ids_BW[:1], INPUTS.values_BN[:1])
+    assert torch.isfinite(model(inputs).logit_B).all()
 
 
 @pytest.mark.parametrize("settings", [{"num_neurons": 0}, {"log_units": []}, {"log_dropout": 1.0}])

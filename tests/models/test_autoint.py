@@ -31,11 +31,11 @@ def attention(
     for i in range(len(x)):
         mixed: list[float] = []
         for head in range(num_heads):
-            own = slice(head * size, (head + 1) * size)
-            scores = [dot(q[i][own], k_j[own]) / (math.sqrt(size) if scale else 1.0) for k_j in k]
+            part = slice(head * size, (head + 1) * size)
+            scores = [dot(q[i][part], k_j[part]) / (math.sqrt(size) if scale else 1.0) for k_j in k]
             weights = [math.exp(score) for score in scores]
             mixed += [
-                dot(weights, column) / sum(weights) for column in zip(*(v_j[own] for v_j in v), strict=True)
+                dot(weights, column) / sum(weights) for column in zip(*(v_j[part] for v_j in v), strict=True)
             ]
         if residual:
             added = affine(layer.residual, x[i]) if isinstance(layer.residual, nn.Linear) else x[i]
@@ -53,7 +53,7 @@ def attention(
         {"num_heads": 1, "scale": False},
         {"residual": False},
         {"layer_norm": False},
-        {"attention_dim": 2},  # of the vectors' own size, so that the residual is the input itself
+        {"attention_dim": 2},  # the size of the vectors, so that the residual is the input itself
         {"units": []},
         {"units": [], "wide": True, "residual": False, "layer_norm": False, "scale": False},
         {"wide": True},
@@ -80,8 +80,8 @@ def test_matches_a_naive_loop(settings: dict[str, object]) -> None:
 def test_residuals_get_a_matrix_only_where_sizes_differ() -> None:
     for residual, matrices in ((True, 1), (False, 0)):
         model = tiny("autoint", attention_dim=4, num_layers=3, residual=residual)
-        found = [name for name, _ in model.named_parameters() if "residual" in name]
-        assert len(found) == matrices
+        residuals = [name for name, _ in model.named_parameters() if "residual" in name]
+        assert len(residuals) == matrices
 
 
 def test_dropout_acts_on_the_attention_too() -> None:

@@ -42,8 +42,8 @@ def mixture_cross(model: nn.Module, x0: list[float]) -> list[float]:
             low = [math.tanh(dot(column, x)) for column in zip(*v[layer][e], strict=True)]
             low = [math.tanh(dot(row, low)) for row in c[layer][e]]
             for k in range(len(x)):
-                expert = x0[k] * (dot(u[layer][e][k], low) + bias[layer][k])
-                out[k] += score / sum(scores) * expert
+                mapped = x0[k] * (dot(u[layer][e][k], low) + bias[layer][k])
+                out[k] += score / sum(scores) * mapped
         x = out
     return x
 
@@ -73,18 +73,18 @@ def test_low_rank_saves_weights_and_starts_as_published() -> None:
     settings = {"dim": 16, "num_layers": 1, "rank": 4}
     torch.manual_seed(0)
     model = build("dcnv2", parse_model("dcnv2", settings), LAYOUT)
-    experts, width, rank = 4, 48, 4
+    count, width, rank = 4, 48, 4
 
     cross = sum(parameter.numel() for parameter in model.get_submodule("cross").parameters())
 
-    assert cross == experts * (2 * width * rank + rank * rank) + width + experts * width
-    for name, fan in (("v", rank * (width + experts)), ("c", rank * (rank + experts)), ("gate", width + 1)):
-        started = float(model.get_parameter(f"cross.{name}").detach().std())
-        assert started == pytest.approx((2 / fan) ** 0.5, rel=0.2)
+    assert cross == count * (2 * width * rank + rank * rank) + width + count * width
+    for name, fan in (("v", rank * (width + count)), ("c", rank * (rank + count)), ("gate", width + 1)):
+        deviation = float(model.get_parameter(f"cross.{name}").detach().std())
+        assert deviation == pytest.approx((2 / fan) ** 0.5, rel=0.2)
     assert model.get_parameter("cross.bias").abs().sum() == 0
 
 
-def test_a_stacked_head_sees_the_mlp_alone() -> None:
+def test_a_stacked_head_reads_only_the_mlp() -> None:
     parallel, stacked = (
         count_parameters("dcnv2", parse_model("dcnv2", {"structure": structure}), LAYOUT)
         for structure in ("parallel", "stacked")

@@ -55,7 +55,7 @@ def test_forward_is_the_formula(settings: dict[str, object]) -> None:
         assert float(logit_B[row]) == pytest.approx(naive_logit(model, x), rel=1e-9)
 
 
-def test_equal_gates_share_the_fields_out_evenly_and_heat_evens_them() -> None:
+def test_gates_start_equal_and_a_high_temperature_makes_them_more_even() -> None:
     side = Regulation(EDCNConfig(dim=2, batch_norm=False), 4)
     torch.testing.assert_close(side(torch.ones(1, 8)), torch.full((1, 8), 0.25))
     with torch.no_grad():

@@ -83,12 +83,12 @@ def test_implicit_maps_start_as_xavier_or_by_a_deviation() -> None:
     layer = EulerLayer(EulerNetConfig(dim=16, neurons=(20,)), 20, 20)
     bound = math.sqrt(6 / (320 + 320))
     assert 0.99 * bound < float(layer.implicit.weight.detach().abs().max()) <= bound
-    assert float(layer.implicit.bias.detach().abs().max()) > 0, "torch's own, not zero"
+    assert float(layer.implicit.bias.detach().abs().max()) > 0, "torch's default, not zero"
     wider = EulerLayer(EulerNetConfig(dim=16, neurons=(20,), implicit_std=0.1), 20, 20)
     assert float(wider.implicit.weight.detach().std()) == pytest.approx(0.1, rel=0.02)
 
 
-def test_dropout_meets_log_modulus_phase_and_both_parts() -> None:
+def test_dropout_acts_on_log_modulus_phase_and_both_parts() -> None:
     model = EulerNet(EulerNetConfig(dim=2, neurons=(4, 5)), LAYOUT)
     assert dropped_shapes(model) == [(3, 3, 2)] * 4 + [(3, 4, 2)] * 4
 

@@ -1,4 +1,4 @@
-"""FCN against loops that follow the specification word by word."""
+"""FCN against loops that follow its formulas."""
 
 import math
 
@@ -23,7 +23,7 @@ def test_halved_layout_takes_first_halves_of_all_fields_first() -> None:
 
 
 def naive_layer(x: list[float], anchor: list[float], layer: Cross, head: int) -> list[float]:
-    """One cross layer of one row in evaluation mode, number by number."""
+    """Return the output of one cross layer for one row in evaluation mode, number by number."""
     C = len(x) // 2
     c = [sum(float(layer.weight[i, j]) * x[j] for j in range(len(x))) for i in range(C)]
     if layer.scale_norm is not None:

@@ -15,8 +15,13 @@ from tests.support import checks
 from tests.support.naive import INPUTS, LAYOUT, Vector, affine, lively, mlp, sigmoid
 
 SMALL = {
-    "dim": 2, "units1": (5, 4), "units2": (6,), "num_heads": 2, "selection_units": (3,), "batch_norm2": False,
-}  # fmt: skip
+    "dim": 2,
+    "units1": (5, 4),
+    "units2": (6,),
+    "num_heads": 2,
+    "selection_units": (3,),
+    "batch_norm2": False,
+}
 
 
 def gates(selection: Selection, context: Vector) -> Vector:
@@ -43,12 +48,12 @@ def test_forward_is_the_formula(settings: dict[str, object]) -> None:
         ):
             assert isinstance(selection, Selection)
             context = [] if selection.constant_1d is None else selection.constant_1d[0].tolist()
-            start = 0  # of the field's rows in the table of the context alone
+            start = 0  # the field's first row in the context's table
             for name in names:
                 assert selection.context is not None
                 field = LAYOUT.fields[int(name[1:])]
-                own = int(INPUTS.ids_BW[row, field.start]) - field.offset + start
-                context += selection.context.embedding.table.weight[own].tolist()
+                table_row = int(INPUTS.ids_BW[row, field.start]) - field.offset + start
+                context += selection.context.embedding.table.weight[table_row].tolist()
                 start += field.size
             gate = gates(selection, context)
             streams[at] = [g * value for g, value in zip(gate, x, strict=True)]
@@ -63,18 +68,18 @@ def test_forward_is_the_formula(settings: dict[str, object]) -> None:
         assert float(logit_B[row]) == pytest.approx(expected, rel=1e-9)
 
 
-def test_heads_meet_only_their_own_slice_and_start_tiny() -> None:
+def test_heads_multiply_only_their_slices_and_start_tiny() -> None:
     torch.manual_seed(0)
     bilinear = Bilinear(400, 100, 5)
     assert bilinear.weight_HIJ.shape == (5, 80, 20)
     assert float(bilinear.weight_HIJ.detach().std()) == pytest.approx((2 / 8001) ** 0.5, rel=0.05)
-    one, two = torch.zeros(1, 400), torch.zeros(1, 100)
-    one[0, 3], two[0, 25] = 1.0, 1.0  # the first and the second slice
+    first, second = torch.zeros(1, 400), torch.zeros(1, 100)
+    first[0, 3], second[0, 25] = 1.0, 1.0  # slices of two different heads
 
-    assert bilinear(one, two).item() == 0.0
+    assert bilinear(first, second).item() == 0.0
 
 
-def test_gates_without_context_start_at_one_and_learn_by_their_last_bias_alone() -> None:
+def test_gates_without_context_start_at_one_and_only_their_last_bias_learns() -> None:
     model = FinalMLP(FinalMLPConfig(), LAYOUT).train()
     for selection in model.selections:
         assert torch.equal(selection(INPUTS), torch.ones(1, 48))
@@ -88,8 +93,8 @@ def test_gates_without_context_start_at_one_and_learn_by_their_last_bias_alone()
     assert learning == ["0.gate.1.bias", "1.gate.1.bias"]
 
 
-def test_context_has_a_table_of_its_own_fields_alone() -> None:
-    """Names in any order, multi and numeric fields too; PAD rows are found where they moved to."""
+def test_the_table_of_a_context_holds_only_its_fields() -> None:
+    """Fields may be in any order, and multi or numeric; PAD rows move with their field."""
     torch.manual_seed(0)
     context, whole = Context(checks.LAYOUT, ("tags", "price", "other"), 3), Embedding(checks.LAYOUT, 3)
     table = context.embedding.table
@@ -133,7 +138,7 @@ def test_context_tables_learn(update: str) -> None:
     [
         ({"num_heads": 3}, "num_heads 3 must divide the last of units1, which is 400"),
         ({"units2": (50, 25)}, "units2"),
-        ({"context1": ("f0",), "feature_selection": False}, "context1 goes with"),
+        ({"context1": ("f0",), "feature_selection": False}, "context1 needs feature_selection"),
         ({"context2": ("f0", "f0")}, "context2 names a field twice"),
     ],
 )
@@ -144,5 +149,5 @@ def test_impossible_settings_are_refused(settings: dict[str, object], word: str)
 
 def test_unknown_context_field_is_named() -> None:
     config = parse_model("finalmlp", {"context1": ("user",)})
-    with pytest.raises(InputError, match=r"no field 'user'.*\n.*f0, f1, f2"):
+    with pytest.raises(InputError, match=r"no field 'user'.*\n.*choose from f0, f1, f2"):
         build("finalmlp", config, LAYOUT)

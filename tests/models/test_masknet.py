@@ -48,9 +48,15 @@ def naive_logit(model: MaskNet, e: list[Vector]) -> float:
 @pytest.mark.parametrize("norms", [(False, False), (True, False), (False, True), (True, True)])
 def test_forward_is_the_formula(form: str, norms: tuple[bool, bool]) -> None:
     settings = {
-        "dim": 3, "form": form, "units": (5, 4), "num_blocks": 2, "block_dim": 3, "ratio": 0.5,
-        "embedding_norm": norms[0], "block_norm": norms[1],
-    }  # fmt: skip
+        "dim": 3,
+        "form": form,
+        "units": (5, 4),
+        "num_blocks": 2,
+        "block_dim": 3,
+        "ratio": 0.5,
+        "embedding_norm": norms[0],
+        "block_norm": norms[1],
+    }
     model = lively(MaskNet(MaskNetConfig.model_validate(settings), LAYOUT))
     assert isinstance(model, MaskNet)
 

@@ -7,6 +7,7 @@ from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import MODELS, catalogue, count_parameters, model_class, parse_model
 from tests.support import checks
+from tests.support.published import AVAZU, CRITEO, KDD12, KKBOX, ML_1M
 
 
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
@@ -18,15 +19,6 @@ def test_model(name: str, check: Callable[[str], None]) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_save_and_load(name: str, tmp_path: Path) -> None:
     checks.check_save_and_load(name, tmp_path)
-
-
-def spread(total: int, num_fields: int) -> Layout:
-    """A layout with the given sum of vocabularies; totals depend on nothing else."""
-    return Layout.of_sizes([3] * (num_fields - 1) + [total - 3 * (num_fields - 1)])
-
-
-ML_1M, CRITEO, AVAZU = spread(9_751, 7), spread(910_747, 39), spread(3_750_999, 24)
-KDD12, KKBOX = spread(4_668_096, 13), spread(91_756, 13)
 
 
 def fcn(exponential: int, linear: int, **settings: object) -> tuple[str, dict[str, object]]:
@@ -60,13 +52,13 @@ def test_published_totals(name: str, settings: dict[str, object], layout: Layout
     assert count_parameters(name, parse_model(name, settings), layout) == total
 
 
-def test_the_catalogue_says_what_each_is_for_and_where_it_is_from() -> None:
-    found = {entry["name"]: entry for entry in catalogue()}
-    assert list(found) == list(MODELS)
-    for entry in found.values():
+def test_catalogue_names_purpose_and_paper_of_each_model() -> None:
+    entries = {entry["name"]: entry for entry in catalogue()}
+    assert list(entries) == list(MODELS)
+    for entry in entries.values():
         assert 40 < len(entry["purpose"]) < 120 and entry["purpose"].endswith("."), entry
         assert len(entry["paper"]) > 20, entry
-    assert [found[name]["parameters"] for name in ("fcn", "ecn", "qnn")] == [201_728, 169_125, 207_649]
+    assert [entries[name]["parameters"] for name in ("fcn", "ecn", "qnn")] == [201_728, 169_125, 207_649]
 
 
 def test_unknown_model_and_setting_are_named() -> None:

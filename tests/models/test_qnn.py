@@ -47,7 +47,7 @@ def test_forward_is_the_formula(num_heads: int, norm: bool) -> None:
 
 
 def test_products_are_ordered_by_heads_and_the_residual_by_fields() -> None:
-    """Two fields of two coordinates, two heads, all factors 1: y = (a1, b1, a2, b2) beside x = (a1, a2, b1, b2)."""
+    """With two fields, two heads and all factors 1, the products are (a1, b1, a2, b2) for x = (a1, a2, b1, b2)."""
     layer = QuadraticLayer(QNNConfig(dim=2, num_products=1, num_heads=2, batch_norm=False), 2).eval()
     torch.nn.init.zeros_(layer.maps.weight)
     torch.nn.init.ones_(layer.maps.bias)
@@ -66,14 +66,14 @@ def trained(**settings: object) -> QNN:
 
 
 def published_loss(members_KB: Tensor) -> Tensor:
-    one, two = members_KB.sigmoid()
-    mean = (one + two) / 2
-    held = mean.detach()
+    mean = members_KB.sigmoid().mean(dim=0)
     loss = functional.binary_cross_entropy(mean, LABELS)
-    return loss + functional.binary_cross_entropy(one, held) + functional.binary_cross_entropy(two, held)
+    for member in members_KB.sigmoid():
+        loss = loss + functional.binary_cross_entropy(member, mean.detach())
+    return loss
 
 
-def test_training_runs_twice_with_dropouts_of_their_own_and_the_published_loss() -> None:
+def test_training_runs_twice_with_separate_dropout_and_the_published_loss() -> None:
     torch.manual_seed(1)
     model = trained(dropout=0.4)
     output = model(INPUTS)
@@ -95,15 +95,15 @@ def test_without_dropout_the_members_add_no_gradient() -> None:
     model = trained(dropout=0.0)
     output = model(INPUTS)
     weights = list(model.network.parameters())
-    whole, plain = (
+    distilled, plain = (
         torch.autograd.grad(LOSSES[loss](output, LABELS, None), weights, retain_graph=True)
         for loss in ("self-distillation", "bce")
     )
 
-    torch.testing.assert_close(whole, plain)
+    torch.testing.assert_close(distilled, plain)
 
 
-def test_statistics_see_both_passes_and_the_table_one() -> None:
+def test_norms_count_both_passes_and_the_table_is_looked_up_once() -> None:
     model = trained()
     norm = next(module for module in model.modules() if isinstance(module, BatchNorm))
     assert norm.num_batches_tracked is not None
@@ -114,12 +114,12 @@ def test_statistics_see_both_passes_and_the_table_one() -> None:
     assert model.embedding.table.row_gradient is not None
 
 
-def test_layers_drop_twice() -> None:
+def test_each_layer_has_two_dropouts() -> None:
     model = QNN(QNNConfig(dim=4, num_layers=2, num_products=3), LAYOUT)
     assert dropped_shapes(model) == [(3, 36), (3, 12)] * 2 * 2
 
 
-def test_logit_of_mean_keeps_its_digits_far_out() -> None:
+def test_logit_of_mean_is_exact_for_large_logits() -> None:
     members_KB = torch.tensor([[-90.0, 90.0, 0.5], [-90.0, 91.0, -2.0]], requires_grad=True)
     logit_B = logit_of_mean(members_KB)
 

@@ -5,49 +5,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import count_parameters, parse_model
 from recap_ctr.models.fcn import FCN, FCNConfig, halved
-from recap_ctr.models.recap import Recap, RecapConfig, RecursiveTower, Route, default_rank, parameters_of_rank
-from recap_ctr.nn.interface import Inputs
+from recap_ctr.models.recap import RecapConfig, RecursiveTower, Route, default_rank, parameters_of_rank
 from recap_ctr.nn.losses import LOSSES
-
-LAYOUT = Layout.of_sizes([5, 4, 6])
-CRITEO = Layout.of_sizes([3] * 38 + [910_747 - 38 * 3])
-ML_1M = Layout.of_sizes([3] * 6 + [9_751 - 6 * 3])
-
-
-def config(**settings: object) -> RecapConfig:
-    found = parse_model("recap", {"dim": 4, "lora_rank": 3, "num_adapters": 8, **settings})
-    assert isinstance(found, RecapConfig)
-    return found
-
-
-def model(settings: RecapConfig, seed: int = 0) -> Recap:
-    """A model whose every part matters: large embeddings and adapters, statistics off their start."""
-    torch.manual_seed(seed)
-    made = Recap(settings, LAYOUT)
-    with torch.no_grad():
-        made.embedding.table.weight.normal_()
-        for tower in (made.exponential, made.linear):
-            tower.bank.a_ACR.normal_(std=0.5)
-    made.train()
-    for _ in range(3):
-        made(rows())
-    return made.eval()
-
-
-def rows(count: int = 6) -> Inputs:
-    generator = torch.Generator().manual_seed(5)
-    columns = [
-        torch.randint(f.offset + 1, f.offset + f.size, (count,), generator=generator) for f in LAYOUT.fields
-    ]
-    return Inputs(torch.stack(columns, 1).int(), torch.empty(count, 0))
+from tests.support.published import CRITEO, ML_1M
+from tests.support.small_recap import LAYOUT, recap_config, recap_model, recap_rows
 
 
 def by_hand(tower: RecursiveTower, h0: Tensor, adapters: tuple[int, ...], form: str) -> Tensor:
-    """The recursion as written: materialise W + AB^T (or W ∘ (1 + AB^T)), one step after the other."""
+    """Follow the formula step by step, with W + AB^T (or W ∘ (1 + AB^T)) as a matrix."""
     h = h0
     for at, adapter in enumerate(adapters):
         residual = tower.bank.a_ACR[adapter] @ tower.bank.b_ADR[adapter].T
@@ -62,57 +30,56 @@ def by_hand(tower: RecursiveTower, h0: Tensor, adapters: tuple[int, ...], form: 
 
 @pytest.mark.parametrize("form", ["additive", "multiplicative"])
 def test_recursion_is_the_formula(form: str) -> None:
-    made = model(config(form=form))
+    model = recap_model(recap_config(form=form))
     route = Route(exponential=(0, 5, 2, 7), linear=(4, 1, 6, 3))
-    h0 = halved(made.embedding(rows()), 1)
+    h0 = halved(model.embedding(recap_rows()), 1)
     for depth in (2, 4):
         towers = [
-            by_hand(made.exponential, h0, route.exponential[:depth], form),
-            by_hand(made.linear, h0, route.linear[:depth], form),
+            by_hand(model.exponential, h0, route.exponential[:depth], form),
+            by_hand(model.linear, h0, route.linear[:depth], form),
         ]
-        found = made(rows(), route, depth).logit_B
-        torch.testing.assert_close(found, sum(towers) / 2, atol=1e-4, rtol=1e-4)
+        logit_B = model(recap_rows(), route, depth).logit_B
+        torch.testing.assert_close(logit_B, sum(towers) / 2, atol=1e-4, rtol=1e-4)
 
 
-def test_adapters_of_rank_zero_effect_leave_fcn_with_shared_weights() -> None:
-    """Without adapters and with one step, RECAP is FCN with one layer a tower."""
-    settings = config(depth=1, train_depths=(1,), depth_weights=(1.0,), num_adapters=1)
-    made = model(settings)
+def test_one_step_without_adapters_is_fcn_with_one_layer() -> None:
+    config = recap_config(depth=1, train_depths=(1,), depth_weights=(1.0,), num_adapters=1)
+    model = recap_model(config)
     with torch.no_grad():
-        made.exponential.bank.a_ACR.zero_()
-        made.linear.bank.a_ACR.zero_()
+        model.exponential.bank.a_ACR.zero_()
+        model.linear.bank.a_ACR.zero_()
     fcn = FCN(FCNConfig(dim=4, num_exponential_layers=1, num_linear_layers=1), LAYOUT).eval()
     with torch.no_grad():
-        fcn.embedding.table.weight.copy_(made.embedding.table.weight)
-        for mine, other in ((made.exponential, fcn.exponential), (made.linear, fcn.linear)):
-            layer = other.layers[0]
+        fcn.embedding.table.weight.copy_(model.embedding.table.weight)
+        for tower, fcn_tower in ((model.exponential, fcn.exponential), (model.linear, fcn.linear)):
+            layer = fcn_tower.layers[0]
             layer.load_state_dict(
                 {
-                    **mine.cross.state_dict(),
-                    **{f"scale_norm.{k}": v for k, v in mine.norms[0].state_dict().items()},
+                    **tower.cross.state_dict(),
+                    **{f"scale_norm.{k}": v for k, v in tower.norms[0].state_dict().items()},
                 }
             )
-            other.head.load_state_dict(mine.head.state_dict())
+            fcn_tower.head.load_state_dict(tower.head.state_dict())
 
-    torch.testing.assert_close(made(rows()).logit_B, fcn(rows()).logit_B)
+    torch.testing.assert_close(model(recap_rows()).logit_B, fcn(recap_rows()).logit_B)
 
 
 def test_rows_with_their_own_adapters_equal_rows_alone() -> None:
-    made = model(config(sampling="row"))
-    h = halved(made.embedding(rows()), 1)
+    model = recap_model(recap_config(sampling="row"))
+    h = halved(model.embedding(recap_rows()), 1)
     adapters = torch.tensor([3, 0, 3, 7, 1, 0])
 
-    together = made.linear.step(h, h, 1, adapters)
+    together = model.linear.step(h, h, 1, adapters)
 
     for i, adapter in enumerate(adapters.tolist()):
-        alone = made.linear.step(h[i : i + 1], h[i : i + 1], 1, adapter)
+        alone = model.linear.step(h[i : i + 1], h[i : i + 1], 1, adapter)
         torch.testing.assert_close(together[i : i + 1], alone, atol=1e-5, rtol=1e-5)
 
 
 def test_loss_weighs_depths() -> None:
-    made = model(config()).train()
+    model = recap_model(recap_config()).train()
     torch.manual_seed(9)
-    output = made(rows())
+    output = model(recap_rows())
     labels = torch.tensor([0.0, 1, 1, 0, 1, 0])
 
     expected = sum(
@@ -124,46 +91,50 @@ def test_loss_weighs_depths() -> None:
     assert torch.equal(output.logit_B, output.aux["logits_KB"][-1])
 
 
-def test_tied_adapters_belong_to_their_step_and_free_ones_to_none() -> None:
-    assert [list(config(num_adapters=8).choices(step)) for step in range(4)] == [
+def test_tied_adapters_belong_to_one_step_and_free_ones_to_all() -> None:
+    assert [list(recap_config(num_adapters=8).choices(step)) for step in range(4)] == [
         [0, 4],
         [1, 5],
         [2, 6],
         [3, 7],
     ]
-    assert list(config(binding="free").choices(3)) == list(range(8))
-    assert config().home == Route(exponential=(0, 1, 2, 3), linear=(0, 1, 2, 3))
+    assert list(recap_config(binding="free").choices(3)) == list(range(8))
+    assert recap_config().home == Route(exponential=(0, 1, 2, 3), linear=(0, 1, 2, 3))
 
 
 @pytest.mark.parametrize("sampling", ["batch", "row"])
 def test_training_samples_every_allowed_adapter_and_no_other(sampling: str) -> None:
-    made = model(config(sampling=sampling)).train()
-    h0 = halved(made.embedding(rows()), 1)
-    seen = {at: set() for at in range(4)}  # type: dict[int, set[int]]
+    model = recap_model(recap_config(sampling=sampling)).train()
+    h0 = halved(model.embedding(recap_rows()), 1)
+    drawn: dict[int, set[int]] = {at: set() for at in range(4)}
     for _ in range(60):
         for at in range(4):
-            drawn = made._draw(at, h0)
-            seen[at] |= {drawn} if isinstance(drawn, int) else set(drawn.tolist())
-    assert seen == {at: {at, at + 4} for at in range(4)}
+            adapter = model.draw_adapter(at, h0)
+            drawn[at] |= {adapter} if isinstance(adapter, int) else set(adapter.tolist())
+    assert drawn == {at: {at, at + 4} for at in range(4)}
 
 
 def test_parameters_by_formula() -> None:
     criteo = parse_model("recap", {"lora_rank": 96})
     assert isinstance(criteo, RecapConfig)
     assert count_parameters("recap", criteo, CRITEO) == parameters_of_rank(criteo, CRITEO, 96) == 16_402_786
-    for settings in (config(), config(fuse="gate", lora_rank=7), config(layer_norm=False, scale_norm=False)):
-        assert settings.lora_rank is not None
-        expected = parameters_of_rank(settings, LAYOUT, settings.lora_rank)
-        assert count_parameters("recap", settings, LAYOUT) == expected
+    for config in (
+        recap_config(),
+        recap_config(fuse="gate", lora_rank=7),
+        recap_config(layer_norm=False, scale_norm=False),
+    ):
+        assert config.lora_rank is not None
+        expected = parameters_of_rank(config, LAYOUT, config.lora_rank)
+        assert count_parameters("recap", config, LAYOUT) == expected
 
 
 def test_default_rank_is_the_largest_within_the_size_of_fcn() -> None:
-    settings = RecapConfig()
+    config = RecapConfig()
     fcn = count_parameters("fcn", FCNConfig(), ML_1M)
-    rank = default_rank(settings, ML_1M)
+    rank = default_rank(config, ML_1M)
 
-    assert count_parameters("recap", settings, ML_1M) <= 1.05 * fcn
-    assert parameters_of_rank(settings, ML_1M, rank + 4) > 1.05 * fcn
+    assert count_parameters("recap", config, ML_1M) <= 1.05 * fcn
+    assert parameters_of_rank(config, ML_1M, rank + 4) > 1.05 * fcn
 
 
 @pytest.mark.parametrize(
@@ -179,34 +150,34 @@ def test_default_rank_is_the_largest_within_the_size_of_fcn() -> None:
 )
 def test_impossible_settings_are_refused(settings: dict[str, object], word: str) -> None:
     with pytest.raises(InputError, match=word):
-        config(**settings)
+        recap_config(**settings)
 
 
-def test_before_sampling_begins_all_rows_take_the_home_route_and_variants_follow_it() -> None:
-    made = model(config(sample_from=2, exponential_dropout=0.0, linear_dropout=0.0)).train()
-    assert made.config.choices(1) == range(1, 8, 4)
-    made.epoch = 1
-    made.begin_epoch()
-    for tower in (made.exponential, made.linear):
+def test_before_sampling_all_rows_take_the_home_route_and_its_adapters_are_copied() -> None:
+    model = recap_model(recap_config(sample_from=2, exponential_dropout=0.0, linear_dropout=0.0)).train()
+    assert model.config.choices(1) == range(1, 8, 4)
+    model.epoch = 1
+    model.begin_epoch()
+    for tower in (model.exponential, model.linear):
         for step in range(4):
             torch.testing.assert_close(tower.bank.matrix(step + 4), tower.bank.matrix(step))
-    made.exponential.bank.a_ACR.grad = None
-    made(rows()).logit_B.sum().backward()
-    grad = made.exponential.bank.a_ACR.grad
+    model.exponential.bank.a_ACR.grad = None
+    model(recap_rows()).logit_B.sum().backward()
+    grad = model.exponential.bank.a_ACR.grad
     assert grad is not None
     assert grad[:4].abs().sum(dim=(1, 2)).min() > 0
     assert grad[4:].abs().max() == 0
 
-    made.epoch = 3
-    before = made.exponential.bank.a_ACR.detach().clone()
+    model.epoch = 3
+    before = model.exponential.bank.a_ACR.detach().clone()
     with torch.no_grad():
-        made.exponential.bank.a_ACR[0] += 1.0
-    made.begin_epoch()  # too late to follow: the variants are on their own
-    torch.testing.assert_close(made.exponential.bank.a_ACR[4], before[4])
-    drawn = {made._adapter(None, "linear", 0, torch.empty(3, 1, 2)) for _ in range(40)}
+        model.exponential.bank.a_ACR[0] += 1.0
+    model.begin_epoch()  # sampling has begun, so nothing is copied any more
+    torch.testing.assert_close(model.exponential.bank.a_ACR[4], before[4])
+    drawn = {model.choose_adapter(None, "linear", 0, torch.empty(3, 1, 2)) for _ in range(40)}
     assert drawn == {0, 4}
 
 
-def test_sampling_late_needs_a_home() -> None:
-    with pytest.raises(InputError, match="sample_from goes with tied"):
-        config(binding="free", sample_from=3)
+def test_late_sampling_needs_tied_adapters() -> None:
+    with pytest.raises(InputError, match="sample_from needs binding 'tied'"):
+        recap_config(binding="free", sample_from=3)

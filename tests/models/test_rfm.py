@@ -62,8 +62,8 @@ def naive_logit(model: RFM, e: list[Vector]) -> float:
         for f, vector in enumerate(angles):
             turned = [turn(value) for value in vector]
             if model.config.residual:
-                own = affine(model.project, e[f])
-                turned = [a + turn(b) for a, b in zip(turned, own, strict=True)]
+                projected = affine(model.project, e[f])
+                turned = [a + turn(b) for a, b in zip(turned, projected, strict=True)]
                 turned = layer_norm(norm.weight, norm.bias, turned)
             part += turned
         parts.append(part)
@@ -115,14 +115,14 @@ def test_weights_start_by_their_fans() -> None:
     assert float(small.detach().std()) == pytest.approx(1e-4, rel=0.1)
 
 
-def test_dropout_meets_values_inputs_and_both_parts() -> None:
-    """Not the scores, and not the queries and keys."""
+def test_dropout_acts_on_values_inputs_and_both_parts() -> None:
+    """It doesn't act on scores, queries and keys."""
     model = RFM(RFMConfig.model_validate({**SMALL, "num_layers": 2}), LAYOUT)
     rotations = [(3, 2, 3, 2), (3, 3, 3), (3, 2, 3, 2), (3, 3, 4)]
     assert dropped_shapes(model) == [*rotations, (3, 12), (3, 12), (3, 6), (3, 6)]
 
 
-def test_without_residual_its_weights_stay_and_an_update_leaves_them_alone() -> None:
+def test_without_residual_its_weights_exist_but_do_not_change() -> None:
     with_residual, without = (
         RFM(RFMConfig.model_validate({**SMALL, "residual": residual}), LAYOUT) for residual in (True, False)
     )

@@ -1,14 +1,18 @@
-"""Sizes that public run logs print for models made of MLPs, cross layers, CIN, attention and logarithms."""
+"""Numbers of parameters from public run logs, for models of MLPs, cross layers, CIN, attention and logarithms."""
 
 import pytest
 
 from recap_ctr.data.layout import Layout
 from recap_ctr.models.catalogue import count_parameters, parse_model
-from tests.models.test_models import CRITEO, spread
+from tests.support.published import CRITEO, layout_of_total
 
-# Logs of FuxiCTR's version 1, which kept no PAD row for a plain field and split KKBox's multi fields differently.
-CRITEO_V1, AVAZU_V1, KKBOX_V1 = spread(910_747 - 39, 39), spread(3_750_999 - 24, 24), spread(92_247, 13)
-FRAPPE_V1, ML_TAG_V1 = spread(5_399 - 10, 10), spread(90_242 - 3, 3)
+# These logs are of FuxiCTR 1, which had no PAD row for plain fields and split KKBox's multi fields differently.
+CRITEO_V1, AVAZU_V1, KKBOX_V1 = (
+    layout_of_total(910_747 - 39, 39),
+    layout_of_total(3_750_999 - 24, 24),
+    layout_of_total(92_247, 13),
+)
+FRAPPE_V1, ML_TAG_V1 = layout_of_total(5_399 - 10, 10), layout_of_total(90_242 - 3, 3)
 
 
 def mlp(size: int, count: int, **settings: object) -> dict[str, object]:
@@ -16,7 +20,7 @@ def mlp(size: int, count: int, **settings: object) -> dict[str, object]:
 
 
 def small(**settings: object) -> dict[str, object]:
-    """Frappe's and ML-tag's: vectors of ten, an MLP of 400 x 3 with BatchNorm."""
+    """Return the settings for Frappe and ML-tag: vectors of size 10, an MLP of 400 x 3 with BatchNorm."""
     return {"dim": 10, **mlp(400, 3, batch_norm=True), **settings}
 
 
@@ -24,10 +28,10 @@ def plain_attention(size: int, num_layers: int, **settings: object) -> dict[str,
     return {"attention_dim": size, "num_layers": num_layers, "layer_norm": False, **settings}
 
 
-# Totals printed in public run logs, as what we count plus the parameters that the logged version had beside ours.
+# Totals from public run logs, adjusted for parameters that only the logged version or only ours has.
 PUBLISHED_MLP = [
     ("dnn", mlp(1000, 4, dim=128), KKBOX_V1, 16_476_617),
-    # The logs named DNN hold two MLPs on the same vectors.
+    # The logged model named DNN has two MLPs on the same vectors.
     ("dnn", small(), FRAPPE_V1, 781_892 - 364_001),
     ("dnn", small(), ML_TAG_V1, 1_574_392 - 336_001),
     ("pnn", mlp(2000, 2, dim=128), KKBOX_V1, 19_297_617),
@@ -37,7 +41,7 @@ PUBLISHED_MLP = [
     ("wide-deep", mlp(2000, 4), AVAZU_V1, 76_544_576),
     ("wide-deep", mlp(1000, 3, dim=128), KKBOX_V1, 15_567_864),
     ("wide-deep", small(), FRAPPE_V1, 423_280),
-    # One more than logged: version 1's linear part had no bias in DeepFM.
+    # One more than logged: DeepFM's linear part had no bias in version 1.
     ("deepfm", mlp(2000, 4), AVAZU_V1, 76_544_576 + 1),
     ("deepfm", small(), FRAPPE_V1, 423_280 + 1),
     ("fm", {}, CRITEO, 910_747 * 17 + 1),  # by its formula; no log
@@ -80,8 +84,8 @@ def test_published_totals(name: str, settings: dict[str, object], layout: Layout
     assert count_parameters(name, parse_model(name, settings), layout) == total
 
 
-# Millions of parameters beside the tables on Criteo, read off a figure of FCN's paper, for settings without a log;
-# before them, how many numbers the tables hold for each value.
+# Numbers per value in the tables, and millions of other parameters on Criteo, read from a figure of FCN's paper;
+# these settings have no log.
 FIGURE = [
     ("dnn", mlp(1000, 5), 16, 4.63),
     ("pnn", mlp(1000, 2), 16, 2.37),

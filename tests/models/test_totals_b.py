@@ -1,4 +1,4 @@
-"""Parameter totals printed in public run logs, and RFM's by its formula."""
+"""Numbers of parameters from public run logs, for the models after 2020; RFM's by its formula."""
 
 from itertools import pairwise
 
@@ -6,34 +6,43 @@ import pytest
 
 from recap_ctr.data.layout import Layout
 from recap_ctr.models.catalogue import count_parameters, parse_model
-from tests.models.test_models import AVAZU, CRITEO, KKBOX, ML_1M, spread
+from tests.support.published import AVAZU, CRITEO, KKBOX, ML_1M, layout_of_total
 
 FRAPPE, FRAPPE_MIN_2, ML_TAG, IPINYOU = (
-    spread(5_399, 10),
-    spread(5_383, 10),
-    spread(90_242, 3),
-    spread(665_765, 16),
+    layout_of_total(5_399, 10),
+    layout_of_total(5_383, 10),
+    layout_of_total(90_242, 3),
+    layout_of_total(665_765, 16),
 )
 # FuxiCTR 1 keeps no PAD row for plain fields.
-FRAPPE_V1, ML_TAG_V1 = spread(5_389, 10), spread(90_239, 3)
+FRAPPE_V1, ML_TAG_V1 = layout_of_total(5_389, 10), layout_of_total(90_239, 3)
 # The context of Frappe's gates: user (f0) and item (f1).
 FRAPPE_CONTEXT = Layout.of_sizes([956, 4_084, *[3] * 7, 359 - 21])
 
 
 def masknet(blocks: int, block_dim: int, ratio: float, *units: int, norm: bool = False) -> dict[str, object]:
     return {
-        "num_blocks": blocks, "block_dim": block_dim, "ratio": ratio, "units": units, "embedding_norm": False,
+        "num_blocks": blocks,
+        "block_dim": block_dim,
+        "ratio": ratio,
+        "units": units,
+        "embedding_norm": False,
         "block_norm": norm,
-    }  # fmt: skip
+    }
 
 
 def finalmlp(
     units1: tuple[int, ...], units2: tuple[int, ...], heads: int, **more: object
 ) -> dict[str, object]:
     return {
-        "units1": units1, "units2": units2, "num_heads": heads, "batch_norm1": False, "batch_norm2": False,
-        "feature_selection": False, **more,
-    }  # fmt: skip
+        "units1": units1,
+        "units2": units2,
+        "num_heads": heads,
+        "batch_norm1": False,
+        "batch_norm2": False,
+        "feature_selection": False,
+        **more,
+    }
 
 
 def qnn(layers: int, products: int, **more: object) -> dict[str, object]:
@@ -96,7 +105,7 @@ def test_published_totals(name: str, settings: dict[str, object], layout: Layout
         (10, (52,), ML_TAG, 920_520),
     ],
 )
-def test_eulernet_authors_logs_hold_batch_norms_that_nothing_uses(
+def test_eulernet_authors_logs_count_unused_batch_norms(
     dim: int, neurons: tuple[int, ...], layout: Layout, total: int
 ) -> None:
     ours = count_parameters("eulernet", parse_model("eulernet", {"dim": dim, "neurons": neurons}), layout)

@@ -10,12 +10,12 @@ from tests.support.tiny import INPUTS, affine, deep, flat, tiny, vectors, wide
 
 
 def cin(part: nn.Module, e: list[list[float]]) -> float:
-    """Channel i * H + j of a layer is the product of field i and vector j of the layer before."""
+    """Return CIN's logit; channel i * H + j of a layer is the product of field i and vector j of the last layer."""
     assert isinstance(part, CIN)
     dim, x = len(e[0]), e
     pooled: list[float] = []
     for layer in (*part.layers, part.last):
-        # By coordinate, the layer's new vectors; then turned into vectors by coordinate.
+        # First the layer's outputs by coordinate, then transposed to one list per vector.
         columns = [affine(layer, [e_i[k] * x_j[k] for e_i in e for x_j in x]) for k in range(dim)]
         x = [list(vector) for vector in zip(*columns, strict=True)]
         pooled += [sum(vector) for vector in x]

@@ -152,9 +152,9 @@ def check_learns(name: str) -> None:
 def check_export(name: str) -> None:
     """Its ONNX graph equals torch on rows of every kind and in batches of any size."""
     from recap_ctr.evaluation.calibrate import AffineCalibration
-    from recap_ctr.inference.artifact import Setting
     from recap_ctr.inference.export import TOLERANCE, export_setting
-    from recap_ctr.inference.torch_backend import Eager, PackedModel
+    from recap_ctr.inference.setting import Setting
+    from recap_ctr.inference.torch_backend import PackedModel, TorchBackend
 
     model = fresh(name).train()
     for seed in range(40):  # let the statistics of norms become those of the rows
@@ -164,7 +164,7 @@ def check_export(name: str) -> None:
     packed = PackedModel(
         Path(), encoder, AffineCalibration(1.2, -0.1), -0.5, manifest, parse_model(name, {}), model.eval()
     )
-    found = export_setting(packed, Eager(packed), Setting(1, None))
+    found = export_setting(packed, TorchBackend(packed), Setting(1, None))
     assert 0 < found.parity <= TOLERANCE
 
 

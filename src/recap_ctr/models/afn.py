@@ -1,4 +1,4 @@
-"""AFN, the adaptive factorisation network; with the second MLP of its default settings, AFN+.
+"""AFN, the adaptive factorisation network. With its default settings it has a second MLP: AFN+.
 
 Shapes: B batch, F fields, d vector size, N logarithmic neurons.
 """
@@ -18,10 +18,10 @@ from recap_ctr.nn.norms import BatchNorm
 
 
 class AFNConfig(DeepConfig):
-    """`units` and `dropout` are those of the plain MLP, as in other models; `log_*` those behind the neurons."""
+    """The config of AFN. `log_*` belong to the MLP on the neurons, `units` and `dropout` to the plain MLP."""
 
     units: tuple[PositiveInt, ...] = (400, 400, 400)
-    """Empty: no ensemble with a plain MLP, the plain AFN."""
+    """Layers of the plain MLP. Empty: no plain MLP, which makes the model AFN instead of AFN+."""
     num_neurons: PositiveInt = 100
     log_units: tuple[PositiveInt, ...] = Field((400, 400, 400), min_length=1)
     log_dropout: float = Field(0.2, ge=0, lt=1)
@@ -31,7 +31,7 @@ class AFNConfig(DeepConfig):
 class Logarithmic(nn.Module):
     """Neurons that multiply fields with learned exponents: a weighted sum of logarithms, then exp."""
 
-    smallest = 1e-5  # vectors start near zero, where the logarithm would run away
+    smallest = 1e-5  # vectors start near zero, where logarithms would be huge
 
     def __init__(self, num_fields: int, num_neurons: int) -> None:
         super().__init__()
@@ -40,13 +40,14 @@ class Logarithmic(nn.Module):
         self.norm_out = BatchNorm(num_neurons)
 
     def forward(self, e_BFd: Tensor) -> Tensor:
+        """Return one vector per neuron."""
         log_BFd = self.norm_in(e_BFd.abs().clamp(min=self.smallest).log())
         product_BNd: Tensor = self.norm_out(torch.exp(self.exponents.weight @ log_BFd))
         return product_BNd
 
 
 class AFN(nn.Module):
-    """Chooses the orders of its interactions itself, fractional ones included, instead of taking them as a setting."""
+    """For interactions of unknown order: it learns the orders, fractional ones included."""
 
     paper: ClassVar[str] = "Cheng et al., Adaptive Factorization Network, AAAI 2020 (arXiv 1909.03276)"
 
@@ -62,13 +63,14 @@ class AFN(nn.Module):
             dropout=config.log_dropout,
         )
         if config.units:
-            # Vectors of its own, unlike in DeepFM: logarithms and an MLP want them at different scales.
+            # The MLP has separate vectors, unlike in DeepFM: logarithms and an MLP need different scales.
             self.deep_embedding = Embedding(layout, config.dim)
             width = layout.num_fields * config.dim
             self.deep = DeepHead(width, config.units, batch_norm=config.batch_norm, dropout=config.dropout)
             self.head = linear(2, 1)
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         logit_B: Tensor = self.log_deep(self.logarithmic(self.embedding(inputs)).flatten(1))
         if self.config.units:
             deep_B = self.deep(self.deep_embedding(inputs).flatten(1))

@@ -1,4 +1,4 @@
-"""AutoInt: self-attention over fields; with the MLP of its default settings, AutoInt+.
+"""AutoInt: self-attention over fields. With its default settings it has an MLP too: AutoInt+.
 
 Shapes: B batch, F fields, c vector size of a layer's input, a of its output, N heads, s = a / N.
 """
@@ -18,14 +18,14 @@ from recap_ctr.nn.mlp import DeepConfig, DeepHead, Wide
 
 
 class AutoIntConfig(DeepConfig):
-    """Defaults: AutoInt+ with small attention. `dropout` acts on the attention too, as in the published runs."""
+    """The config of AutoInt. `dropout` acts on the attention too, as in the published runs."""
 
     units: tuple[PositiveInt, ...] = (400, 400, 400)
-    """Empty: no MLP, the plain AutoInt."""
+    """Layers of the MLP. Empty: no MLP, which makes the model AutoInt instead of AutoInt+."""
     num_layers: PositiveInt = 2
     num_heads: PositiveInt = 2
     attention_dim: PositiveInt = 32
-    """Of all heads together."""
+    """Width of a layer's output, all heads together."""
     residual: bool = True
     layer_norm: bool = True
     scale: bool = True
@@ -42,7 +42,7 @@ class AutoIntConfig(DeepConfig):
 
 
 class Attention(nn.Module):
-    """One layer: every field's new vector is a mixture of all fields', weighed by how well query and key agree."""
+    """One layer: each field's new vector is a mean of all fields' values, weighted by query and key."""
 
     def __init__(
         self,
@@ -62,11 +62,12 @@ class Attention(nn.Module):
         self.dropout = Dropout(dropout)
         self.residual: nn.Module | None = None
         if residual:
-            same = dim == attention_dim
-            self.residual = nn.Identity() if same else linear(dim, attention_dim, bias=False)
+            same_width = dim == attention_dim
+            self.residual = nn.Identity() if same_width else linear(dim, attention_dim, bias=False)
         self.norm = nn.LayerNorm(attention_dim) if layer_norm else None
 
     def forward(self, x_BFc: Tensor) -> Tensor:
+        """Return the fields' new vectors."""
         q_BNFs, k_BNFs, v_BNFs = (
             project(x_BFc).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
@@ -81,7 +82,7 @@ class Attention(nn.Module):
 
 
 class AutoInt(nn.Module):
-    """For rows that differ in which fields belong together: attention finds that out for each of them."""
+    """For data in which related fields differ from row to row: attention finds them for each row."""
 
     paper: ClassVar[str] = "Song et al., AutoInt, CIKM 2019 (arXiv 1810.11921)"
 
@@ -92,13 +93,17 @@ class AutoInt(nn.Module):
         self.layers = nn.Sequential(
             *(
                 Attention(
-                    config.attention_dim if i else config.dim, config.attention_dim, num_heads=config.num_heads,
-                    dropout=config.dropout, residual=config.residual, layer_norm=config.layer_norm,
+                    config.attention_dim if i else config.dim,
+                    config.attention_dim,
+                    num_heads=config.num_heads,
+                    dropout=config.dropout,
+                    residual=config.residual,
+                    layer_norm=config.layer_norm,
                     scale=config.scale,
                 )
                 for i in range(config.num_layers)
             )
-        )  # fmt: skip
+        )
         self.head = linear(layout.num_fields * config.attention_dim, 1)
         width = layout.num_fields * config.dim
         self.deep = (
@@ -109,6 +114,7 @@ class AutoInt(nn.Module):
         self.wide = Wide(layout, bias=False) if config.wide else None
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         e_BFd = self.embedding(inputs)
         logit_B = self.head(self.layers(e_BFd).flatten(1)).squeeze(-1)
         if self.deep is not None:

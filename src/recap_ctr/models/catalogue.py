@@ -1,15 +1,14 @@
 """All models by name. A model is one file here, one line in `MODELS`, and one TOML of settings per benchmark.
 
-One that lives elsewhere goes by its dotted name, such as my_ctr.nets:Pairs (docs/extending.md).
+A model outside this package is named by its dotted name, such as my_ctr.nets:Pairs (docs/extending.md).
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from recap_ctr.config import Frozen, parse
 from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
-from recap_ctr.plugins import is_dotted, load
+from recap_ctr.plugins import is_dotted, load, resolve
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,43 +40,46 @@ MODELS = {
 
 
 def model_class(name: str) -> type["nn.Module"]:
+    """Return the class of a model, by its name in `MODELS` or by its dotted name."""
     if is_dotted(name):
-        return _outside(name)
+        return _outside_class(name)
     if name not in MODELS:
-        raise InputError(f"no model {name!r}", fix=f"known are {', '.join(MODELS)}, or package.module:Name")
-    module, _, attribute = MODELS[name].partition(":")
-    return cast("type[nn.Module]", getattr(import_module(module), attribute))
+        raise InputError(f"no model {name!r}", fix=f"choose {', '.join(MODELS)}, or package.module:Name")
+    return cast("type[nn.Module]", resolve(MODELS[name]))
 
 
-def _outside(name: str) -> type["nn.Module"]:
-    """A model of somebody else's, held to what ours are."""
+def _outside_class(name: str) -> type["nn.Module"]:
+    """Return the class of a model outside this package; refuse it unless it meets the rules for our own."""
     from torch import nn
 
-    found = load(name, "model")
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise InputError(f"model {name!r} is no torch.nn.Module")
-    kind = _config_kind(found)
-    if not issubclass(kind, Frozen):
+    model = load(name, "model")
+    if not (isinstance(model, type) and issubclass(model, nn.Module)):
+        raise InputError(f"model {name!r} is not a torch.nn.Module")
+    config = _config_annotation(model)
+    if not issubclass(config, Frozen):
         raise InputError(
-            f"model {name!r}: its __init__ doesn't say that `config` is a record, a recap_ctr.config.Frozen",
+            f"model {name!r}: the parameter `config` of its __init__ is not annotated as a recap_ctr.config.Frozen",
             fix="write class Settings(Frozen), and def __init__(self, config: Settings, layout: Layout)",
         )
-    if "loss" not in kind.model_fields:
+    if "loss" not in config.model_fields:
         raise InputError(
-            f"model {name!r}: {kind.__name__} has no setting `loss`", fix='add loss: str = "bce"'
+            f"model {name!r}: {config.__name__} has no setting `loss`", fix='add loss: str = "bce"'
         )
-    return found
+    return model
 
 
-def _config_kind(model: type["nn.Module"]) -> type:
-    """What a constructor takes as `config`; under `from __future__ import annotations` that is a text."""
-    kind = model.__init__.__annotations__.get("config", object)
-    kind = model.__init__.__globals__.get(kind, object) if isinstance(kind, str) else kind
-    return kind if isinstance(kind, type) else object
+def _config_annotation(model: type["nn.Module"]) -> type:
+    """Return the class that annotates the constructor's `config`; `object` if there is none."""
+    annotation = model.__init__.__annotations__.get("config", object)
+    if isinstance(annotation, str):  # from __future__ import annotations
+        annotation = model.__init__.__globals__.get(annotation, object)
+    return annotation if isinstance(annotation, type) else object
 
 
 def short_name(name: str) -> str:
-    """A model's name for files and tables: of one from outside its class, unless that is a name of ours.
+    """Return a model's name for files and tables; for one outside this package, its class in lower case.
+
+    If that is already a name in `MODELS`, the module is part of the short name too.
 
     >>> short_name("wide-deep"), short_name("my_ctr.nets:Pairs"), short_name("my_ctr.nets:FCN")
     ('wide-deep', 'pairs', 'my_ctr.nets.fcn')
@@ -89,21 +91,27 @@ def short_name(name: str) -> str:
 
 
 def purpose(name: str) -> str:
-    """What a model is good for, in one line."""
+    """Return what a model is good for: the first line of its docstring."""
     return (model_class(name).__doc__ or "").strip().partition("\n")[0]
 
 
 def paper(name: str) -> str:
-    """Where a model comes from."""
+    """Return the publication that a model comes from."""
     return str(getattr(model_class(name), "paper", ""))
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """All of `MODELS`, with the number of parameters that each has on MovieLens-1M by default."""
-    # PAD and OOV included, as in the published split.
+    """Return a record of each entry of `MODELS`, with its default number of parameters on MovieLens-1M."""
+    # Sizes include PAD and OOV, as in the published split.
     vocabularies = {
-        "UserID": 6_042, "Gender": 4, "Age": 9, "Occupation": 23, "MovieID": 3_643, "Release": 10, "Genres": 20,
-    }  # fmt: skip
+        "UserID": 6_042,
+        "Gender": 4,
+        "Age": 9,
+        "Occupation": 23,
+        "MovieID": 3_643,
+        "Release": 10,
+        "Genres": 20,
+    }
     layout = Layout.of_sizes(list(vocabularies.values()))
     return [
         {
@@ -117,28 +125,28 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def parse_model(name: str, settings: dict[str, Any]) -> Frozen:
-    """The model's config from plain values; every name is checked."""
+    """Return the config of a model from plain values; refuse unknown names and wrong values."""
     config = parse(config_class(name), settings, f"model {name}")
-    if is_dotted(name):  # our own allow no other losses than there are
+    if is_dotted(name):  # the configs of our own models allow only losses that exist
         from recap_ctr.nn.losses import LOSSES
 
         if (loss := dict(config)["loss"]) not in LOSSES:
-            raise InputError(f"model {name}: no loss {loss!r}", fix=f"known are {', '.join(LOSSES)}")
+            raise InputError(f"model {name}: no loss {loss!r}", fix=f"choose {', '.join(LOSSES)}")
     return config
 
 
 def config_class(name: str) -> type[Frozen]:
-    """The record of a model's settings."""
-    return cast("type[Frozen]", _config_kind(model_class(name)))
+    """Return the class of a model's config."""
+    return cast("type[Frozen]", _config_annotation(model_class(name)))
 
 
 def build(name: str, config: Frozen, layout: Layout) -> "nn.Module":
-    """A freshly initialised model; initial weights follow torch's global seed."""
+    """Return a new model; its initial weights follow torch's global seed."""
     return model_class(name)(config, layout)
 
 
 def count_parameters(name: str, config: Frozen, layout: Layout) -> int:
-    """Trainable scalars, PAD rows included, without allocating them."""
+    """Return the number of trainable parameters, PAD rows included, without allocating them."""
     import torch
 
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""DCN, the Deep & Cross Network in its first version.
+"""DCN, the first version of the Deep & Cross Network.
 
 Shapes: B batch, L cross layers, D = fields * vector size, U units of the MLP's last layer, DU = D + U.
 """
@@ -17,12 +17,14 @@ from recap_ctr.nn.mlp import MLP, DeepConfig
 
 
 class DCNConfig(DeepConfig):
+    """The config of DCN."""
+
     num_layers: PositiveInt = 3
     loss: Literal["bce"] = "bce"
 
 
 class VectorCross(nn.Module):
-    """Cross layers of two vectors each: x' = x + (w · x) x_0 + b."""
+    """Cross layers with two vectors of weights each: x' = x + (w · x) x_0 + b."""
 
     def __init__(self, width: int, num_layers: int) -> None:
         super().__init__()
@@ -31,6 +33,7 @@ class VectorCross(nn.Module):
         normal_(self.weight, (2 / (width + 1)) ** 0.5)  # each w is a linear map to one number
 
     def forward(self, x0_BD: Tensor) -> Tensor:
+        """Return the output of the last cross layer."""
         x_BD = x0_BD
         for w_D, b_D in zip(self.weight, self.bias, strict=True):
             x_BD = x_BD + (x_BD @ w_D).unsqueeze(-1) * x0_BD + b_D
@@ -38,7 +41,7 @@ class VectorCross(nn.Module):
 
 
 class DCN(nn.Module):
-    """Interactions of a chosen order at almost no cost: every cross layer raises the order by one, for 2 D weights."""
+    """For interactions of low order at almost no cost: each cross layer adds one order and 2 D weights."""
 
     paper: ClassVar[str] = (
         "Wang et al., Deep & Cross Network for Ad Click Predictions, ADKDD 2017 (arXiv 1708.05123)"
@@ -54,6 +57,7 @@ class DCN(nn.Module):
         self.head = linear(width + config.units[-1], 1)
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         x_BD = self.embedding(inputs).flatten(1)
         both_BDU = torch.cat([self.cross(x_BD), self.deep(x_BD)], dim=1)
         return Output(self.head(both_BDU).squeeze(-1), {})

@@ -1,6 +1,6 @@
-"""DCNv2, the Deep & Cross Network with whole matrices as cross layers, or with mixtures of low-rank ones.
+"""DCNv2, the Deep & Cross Network whose cross layers are full matrices or mixtures of low-rank ones.
 
-Shapes: B batch, L cross layers, D = fields * vector size, E experts, R rank, U units of the MLP's last layer.
+Shapes: B batch, D = fields * vector size, E matrices of a mixture, R their rank.
 """
 
 from typing import ClassVar, Literal
@@ -17,23 +17,27 @@ from recap_ctr.nn.mlp import MLP, DeepConfig
 
 
 class DCNv2Config(DeepConfig):
+    """The config of DCNv2."""
+
     num_layers: PositiveInt = 3
     structure: Literal["parallel", "stacked"] = "parallel"
-    """Where the MLP stands: beside the cross layers, or on top of them."""
+    """Whether the MLP reads the vectors, like the cross layers, or the output of the cross layers."""
     rank: PositiveInt | None = None
-    """None: whole matrices. Otherwise mixtures of `num_experts` matrices of this rank; published code takes 32."""
+    """None: full matrices. Otherwise mixtures of `num_experts` matrices of this rank; published code uses 32."""
     num_experts: PositiveInt = 4
+    """Low-rank matrices per cross layer."""
     loss: Literal["bce"] = "bce"
 
 
 class MatrixCross(nn.Module):
-    """Cross layers of one matrix each: x' = x + x_0 * (W x + b)."""
+    """Cross layers with one matrix each: x' = x + x_0 * (W x + b)."""
 
     def __init__(self, width: int, num_layers: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(linear(width, width) for _ in range(num_layers))
 
     def forward(self, x0_BD: Tensor) -> Tensor:
+        """Return the output of the last cross layer."""
         x_BD = x0_BD
         for layer in self.layers:
             x_BD = x_BD + x0_BD * layer(x_BD)
@@ -41,7 +45,7 @@ class MatrixCross(nn.Module):
 
 
 class MixtureCross(nn.Module):
-    """Cross layers of E experts each, U tanh(C tanh(Vᵀ x)), weighed by gates that all layers share."""
+    """Cross layers that mix E low-rank maps each, U tanh(C tanh(Vᵀ x)), by gates that all layers share."""
 
     def __init__(self, width: int, num_layers: int, rank: int, num_experts: int) -> None:
         super().__init__()
@@ -51,11 +55,12 @@ class MixtureCross(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_layers, width))
         self.gate = nn.Parameter(torch.empty(num_experts, width))
         for weight in (self.v, self.c, self.u):
-            # As published: Xavier's rule on a layer's whole stack, which starts smaller than one matrix would.
+            # Published code applies Xavier's rule to a layer's whole stack of matrices, so they start smaller.
             normal_(weight, (2 / (rank * (weight.shape[2] + num_experts))) ** 0.5)
-        normal_(self.gate, (2 / (width + 1)) ** 0.5)  # an expert's gate is a linear map to one number
+        normal_(self.gate, (2 / (width + 1)) ** 0.5)  # each gate is a linear map to one number
 
     def forward(self, x0_BD: Tensor) -> Tensor:
+        """Return the output of the last cross layer."""
         x_BD = x0_BD
         for v_EDR, c_ERR, u_EDR, b_D in zip(self.v, self.c, self.u, self.bias, strict=True):
             gate_EB = (self.gate @ x_BD.T).softmax(dim=0)
@@ -67,7 +72,7 @@ class MixtureCross(nn.Module):
 
 
 class DCNv2(nn.Module):
-    """Where D² weights a layer are affordable, DCN with more to say: each pair of coordinates has its own weight."""
+    """A richer DCN if D² weights per layer are affordable: each pair of coordinates has its own weight."""
 
     paper: ClassVar[str] = "Wang et al., DCN V2, WWW 2021 (arXiv 2008.13535)"
 
@@ -86,6 +91,7 @@ class DCNv2(nn.Module):
         self.head = linear(config.units[-1] + (width if self.parallel else 0), 1)
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         x_BD = self.embedding(inputs).flatten(1)
         crossed_BD = self.cross(x_BD)
         if self.parallel:

@@ -15,11 +15,13 @@ from recap_ctr.nn.mlp import DeepConfig, DeepHead, Wide
 
 
 class DeepFMConfig(DeepConfig):
+    """The config of DeepFM."""
+
     loss: Literal["bce"] = "bce"
 
 
 class DeepFM(nn.Module):
-    """A sound first choice where pairs of fields matter: it sees them explicitly, and the rest through its MLP."""
+    """A sound first choice if pairs of fields matter: it models pairs explicitly, the rest with an MLP."""
 
     paper: ClassVar[str] = "Guo et al., DeepFM, IJCAI 2017 (arXiv 1703.04247)"
 
@@ -32,5 +34,6 @@ class DeepFM(nn.Module):
         self.deep = DeepHead(width, config.units, batch_norm=config.batch_norm, dropout=config.dropout)
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         e_BFd = self.embedding(inputs)
         return Output(self.wide(inputs) + pairs(e_BFd) + self.deep(e_BFd.flatten(1)), {})

@@ -1,4 +1,4 @@
-"""DNN: an MLP on the concatenated vectors, without any explicit interaction."""
+"""DNN: an MLP on the concatenated vectors, without explicit interactions."""
 
 from typing import ClassVar, Literal
 
@@ -11,11 +11,13 @@ from recap_ctr.nn.mlp import DeepConfig, DeepHead
 
 
 class DNNConfig(DeepConfig):
+    """The config of DNN."""
+
     loss: Literal["bce"] = "bce"
 
 
 class DNN(nn.Module):
-    """The plainest deep model, and what interactions have to beat: an MLP on all vectors."""
+    """The simplest deep model, which models of interactions have to beat: an MLP on all vectors."""
 
     paper: ClassVar[str] = "Covington et al., Deep Neural Networks for YouTube Recommendations, RecSys 2016"
 
@@ -31,4 +33,5 @@ class DNN(nn.Module):
         )
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         return Output(self.deep(self.embedding(inputs).flatten(1)), {})

@@ -1,4 +1,4 @@
-"""EDCN: a cross network and an MLP side by side that share what they found after every layer.
+"""EDCN: a cross network and an MLP side by side, which exchange their outputs after every layer.
 
 Shapes: B batch, F fields, D = F * dim.
 """
@@ -19,22 +19,25 @@ from recap_ctr.nn.norms import BatchNorm
 
 
 class EDCNConfig(Frozen):
+    """The config of EDCN."""
+
     dim: PositiveInt = 16
     num_layers: PositiveInt = 3
     residual: bool = True
-    """Cross layers add their input, as in the paper and in FuxiCTR 1.2; FuxiCTR 2 leaves it out."""
+    """Cross layers add their input, as in the paper and in FuxiCTR 1.2; FuxiCTR 2 doesn't."""
     regulation: bool = True
-    """Weigh the fields before every layer, for the cross network and for the MLP apart."""
+    """Weight the fields before every layer, separately for the cross network and for the MLP."""
     temperature: PositiveFloat = 1.0
-    """Of the softmax over the fields' weights: larger is more even."""
+    """Temperature of the softmax over the fields' weights; a larger one makes them more even."""
     bridge: Literal["hadamard", "sum"] = "hadamard"
+    """How a layer's two outputs become the next layer's input: by their product or their sum."""
     batch_norm: bool = True
     dropout: float = Field(0.2, ge=0, lt=1)
     loss: Literal["bce"] = "bce"
 
 
 class Regulation(nn.Module):
-    """What one of the two networks is given: the fields by their weights, normalised if wanted."""
+    """The input of one of the two networks: the fields times their weights, and optional BatchNorm."""
 
     def __init__(self, config: EDCNConfig, num_fields: int) -> None:
         super().__init__()
@@ -43,6 +46,7 @@ class Regulation(nn.Module):
         self.norm = BatchNorm(num_fields * config.dim) if config.batch_norm else nn.Identity()
 
     def forward(self, x_BD: Tensor) -> Tensor:
+        """Return the weighted and normalised fields."""
         if self.gate_F is not None:
             weight_F = torch.softmax(self.gate_F / self.temperature, dim=0)
             x_BD = x_BD * weight_F.repeat_interleave(self.dim)
@@ -63,7 +67,7 @@ class EDCNLayer(nn.Module):
         self.deep = MLP(width, [width], dropout=config.dropout)
 
     def forward(self, x_BD: Tensor, anchor_BD: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The cross network's output, the MLP's, and the anchor: what the first cross layer was given."""
+        """Return the cross network's output, the MLP's output, and the anchor: the first cross layer's input."""
         c_BD: Tensor = self.to_cross(x_BD)
         anchor_BD = c_BD if anchor_BD is None else anchor_BD
         crossed_BD = self.cross(c_BD) * anchor_BD + self.bias_D
@@ -71,7 +75,7 @@ class EDCNLayer(nn.Module):
 
 
 class EDCN(nn.Module):
-    """For crosses of bounded order that an MLP should see early: both networks meet after every layer."""
+    """For interactions of bounded order with an MLP: its two networks exchange outputs after every layer."""
 
     paper: ClassVar[str] = (
         "Chen et al., Enhancing Explicit and Implicit Feature Interactions via Information Sharing for Parallel"
@@ -86,6 +90,7 @@ class EDCN(nn.Module):
         self.head = linear(3 * layout.num_fields * config.dim, 1)
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         bridge_BD: Tensor = self.embedding(inputs).flatten(1)
         cross_BD = deep_BD = anchor_BD = None
         for layer in self.layers:

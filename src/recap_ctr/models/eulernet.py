@@ -1,4 +1,4 @@
-"""EulerNet: vectors as complex numbers, so that interactions of any, learned order are products of powers.
+"""EulerNet: vectors as complex numbers, so that interactions of a learned order are products of powers.
 
 Shapes: B batch, F fields, d vector size, I neurons before a layer, N neurons after it.
 """
@@ -19,31 +19,38 @@ from recap_ctr.nn.interface import Inputs, Output
 
 
 class EulerNetConfig(Frozen):
+    """The config of EulerNet."""
+
     dim: int = Field(16, ge=2)
     neurons: tuple[PositiveInt, ...] = Field((52,), min_length=1)
-    """Complex vectors after each layer. As many as fields start as the identity; others at one field each, at random,
-    so with few of them some fields are lost. 52 is what its authors have for Frappe and MovieLens-tag.
+    """Complex vectors after each layer. If there are as many as fields, they start as a copy of the fields. Otherwise
+    each starts as one random field, so with few neurons some fields are lost. The authors use 52 for Frappe and
+    MovieLens-tag.
     """
     explicit_dropout: float = Field(0.0, ge=0, lt=1)
     implicit_dropout: float = Field(0.0, ge=0, lt=1)
     layer_norm: bool = True
     implicit_std: PositiveFloat | None = None
-    """Of the implicit maps' first weights; None: Xavier's. For vectors of 128 numbers its port to FuxiCTR advises 0.1,
-    and 4 below."""
+    """Initial standard deviation of the implicit maps; None: Xavier's. The port to FuxiCTR advises 0.1 for dim = 128,
+    together with shrink = 4."""
     shrink: PositiveFloat = 1.0
-    """What both parts are divided by at first."""
+    """Divisor of the initial real and imaginary parts."""
     loss: Literal["bce"] = "bce"
 
 
 def first_orders(inputs: int, outputs: int) -> Tensor:
-    """Where the orders of interactions start: each output takes its own input, or about one at random."""
+    """Return the initial orders of the interactions: each output is one input, the same one or a random one."""
     if inputs == outputs:
         return torch.eye(inputs)
     return torch.softmax(torch.randn(inputs, outputs) / 0.01, dim=0)
 
 
 class EulerLayer(nn.Module):
-    """Explicit: products of powers, linear in log modulus and phase. Implicit: one linear map of both parts."""
+    """A layer that adds an explicit and an implicit part.
+
+    The explicit part is a product of powers, which is linear in log modulus and phase. The implicit part is one linear
+    map, applied to the real and the imaginary part.
+    """
 
     def __init__(self, config: EulerNetConfig, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -60,10 +67,11 @@ class EulerLayer(nn.Module):
         self.explicit_dropout = Dropout(config.explicit_dropout)
         self.implicit_dropout = Dropout(config.implicit_dropout)
         self.layer_norm = config.layer_norm
-        # Unused without `layer_norm`, but there in published totals.
+        # These are unused without `layer_norm`, but published totals count them.
         self.real_norm, self.imaginary_norm = nn.LayerNorm(d), nn.LayerNorm(d)
 
     def forward(self, parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the real and the imaginary part after the layer."""
         r_BId, q_BId = parts
         log_BId = self.explicit_dropout(0.5 * torch.log(r_BId.square() + q_BId.square() + 1e-8))
         phase_BId = self.explicit_dropout(torch.atan2(q_BId, r_BId))
@@ -81,7 +89,7 @@ class EulerLayer(nn.Module):
 
 
 class EulerNet(nn.Module):
-    """For interactions whose order nobody knows: it learns which powers of which fields to multiply."""
+    """For interactions of unknown order: it learns which powers of which fields to multiply."""
 
     paper: ClassVar[str] = "Tian et al., EulerNet, SIGIR 2023 (arXiv 2304.10711)"
 
@@ -92,15 +100,17 @@ class EulerNet(nn.Module):
         self.modulus_F1 = nn.Parameter(torch.ones(layout.num_fields, 1))
         sizes = pairwise((layout.num_fields, *config.neurons))
         self.layers = nn.Sequential(*(EulerLayer(config, inputs, outputs) for inputs, outputs in sizes))
-        # Its bias and the implicit maps' start as torch's do: upstream re-draws weights before these exist.
+        # The biases of the head and of the implicit maps keep torch's default: upstream initialises its weights
+        # before these layers exist.
         self.head = nn.Linear(config.neurons[-1] * config.dim, 1)
         xavier_normal_(self.head.weight)
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         phase_BFd = self.embedding(inputs)
         modulus_F1 = self.modulus_F1 / self.config.shrink
         parts = modulus_F1 * torch.cos(phase_BFd), modulus_F1 * torch.sin(phase_BFd)
         r_BNd, q_BNd = self.layers(parts)
-        # One head for both parts, so its bias counts twice, as published.
+        # Both parts share one head, so its bias counts twice, as in the published code.
         logit_B1: Tensor = self.head(r_BNd.flatten(1)) + self.head(q_BNd.flatten(1))
         return Output(logit_B1.squeeze(-1), {})

@@ -1,4 +1,4 @@
-"""FCN, the Fusing Cross Network (formerly DCNv3), and its towers alone: ECN and LCN.
+"""FCN, the Fusing Cross Network (formerly DCNv3), and each of its towers alone: ECN and LCN.
 
 Shapes: B batch, F fields, H heads, d vector size per head, D = F * d.
 """
@@ -18,7 +18,7 @@ from recap_ctr.nn.interface import Inputs, Output
 
 
 class TowerConfig(Frozen):
-    """One cross tower alone."""
+    """The config of one cross tower alone."""
 
     dim: int = Field(16, ge=2, multiple_of=2)
     num_layers: PositiveInt = 2
@@ -30,7 +30,7 @@ class TowerConfig(Frozen):
 
 
 class FCNConfig(Frozen):
-    """Defaults: the published ML-1M setting, three exponential and four linear layers."""
+    """The config of FCN; the defaults are the published ones for ML-1M."""
 
     dim: int = Field(16, ge=2, multiple_of=2)
     num_exponential_layers: PositiveInt = 3
@@ -44,7 +44,7 @@ class FCNConfig(Frozen):
 
 
 def halved(e_BFd: Tensor, num_heads: int) -> Tensor:
-    """Per head, the first halves of all fields' vectors, then the second halves: (B, H, D)."""
+    """Return, per head, the first halves of all fields' vectors, then the second halves: (B, H, D)."""
     B, F, _ = e_BFd.shape
     parts = e_BFd.view(B, F, num_heads, 2, -1)
     return parts.permute(0, 2, 3, 1, 4).reshape(B, num_heads, -1)
@@ -73,6 +73,7 @@ class Tower(nn.Module):
         self.head = linear(width, 1)
 
     def forward(self, x0_BHD: Tensor) -> Tensor:
+        """Return one logit per row."""
         x_BHD = x0_BHD
         for layer in self.layers:
             x_BHD = layer(x_BHD, None if self.exponential else x0_BHD)
@@ -81,7 +82,7 @@ class Tower(nn.Module):
 
 
 class FCN(nn.Module):
-    """The strongest single baseline here: both towers on one embedding, low orders and high ones at once."""
+    """The strongest baseline here: two towers on one embedding model low and high orders at once."""
 
     paper: ClassVar[str] = "Li et al., FCN: Fusing Exponential and Linear Cross Network (arXiv 2407.13349)"
 
@@ -99,6 +100,7 @@ class FCN(nn.Module):
         )
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return the mean of the two towers' logits, and both of them for the loss."""
         x0_BHD = halved(self.embedding(inputs), self.config.num_heads)
         exponential_B, linear_B = self.exponential(x0_BHD), self.linear(x0_BHD)
         return Output(
@@ -107,6 +109,8 @@ class FCN(nn.Module):
 
 
 class _OneTower(nn.Module):
+    """One cross tower on its own embedding."""
+
     paper: ClassVar[str] = "Li et al., FCN: Fusing Exponential and Linear Cross Network (arXiv 2407.13349)"
     exponential: bool
 
@@ -115,21 +119,27 @@ class _OneTower(nn.Module):
         self.config = config
         self.embedding = Embedding(layout, config.dim * config.num_heads)
         self.tower = Tower(
-            layout.num_fields * config.dim, config.num_layers, config.num_heads, config.dropout,
-            config.layer_norm, config.scale_norm, exponential=self.exponential,
-        )  # fmt: skip
+            layout.num_fields * config.dim,
+            config.num_layers,
+            config.num_heads,
+            config.dropout,
+            config.layer_norm,
+            config.scale_norm,
+            exponential=self.exponential,
+        )
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         return Output(self.tower(halved(self.embedding(inputs), self.config.num_heads)), {})
 
 
 class ECN(_OneTower):
-    """The exponential tower alone: interaction order doubles with each layer."""
+    """For interactions of high order: FCN's exponential tower alone, each layer doubles the order."""
 
     exponential = True
 
 
 class LCN(_OneTower):
-    """The linear tower alone: interaction order grows by one with each layer."""
+    """For interactions of low order: FCN's linear tower alone, each layer raises the order by one."""
 
     exponential = False

@@ -1,4 +1,4 @@
-"""FINAL: a layer that multiplies two linear maps of its input, so that stacking it doubles the order each time.
+"""FINAL: layers that multiply two linear maps of their input, so that each layer doubles the order.
 
 Shapes: B batch, F fields, d vector size, I inputs, U units of a layer, K blocks.
 """
@@ -19,7 +19,10 @@ from recap_ctr.nn.norms import BatchNorm
 
 
 class FINALConfig(Frozen):
-    """Two blocks (2B) that learn from their mean; without `units2` one block alone (1B), with loss `bce`."""
+    """The config of FINAL. Two blocks (2B) learn from their mean; without `units2` there is one block (1B).
+
+    One block needs the loss `bce`.
+    """
 
     dim: PositiveInt = 16
     units1: tuple[PositiveInt, ...] = Field((400, 400), min_length=1)
@@ -27,9 +30,9 @@ class FINALConfig(Frozen):
     units2: tuple[PositiveInt, ...] = (400,)
     dropout2: float = Field(0.2, ge=0, lt=1)
     gating: bool = True
-    """Give the first block every field's vector a second time, gated by all fields."""
+    """Add a second copy of all vectors, gated by all fields, to the first block's input."""
     residual: Literal["concat", "sum"] = "concat"
-    """How a layer keeps the first map beside the product: each in half of the units, or added up."""
+    """How a layer combines the first map and the product: each in half of the units, or as a sum."""
     batch_norm: bool = True
     activation: Literal["relu", "none"] = "relu"
     loss: Literal["self-distillation", "bce"] = "self-distillation"
@@ -40,24 +43,27 @@ class FINALConfig(Frozen):
         if self.residual == "concat" and odd:
             raise ValueError(f"residual 'concat' halves each layer's units, but {odd[0]} is odd")
         if not self.units2 and self.loss == "self-distillation":
-            raise ValueError("one block has nothing to distil from: set loss to 'bce', or give units2")
+            raise ValueError("one block has nothing to distil from: set loss to 'bce', or set units2")
         return self
 
 
 class FactorizedInteraction(nn.Module):
+    """A layer that multiplies two linear maps of its input, and keeps the first map too."""
+
     def __init__(self, inputs: int, outputs: int, residual: str) -> None:
         super().__init__()
         self.concat = residual == "concat"
         self.maps = linear(inputs, outputs if self.concat else 2 * outputs)
 
     def forward(self, x_BI: Tensor) -> Tensor:
+        """Return the units of the layer."""
         kept, factor = self.maps(x_BI).chunk(2, dim=-1)
         product = kept * factor
         return torch.cat([kept, product], dim=-1) if self.concat else kept + product
 
 
 class FieldGates(nn.Module):
-    """All vectors, and all again times gates that are linear in the fields, coordinate by coordinate."""
+    """All vectors, and a copy of them times gates that are linear in the fields, coordinate by coordinate."""
 
     def __init__(self, num_fields: int) -> None:
         super().__init__()
@@ -66,12 +72,13 @@ class FieldGates(nn.Module):
         nn.init.ones_(self.gate.bias)
 
     def forward(self, e_BFd: Tensor) -> Tensor:
+        """Return twice as many vectors: as they are, and gated."""
         gate_BFd = self.gate(e_BFd.transpose(1, 2)).transpose(1, 2)
         return torch.cat([e_BFd, e_BFd * gate_BFd], dim=1)
 
 
 class Block(nn.Module):
-    """A stack of such layers with a linear head."""
+    """A stack of `FactorizedInteraction` layers with a linear head."""
 
     def __init__(self, config: FINALConfig, width: int, units: tuple[int, ...], dropout: float) -> None:
         super().__init__()
@@ -88,12 +95,13 @@ class Block(nn.Module):
         self.head = linear(width, 1)
 
     def forward(self, x_BI: Tensor) -> Tensor:
+        """Return one logit per row."""
         logit_B1: Tensor = self.head(self.layers(x_BI))
         return logit_B1.squeeze(-1)
 
 
 class FINAL(nn.Module):
-    """For high orders at the price of an MLP: two blocks of multiplying layers that teach each other."""
+    """For interactions of high order at the cost of an MLP: two blocks that learn from each other."""
 
     paper: ClassVar[str] = "Zhu et al., FINAL, SIGIR 2023 (doi 10.1145/3539618.3591988)"
 
@@ -107,6 +115,7 @@ class FINAL(nn.Module):
         self.block2 = Block(config, width, config.units2, config.dropout2) if config.units2 else None
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return the mean of the blocks' logits, and both of them for the loss."""
         e_BFd = self.embedding(inputs)
         logit1_B = self.block1(self.gates(e_BFd).flatten(1))
         if self.block2 is None:

@@ -1,4 +1,4 @@
-"""FM, the factorisation machine, and the term that DeepFM takes from it.
+"""FM, the factorisation machine, and its pairwise term, which DeepFM uses too.
 
 Shapes: B batch, F fields, d vector size.
 """
@@ -16,18 +16,20 @@ from recap_ctr.nn.mlp import Wide
 
 
 class FMConfig(Frozen):
+    """The config of FM."""
+
     dim: PositiveInt = 16
     loss: Literal["bce"] = "bce"
 
 
 def pairs(e_BFd: Tensor) -> Tensor:
-    """The inner products of all pairs of different fields, summed."""
-    # Half of (Σe)² − Σe²: linear in the number of fields, where the pairs themselves are quadratic.
+    """Return the sum of the inner products of all pairs of different fields."""
+    # This is half of (Σe)² − Σe², which costs time linear in the number of fields; all pairs would be quadratic.
     return (e_BFd.sum(1).square() - e_BFd.square().sum(1)).sum(-1) / 2
 
 
 class FM(nn.Module):
-    """The smallest model that knows of interactions, and so the reference for them: LR and all pairs of fields."""
+    """The smallest model with interactions, and so the reference for them: LR and all pairs of fields."""
 
     paper: ClassVar[str] = "Rendle, Factorization Machines, ICDM 2010"
 
@@ -38,4 +40,5 @@ class FM(nn.Module):
         self.wide = Wide(layout, bias=True)
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         return Output(self.wide(inputs) + pairs(self.embedding(inputs)), {})

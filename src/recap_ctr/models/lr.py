@@ -1,4 +1,4 @@
-"""LR: logistic regression on all fields' values, the reference that every model must beat."""
+"""LR: logistic regression on all fields' values."""
 
 from typing import ClassVar, Literal
 
@@ -11,11 +11,13 @@ from recap_ctr.nn.mlp import Wide
 
 
 class LRConfig(Frozen):
+    """The config of LR."""
+
     loss: Literal["bce"] = "bce"
 
 
 class LR(nn.Module):
-    """The reference that every model must beat, and enough where fields act each for itself."""
+    """The reference that every model must beat, and sufficient for fields without interactions."""
 
     paper: ClassVar[str] = "Richardson et al., Predicting Clicks, WWW 2007"
 
@@ -25,4 +27,5 @@ class LR(nn.Module):
         self.wide = Wide(layout, bias=True)
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         return Output(self.wide(inputs), {})

@@ -1,4 +1,4 @@
-"""MaskNet: layers whose input is first multiplied by a mask that a small MLP makes of the whole row.
+"""MaskNet: layers whose input is multiplied by a mask that a small MLP computes from the whole row.
 
 Shapes: B batch, F fields, d vector size, D = F * d, I inputs of a block, O its outputs.
 """
@@ -20,26 +20,28 @@ from recap_ctr.nn.mlp import DeepHead
 
 
 class MaskNetConfig(Frozen):
+    """The config of MaskNet."""
+
     dim: PositiveInt = 16
     form: Literal["parallel", "serial"] = "parallel"
-    """`parallel`: blocks on the vectors side by side, and an MLP. `serial`: one block after the other, no MLP."""
+    """`parallel`: blocks side by side on the vectors, then an MLP. `serial`: one block after the other, no MLP."""
     units: tuple[PositiveInt, ...] = Field((400, 400, 400), min_length=1)
-    """Sizes of the MLP's layers; of the blocks themselves where they are serial."""
+    """Sizes of the MLP's layers, or of the blocks if they are serial."""
     num_blocks: PositiveInt = 3
-    """Of parallel blocks; serial ones are as many as `units`."""
+    """Number of parallel blocks; there are as many serial blocks as `units`."""
     block_dim: PositiveInt = 64
     """Outputs of a parallel block."""
     ratio: PositiveFloat = 1.0
     """Hidden units of a mask's MLP, relative to the length of the mask."""
     embedding_norm: bool = True
-    """Normalise the vectors that are masked; masks are always made of the plain ones."""
+    """Normalise the vectors that are masked; masks are always computed from the vectors as they are."""
     block_norm: bool = True
     dropout: float = Field(0.2, ge=0, lt=1)
     loss: Literal["bce"] = "bce"
 
 
 class FieldNorm(nn.Module):
-    """LayerNorm of each field's vector, with a gain and a shift of the field's own."""
+    """LayerNorm of each field's vector, with a gain and a shift per field."""
 
     def __init__(self, num_fields: int, dim: int) -> None:
         super().__init__()
@@ -47,10 +49,13 @@ class FieldNorm(nn.Module):
         self.shift_Fd = nn.Parameter(torch.zeros(num_fields, dim))
 
     def forward(self, e_BFd: Tensor) -> Tensor:
+        """Return the normalised vectors."""
         return functional.layer_norm(e_BFd, e_BFd.shape[-1:]) * self.gain_Fd + self.shift_Fd
 
 
 class MaskBlock(nn.Module):
+    """A masked linear map, LayerNorm, ReLU and dropout."""
+
     def __init__(self, width: int, inputs: int, outputs: int, config: MaskNetConfig) -> None:
         super().__init__()
         hidden = max(1, int(inputs * config.ratio))
@@ -60,13 +65,14 @@ class MaskBlock(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, v_BI: Tensor, e_BD: Tensor) -> Tensor:
+        """Return the block's output for the input `v`, with a mask computed from the vectors `e`."""
         v_BO: Tensor = self.mix(self.mask(e_BD) * v_BI)
         out_BO: Tensor = self.dropout(torch.relu(self.norm(v_BO)))
         return out_BO
 
 
 class MaskNet(nn.Module):
-    """For data where the weight of a field depends on the rest of the row: each row masks its own inputs."""
+    """For data in which the weight of a field depends on the rest of the row: each row gets its mask."""
 
     paper: ClassVar[str] = "Wang et al., MaskNet, DLP-KDD 2021 (arXiv 2102.07619)"
 
@@ -86,6 +92,7 @@ class MaskNet(nn.Module):
         self.blocks = nn.ModuleList(MaskBlock(width, inputs, outputs, config) for inputs, outputs in sizes)
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         e_BFd = self.embedding(inputs)
         e_BD, v_BI = e_BFd.flatten(1), self.norm(e_BFd).flatten(1)
         if self.config.form == "parallel":

@@ -15,11 +15,13 @@ from recap_ctr.nn.mlp import DeepConfig, DeepHead
 
 
 class PNNConfig(DeepConfig):
+    """The config of PNN."""
+
     loss: Literal["bce"] = "bce"
 
 
 class PNN(nn.Module):
-    """Spares an MLP the search for pairwise products: it gets those of all fields as inputs, beside the vectors."""
+    """For pairs of fields with an MLP: it reads the inner products of all pairs as well as the vectors."""
 
     paper: ClassVar[str] = (
         "Qu et al., Product-based Neural Networks for User Response Prediction, ICDM 2016 (arXiv 1611.00144)"
@@ -37,6 +39,7 @@ class PNN(nn.Module):
         self.deep = DeepHead(width, config.units, batch_norm=config.batch_norm, dropout=config.dropout)
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         e_BFd = self.embedding(inputs)
         products_BFF = e_BFd @ e_BFd.mT
         products_BP = products_BFF.flatten(1).index_select(1, self.pairs_P)

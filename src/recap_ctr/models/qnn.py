@@ -1,4 +1,4 @@
-"""QNN-α: layers of products of the input with ReLU maps of itself, trained as an ensemble of its own dropouts.
+"""QNN-α: layers that multiply the input by ReLU maps of itself, trained as an ensemble of two dropout masks.
 
 Shapes: B batch, F fields, D = F * dim, H heads, R products per head, C = D / H, K passes.
 """
@@ -20,12 +20,12 @@ from recap_ctr.nn.norms import BatchNorm
 
 
 class QNNConfig(Frozen):
-    """Defaults: the published ML-1M setting."""
+    """The config of QNN; the defaults are the published ones for ML-1M."""
 
     dim: PositiveInt = 16
     num_layers: PositiveInt = 1
     num_products: PositiveInt = 4
-    """R: products summed in a layer, each with a map of its own."""
+    """R: products summed in a layer, each with a separate map."""
     num_heads: PositiveInt = 4
     batch_norm: bool = True
     dropout: float = Field(0.1, ge=0, lt=1)
@@ -39,6 +39,8 @@ class QNNConfig(Frozen):
 
 
 class QuadraticLayer(nn.Module):
+    """A layer that adds to its input the products of the input with ReLU maps of itself."""
+
     def __init__(self, config: QNNConfig, num_fields: int) -> None:
         super().__init__()
         width = num_fields * config.dim
@@ -49,17 +51,18 @@ class QuadraticLayer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x_BD: Tensor) -> Tensor:
+        """Return the layer's output."""
         B, H = x_BD.shape[0], self.num_heads
         factor_BHRC = self.dropout(torch.relu(self.norm(self.maps(x_BD)))).view(B, H, self.num_products, -1)
-        # A head's share of every field, fields in order.
+        # Each head holds its share of every field, with the fields in order.
         x_BHC = x_BD.view(B, self.num_fields, H, -1).transpose(1, 2).reshape(B, H, -1)
-        # The product is ordered by heads, the input by fields: published so, and trained so.
+        # The product is ordered by heads and the input by fields, as in the published code and its results.
         out_BD: Tensor = self.dropout((x_BHC * factor_BHRC.sum(dim=2)).flatten(1) + x_BD)
         return out_BD
 
 
 def logit_of_mean(members_KB: Tensor) -> Tensor:
-    """The logit of the members' mean probability; no probability is formed, so none rounds to 0 or 1.
+    """Return the logit of the members' mean probability; no probability is computed, so none rounds to 0 or 1.
 
     >>> logit_of_mean(torch.tensor([[200.0, 0.0, -1.0], [200.0, 0.0, 1.0]])).tolist()
     [200.0, 0.0, 0.0]
@@ -69,7 +72,7 @@ def logit_of_mean(members_KB: Tensor) -> Tensor:
 
 
 class QNN(nn.Module):
-    """A strong default where one dropout pass is too noisy: in training two of them predict together."""
+    """A strong default if one dropout mask is too noisy: in training, two passes predict together."""
 
     paper: ClassVar[str] = (
         "Li et al., Revisiting Feature Interactions from the Perspective of Quadratic Neural Networks for"
@@ -87,6 +90,7 @@ class QNN(nn.Module):
         )
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row; in training, that of two passes and both of theirs for the loss."""
         x_BD = self.embedding(inputs).flatten(1)
         if not self.training:
             return Output(self.network(x_BD), {})

@@ -1,6 +1,6 @@
-"""RECAP's recursive backbone: FCN's two towers with one weight each for all depths, and adapters that make routes.
+"""RECAP's recursive backbone: FCN's two towers, each with one weight for all depths and a bank of adapters.
 
-Shapes: B batch, F fields, D = F * dim, C = D / 2, K trained depths. A route names one adapter per step and tower.
+Shapes: B batch, F fields, D = F * dim, C = D / 2, K trained depths. A route has one adapter per step and tower.
 """
 
 from typing import ClassVar, Literal, Self
@@ -20,7 +20,7 @@ from recap_ctr.nn.lora import AdapterBank
 from recap_ctr.nn.norms import ScaleNorm
 
 TowerRoute = tuple[int, ...]
-SIZE_LIMIT = 1.05  # of FCN with its published 3 + 4 layers
+SIZE_LIMIT = 1.05  # largest size, relative to FCN with its published 3 + 4 layers
 
 
 class Route(Frozen):
@@ -31,24 +31,24 @@ class Route(Frozen):
 
 
 class RecapConfig(Frozen):
-    """The backbone; training settings live in TrainConfig. The paper leaves depths and their weights open."""
+    """The config of the backbone. The paper doesn't state the trained depths and their weights."""
 
     dim: int = Field(16, ge=2, multiple_of=2)
     depth: PositiveInt = 4
-    """T: steps of the recursion."""
+    """Steps of the recursion, T in the paper."""
     num_adapters: PositiveInt = 8
-    """M_route, per tower."""
+    """Adapters per tower, M_route in the paper."""
     lora_rank: PositiveInt | None = None
-    """r_LoRA; None: the largest multiple of 4 that keeps the model within 1.05 of FCN's size."""
+    """r_LoRA in the paper; None: the largest multiple of 4 that keeps the model within 1.05 times FCN's size."""
     form: Literal["additive", "multiplicative"] = "additive"
-    """W + AB^T (the paper's), or W ∘ (1 + AB^T)."""
+    """The weight with an adapter: W + AB^T, as in the paper, or W ∘ (1 + AB^T)."""
     binding: Literal["free", "tied"] = "tied"
-    """`free`: any adapter at any step. `tied`: each belongs to a step, which chooses among its variants."""
+    """`free`: any adapter at any step. `tied`: each adapter belongs to one step, and a step has several."""
     sampling: Literal["batch", "row"] = "batch"
-    """In training, a route for the whole batch, or one for each row."""
+    """In training, draw one route for the whole batch, or one for each row."""
     sample_from: NonNegativeInt = 0
-    """The epoch from which routes are sampled. Until then all rows take the home route, and tied variants follow the
-    adapter of their step, an epoch behind."""
+    """The epoch from which routes are sampled. Before it, all rows take the home route, and each epoch starts by
+    copying the home adapter of every step to the step's other adapters."""
     exponential_dropout: float = Field(0.1, ge=0, lt=1)
     linear_dropout: float = Field(0.1, ge=0, lt=1)
     layer_norm: bool = True
@@ -56,7 +56,7 @@ class RecapConfig(Frozen):
     fuse: Literal["mean", "gate"] = "mean"
     train_depths: tuple[PositiveInt, ...] = (2, 4)
     depth_weights: tuple[float, ...] = (0.1, 0.9)
-    """α_d of Eq. 16; most on the last depth, which is the one that is shipped."""
+    """α_d of Eq. 16, one per trained depth; most weight is on the last depth, which is the one that is served."""
     loss: Literal["depth-bce"] = "depth-bce"
 
     @model_validator(mode="after")
@@ -64,39 +64,40 @@ class RecapConfig(Frozen):
         if self.depth not in self.train_depths or max(self.train_depths) > self.depth:
             raise ValueError(f"train_depths must end at depth {self.depth}")
         if tuple(sorted(set(self.train_depths))) != self.train_depths:
-            raise ValueError("train_depths must rise")
+            raise ValueError("train_depths must be in ascending order, without duplicates")
         if len(self.depth_weights) != len(self.train_depths):
             raise ValueError("depth_weights needs one weight for each of train_depths")
         if min(self.depth_weights) < 0 or abs(sum(self.depth_weights) - 1) > 1e-6:
             raise ValueError("depth_weights must not be negative and must sum to 1")
         if self.binding == "tied" and self.num_adapters % self.depth:
             raise ValueError(
-                f"tied adapters need as many for each of the {self.depth} steps: a multiple of it"
+                f"tied adapters are split evenly among the steps: num_adapters {self.num_adapters} must be a "
+                f"multiple of depth {self.depth}"
             )
         if self.form == "multiplicative" and self.sampling == "row":
             raise ValueError(
-                "multiplicative adapters change W itself, so rows of a batch can't differ in them"
+                "multiplicative adapters change W itself, so all rows of a batch need the same: set sampling to 'batch'"
             )
         if self.binding == "free" and self.sample_from:
-            raise ValueError("free adapters have no home to follow: sample_from goes with tied ones")
+            raise ValueError("free adapters have no home adapter to copy: sample_from needs binding 'tied'")
         return self
 
     def choices(self, step: int) -> range:
-        """The adapters that step `step` (from 0) may use."""
+        """Return the adapters that step `step` (from 0) may use."""
         if self.binding == "free":
             return range(self.num_adapters)
         return range(step, self.num_adapters, self.depth)
 
     @property
     def home(self) -> Route:
-        """The route of each step's first choice; free adapters are taken in turn."""
+        """The default route: the first choice of each step; free adapters in turn."""
         steps = range(self.depth)
-        own = tuple(step % self.num_adapters if self.binding == "free" else step for step in steps)
-        return Route(exponential=own, linear=own)
+        adapters = tuple(step % self.num_adapters if self.binding == "free" else step for step in steps)
+        return Route(exponential=adapters, linear=adapters)
 
 
 def parameters_of_rank(config: RecapConfig, layout: Layout, rank: int) -> int:
-    """Stored scalars, by formula."""
+    """Return the number of parameters of a model with adapters of rank `rank`, by formula."""
     D = layout.num_fields * config.dim
     C = D // 2
     tower = C * D + D + config.num_adapters * rank * (C + D)
@@ -106,6 +107,7 @@ def parameters_of_rank(config: RecapConfig, layout: Layout, rank: int) -> int:
 
 
 def default_rank(config: RecapConfig, layout: Layout) -> int:
+    """Return the largest multiple of 4 as rank that keeps the model within `SIZE_LIMIT`; at least 4."""
     D = layout.num_fields * config.dim
     layer = D * D // 2 + D + (D if config.layer_norm else 0) + (2 if config.scale_norm else 0)
     fcn = layout.num_rows * config.dim + 7 * layer + 2 * (D + 1)
@@ -116,7 +118,7 @@ def default_rank(config: RecapConfig, layout: Layout) -> int:
 
 
 class RecursiveTower(nn.Module):
-    """One cross layer, applied again and again: weight, bias and LayerNorm serve all depths, a ScaleNorm only one."""
+    """One cross layer, applied recursively; all depths share it, except for a ScaleNorm per depth."""
 
     def __init__(
         self, config: RecapConfig, width: int, rank: int, dropout: float, *, exponential: bool
@@ -128,10 +130,14 @@ class RecursiveTower(nn.Module):
         self.norms = nn.ModuleList(ScaleNorm(1) for _ in range(config.depth if config.scale_norm else 0))
         self.head = linear(width, 1)
 
-    def step(self, h_BHD: Tensor, h0_BHD: Tensor, at: int, adapter: int | Tensor) -> Tensor:
-        """Step `at` (from 0) with one adapter, or with a tensor of one for each row (Eqs. 8-9)."""
-        norm = self.norms[at] if len(self.norms) else None
+    def norm(self, step: int) -> ScaleNorm | None:
+        """Return the ScaleNorm of a step (from 0), None if the tower has none."""
+        norm = self.norms[step] if len(self.norms) else None
         assert norm is None or isinstance(norm, ScaleNorm)
+        return norm
+
+    def step(self, h_BHD: Tensor, h0_BHD: Tensor, at: int, adapter: int | Tensor) -> Tensor:
+        """Return the state after step `at` (from 0), with one adapter, or a tensor of one per row (Eqs. 8-9)."""
         anchor = None if self.exponential else h0_BHD
         if self.form == "multiplicative":
             assert isinstance(adapter, int)
@@ -140,19 +146,17 @@ class RecursiveTower(nn.Module):
             weight_CD, delta_BHC = self.cross.weight, self.bank.delta(h_BHD, adapter)
         else:
             weight_CD, delta_BHC = self.cross.weight, self.bank.delta_by_row(h_BHD, adapter)
-        crossed: Tensor = self.cross(h_BHD, anchor, delta_BHC, weight_CD=weight_CD, scale_norm=norm)
+        crossed: Tensor = self.cross(h_BHD, anchor, delta_BHC, weight_CD=weight_CD, scale_norm=self.norm(at))
         return crossed
 
     def logit(self, h_BHD: Tensor) -> Tensor:
+        """Return one logit per row for the state `h`."""
         logit: Tensor = self.head(h_BHD)
         return logit[:, 0, 0]
 
 
 class Recap(nn.Module):
-    """The accuracy of an ensemble at one model's size, where `recap fit` trains it: FCN's towers, made recursive.
-
-    In training on sampled routes, else on `route` at `depth`.
-    """
+    """The accuracy of an ensemble at one model's size, if trained by `recap fit`: FCN's towers, made recursive."""
 
     paper: ClassVar[str] = (
         "Beyond Interaction Capacity: Estimator Scaling with Recursive Models for CTR Prediction"
@@ -173,46 +177,54 @@ class Recap(nn.Module):
             nn.init.zeros_(self.gate.bias)
         self.register_buffer("alphas_K", torch.tensor(config.depth_weights), persistent=False)
         self.epoch = config.sample_from
-        """Of the training that is going on; the loop sets it."""
+        """The current epoch of training, which the training loop sets."""
 
     def begin_epoch(self) -> None:
-        """While routes are not sampled yet, let each step's variants start from its own adapter."""
+        """Copy each step's home adapter to its other adapters, while routes are not sampled yet."""
         if self.epoch <= self.config.sample_from and self.config.sample_from:
             for tower in (self.exponential, self.linear):
                 for step in range(self.config.depth):
                     tower.bank.copy(step, self.config.choices(step)[1:])
 
     def forward(self, inputs: Inputs, route: Route | None = None, depth: int | None = None) -> Output:
+        """Return one logit per row, read at `depth` (None: the full depth), and those of all trained depths.
+
+        Without a `route`, training samples one, and evaluation takes the home route.
+        """
         h0_BHD = halved(self.embedding(inputs), 1)
         steps = depth or self.config.depth
-        wanted = self.config.train_depths if self.training and depth is None else (steps,)
+        depths = self.config.train_depths if self.training and depth is None else (steps,)
         logits: list[Tensor] = []
         exponential, linear = h0_BHD, h0_BHD
         for at in range(steps):
             exponential = self.exponential.step(
-                exponential, h0_BHD, at, self._adapter(route, "exponential", at, h0_BHD)
+                exponential, h0_BHD, at, self.choose_adapter(route, "exponential", at, h0_BHD)
             )
-            linear = self.linear.step(linear, h0_BHD, at, self._adapter(route, "linear", at, h0_BHD))
-            if at + 1 in wanted:
+            linear = self.linear.step(linear, h0_BHD, at, self.choose_adapter(route, "linear", at, h0_BHD))
+            if at + 1 in depths:
                 logits.append(self.fuse(exponential, linear))
         return Output(logits[-1], {"logits_KB": torch.stack(logits), "alphas_K": self.alphas_K})
 
     def fuse(self, exponential_BHD: Tensor, linear_BHD: Tensor) -> Tensor:
-        """The towers' logits, averaged, or weighed by a gate that sees both."""
-        one_B, other_B = self.exponential.logit(exponential_BHD), self.linear.logit(linear_BHD)
+        """Return the mean of the towers' logits, or their mean weighted by a gate that sees both states."""
+        exponential_B, linear_B = self.exponential.logit(exponential_BHD), self.linear.logit(linear_BHD)
         if self.gate is None:
-            return (one_B + other_B) / 2
+            return (exponential_B + linear_B) / 2
         gate_B = torch.sigmoid(self.gate(torch.cat([exponential_BHD, linear_BHD], dim=-1)))[:, 0, 0]
-        return gate_B * one_B + (1 - gate_B) * other_B
+        return gate_B * exponential_B + (1 - gate_B) * linear_B
 
-    def _adapter(self, route: Route | None, tower: str, at: int, h0_BHD: Tensor) -> int | Tensor:
+    def choose_adapter(self, route: Route | None, tower: str, at: int, h0_BHD: Tensor) -> int | Tensor:
+        """Return the adapter of a tower at step `at`: that of the route, a random one, or the home adapter."""
         if route is None and self.training and self.epoch >= self.config.sample_from:
-            return self._draw(at, h0_BHD)
-        chosen: TowerRoute = getattr(route or self.config.home, tower)
-        return chosen[at]
+            return self.draw_adapter(at, h0_BHD)
+        adapters: TowerRoute = getattr(route or self.config.home, tower)
+        return adapters[at]
 
-    def _draw(self, at: int, h0_BHD: Tensor) -> int | Tensor:
-        """A random adapter for this step, from torch's generator, which the loop seeds for each step."""
+    def draw_adapter(self, at: int, h0_BHD: Tensor) -> int | Tensor:
+        """Return a random adapter for step `at`, or one per row.
+
+        It is drawn from torch's global generator, which the training loop seeds for each step.
+        """
         choices = self.config.choices(at)
         if self.config.sampling == "batch":
             return choices[int(torch.randint(len(choices), ()))]

@@ -1,4 +1,4 @@
-"""RFM, the Rotative Factorization Machine: fields as angles that rotate one another, by attention over fields.
+"""RFM, the Rotative Factorization Machine: fields are angles that rotate one another by attention.
 
 Shapes: B batch, F fields, C width before a layer, W width after it, H heads, K = W / H, U flattened units.
 """
@@ -20,7 +20,7 @@ GAIN = 1.414
 
 
 class RFMConfig(Frozen):
-    """The search space of the paper; its choices are unpublished, and so is the number of heads."""
+    """The config of RFM. The defaults are from the paper's search space; its choices are unpublished."""
 
     dim: PositiveInt = 16
     width: int = Field(32, ge=2)
@@ -28,14 +28,14 @@ class RFMConfig(Frozen):
     num_heads: PositiveInt = 2
     attention_dropout: float = Field(0.1, ge=0, lt=1)
     residual: bool = True
-    """Add the fields' own angles, unrotated, to the rotated ones."""
+    """Add the fields' unrotated angles to the rotated ones."""
     units: tuple[PositiveInt, ...] = (48,)
-    """Layers of the network that amplifies the modulus; may be none."""
+    """Layers of the network that amplifies the modulus; may be empty."""
     group: int = Field(8, ge=2)
-    """Its units are normalised in groups of this size."""
+    """That network's units are normalised in groups of this size."""
     amplification_dropout: float = Field(0.1, ge=0, lt=1)
     embedding_init: Literal["small", "xavier"] = "small"
-    """`small`: standard deviation 1e-4, as for all models here. `xavier`: sqrt(2 / (values + dim)), the authors'."""
+    """Standard deviation. `small`: 1e-4, as in all models here. `xavier`: sqrt(2 / (values + dim)), the authors'."""
     loss: Literal["bce"] = "bce"
 
     @model_validator(mode="after")
@@ -44,12 +44,14 @@ class RFMConfig(Frozen):
             raise ValueError(f"num_heads {self.num_heads} must divide width, which is {self.width}")
         uneven = [size for size in self.units if size % self.group]
         if uneven:
-            raise ValueError(f"group {self.group} must divide each of units, but {uneven[0]} is no multiple")
+            raise ValueError(
+                f"group {self.group} must divide each of units, but {uneven[0]} is not a multiple of it"
+            )
         return self
 
 
 class RotationLayer(nn.Module):
-    """Each field's angles become a sum of all fields' values, each weighted by how well their angles agree."""
+    """A layer in which each field's new angles are a sum of all fields' values, weighted by their agreement."""
 
     def __init__(self, config: RFMConfig, num_fields: int, inputs: int) -> None:
         super().__init__()
@@ -66,9 +68,10 @@ class RotationLayer(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, angle_BFC: Tensor) -> Tensor:
+        """Return the fields' new angles."""
         query_BHFK, key_BHFK = self._heads(angle_BFC, self.query_FCW), self._heads(angle_BFC, self.key_FCW)
         value_BHFK = self.dropout(self._heads(angle_BFC, self.value_FCW))
-        # cos(q - k) = cos q cos k + sin q sin k: two matmuls, and no tensor over pairs and coordinates.
+        # By cos(q - k) = cos q cos k + sin q sin k, two matmuls replace a tensor over pairs and coordinates.
         score_BHFF = (self.agreement_1K * query_BHFK.cos()) @ key_BHFK.cos().mT
         score_BHFF = score_BHFF + (self.agreement_1K * query_BHFK.sin()) @ key_BHFK.sin().mT
         rotated_BFW = (torch.sigmoid(score_BHFF) @ value_BHFK).transpose(1, 2).flatten(2)
@@ -81,7 +84,7 @@ class RotationLayer(nn.Module):
 
 
 class Amplification(nn.Module):
-    """One linear map for both parts; ReLU; LayerNorm in groups, apart for each part."""
+    """One linear map for both parts, ReLU, and LayerNorm in groups, separate for each part."""
 
     def __init__(self, config: RFMConfig, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -92,6 +95,7 @@ class Amplification(nn.Module):
         self.real_norm, self.imaginary_norm = nn.LayerNorm(config.group), nn.LayerNorm(config.group)
 
     def forward(self, parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the real and the imaginary part after the layer."""
         r_BU, q_BU = (torch.relu(self.map(self.dropout(part_BU))) for part_BU in parts)
         return self._grouped(r_BU, self.real_norm), self._grouped(q_BU, self.imaginary_norm)
 
@@ -101,7 +105,7 @@ class Amplification(nn.Module):
 
 
 class RFM(nn.Module):
-    """For interactions whose order depends on the row: attention decides how far each field turns the others."""
+    """For interactions whose order depends on the row: attention decides how far fields rotate each other."""
 
     paper: ClassVar[str] = "Tian et al., Rotative Factorization Machines, KDD 2024"
 
@@ -113,7 +117,7 @@ class RFM(nn.Module):
         self.embedding = Embedding(layout, config.dim, std=std)
         widths = [config.dim] + [config.width] * (config.num_layers - 1)
         self.rotations = nn.Sequential(*(RotationLayer(config, layout.num_fields, width) for width in widths))
-        # Unused without `residual`, but there in the authors' code.
+        # This is unused without `residual`, but the authors' code has it, so totals agree.
         self.project = nn.Linear(config.dim, config.width)
         normal_(self.project.weight, 0.01)
         self.real_norm, self.imaginary_norm = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
@@ -127,14 +131,15 @@ class RFM(nn.Module):
         xavier_normal_(self.head.weight)
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         angle_BFC = self.embedding(inputs)
         rotated_BFW = self.rotations(angle_BFC)
         r_BFW, q_BFW = torch.cos(rotated_BFW), torch.sin(rotated_BFW)
         if self.config.residual:
-            own_BFW = self.project(angle_BFC)
-            r_BFW = self.real_norm(r_BFW + torch.cos(own_BFW))
-            q_BFW = self.imaginary_norm(q_BFW + torch.sin(own_BFW))
+            direct_BFW = self.project(angle_BFC)
+            r_BFW = self.real_norm(r_BFW + torch.cos(direct_BFW))
+            q_BFW = self.imaginary_norm(q_BFW + torch.sin(direct_BFW))
         r_BU, q_BU = self.amplify((r_BFW.flatten(1), q_BFW.flatten(1)))
-        # One head for both parts, so its bias counts twice, as published.
+        # Both parts share one head, so its bias counts twice, as in the published code.
         logit_B1: Tensor = self.head(r_BU) + self.head(q_BU)
         return Output(logit_B1.squeeze(-1), {})

@@ -1,4 +1,4 @@
-"""Wide & Deep: a linear part beside an MLP."""
+"""Wide & Deep: a linear part and an MLP."""
 
 from typing import ClassVar, Literal
 
@@ -11,11 +11,13 @@ from recap_ctr.nn.mlp import DeepConfig, DeepHead, Wide
 
 
 class WideDeepConfig(DeepConfig):
+    """The config of Wide & Deep."""
+
     loss: Literal["bce"] = "bce"
 
 
 class WideDeep(nn.Module):
-    """Remembers what single values do by its linear part, and generalises over them by its MLP."""
+    """For values with strong effects of their own: a linear part learns these, an MLP generalises."""
 
     paper: ClassVar[str] = (
         "Cheng et al., Wide & Deep Learning for Recommender Systems, DLRS 2016 (arXiv 1606.07792)"
@@ -30,4 +32,5 @@ class WideDeep(nn.Module):
         self.deep = DeepHead(width, config.units, batch_norm=config.batch_norm, dropout=config.dropout)
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         return Output(self.wide(inputs) + self.deep(self.embedding(inputs).flatten(1)), {})

@@ -19,15 +19,18 @@ from recap_ctr.nn.mlp import DeepConfig, DeepHead, Wide
 
 
 class XDeepFMConfig(DeepConfig):
+    """The config of xDeepFM."""
+
     cin_sizes: tuple[PositiveInt, ...] = Field((16, 16), min_length=1)
     loss: Literal["bce"] = "bce"
 
 
 class CIN(nn.Module):
-    """Each layer mixes the products of all fields' vectors with all of the layer before's into H new vectors.
+    """A compressed interaction network.
 
-    Linear and without the paper's split, as the published results have it. Every layer's vectors count by the
-    sum of their coordinates.
+    Each layer computes all products of a field's vector and a vector of the previous layer, and mixes them into H new
+    vectors. It is linear and without the paper's split, as in the published results. The head reads the sum of the
+    coordinates of every layer's vectors.
     """
 
     def __init__(self, num_fields: int, sizes: tuple[int, ...]) -> None:
@@ -39,6 +42,7 @@ class CIN(nn.Module):
         self.head = linear(sum(sizes), 1)
 
     def forward(self, e_BFd: Tensor) -> Tensor:
+        """Return one logit per row."""
         e_BdF = e_BFd.mT.contiguous()
         x_BdH = e_BdF
         pooled: list[Tensor] = []
@@ -46,8 +50,8 @@ class CIN(nn.Module):
             products_BdP = (e_BdF.unsqueeze(-1) * x_BdH.unsqueeze(-2)).flatten(2)
             x_BdH = layer(products_BdP)
             pooled.append(x_BdH.sum(1))
-        # Of the last layer only the sums are wanted, and a sum of products over d is a matrix product: d times
-        # less memory and work than the products themselves.
+        # The last layer needs only sums, and a sum of products over d is a matrix product: d times less memory
+        # and work than the products themselves.
         sums_BP = (e_BFd @ x_BdH).flatten(1)
         pooled.append(F.linear(sums_BP, self.last.weight, e_BFd.shape[-1] * self.last.bias))
         logit_B1: Tensor = self.head(torch.cat(pooled, dim=1))
@@ -55,7 +59,7 @@ class CIN(nn.Module):
 
 
 class XDeepFM(nn.Module):
-    """For interactions of vectors as wholes, of higher order than DeepFM's pairs: each CIN layer raises it by one."""
+    """For interactions of whole vectors beyond DeepFM's pairs: each CIN layer raises the order by one."""
 
     paper: ClassVar[str] = "Lian et al., xDeepFM, KDD 2018 (arXiv 1803.05170)"
 
@@ -69,5 +73,6 @@ class XDeepFM(nn.Module):
         self.deep = DeepHead(width, config.units, batch_norm=config.batch_norm, dropout=config.dropout)
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
         e_BFd = self.embedding(inputs)
         return Output(self.wide(inputs) + self.cin(e_BFd) + self.deep(e_BFd.flatten(1)), {})

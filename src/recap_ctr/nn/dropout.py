@@ -1,7 +1,7 @@
 """Dropout whose masks are cheap on a CPU.
 
-torch's `bernoulli_` spends about 10 ns per element there, a fifth of a training step of FCN. A mask needs
-no more than a few random bits per element, so we take 16 from a fast generator seeded by torch's.
+torch's `bernoulli_` takes about 10 ns per element there, a fifth of a training step of FCN. A mask needs only a
+few random bits per element, so we take 16 from a fast generator that torch's own generator seeds.
 """
 
 import numpy as np
@@ -12,9 +12,9 @@ _LEVELS = 1 << 16
 
 
 def keep_mask(shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
-    """Boolean mask that is False with probability `p`: the elements that dropout sets to zero.
+    """Return a Boolean mask that is False, with probability `p`, where dropout sets an element to zero.
 
-    On a CPU `p` is rounded to a multiple of 1/65536. All randomness comes from torch's global generator, so
+    On a CPU, `p` is rounded to a multiple of 1/65536. All randomness comes from torch's global generator, so
     `torch.manual_seed` before a step fixes its masks, whatever was drawn before.
 
     >>> _ = torch.manual_seed(0)
@@ -25,7 +25,7 @@ def keep_mask(shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
         raise ValueError(f"dropout p is {p}; it must be at least 0 and below 1")
     if device.type != "cpu":
         return torch.rand(shape, device=device) >= p
-    # One draw per mask: SFC64 is then independent of how much of it the mask consumes.
+    # One draw per mask, so that later draws don't depend on the size of this mask.
     seed = int(torch.randint(2**63 - 1, ()).item())
     count = int(np.prod(shape))
     words = np.random.SFC64(seed).random_raw(-(-count // 4)).view(np.int16)[:count]
@@ -43,11 +43,13 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
+        """Set random elements to zero and scale the others; return `x` itself in evaluation mode."""
         if not self.training or self.p == 0.0:
             return x
-        # Through uint8: torch converts bytes to floats five times faster than booleans.
+        # The mask goes through uint8 because torch converts bytes to floats five times faster than booleans.
         keep = keep_mask(tuple(x.shape), self.p, x.device).view(torch.uint8).to(x.dtype)
         return x * keep.mul_(1.0 / (1.0 - self.p))
 
     def extra_repr(self) -> str:
+        """Return the arguments to show in `repr`."""
         return f"p={self.p}"

@@ -1,4 +1,4 @@
-"""Vectors of all fields' values in one table, and how a row's ids become a row of vectors.
+"""One table with the vectors of all fields' values, and the layer that turns a row's ids into its vectors.
 
 Shapes: B batch, W id columns, F fields, N value columns, d vector size, V table rows, U distinct rows of a batch.
 """
@@ -15,17 +15,17 @@ from recap_ctr.nn.interface import Inputs
 
 
 class RowGradient(NamedTuple):
-    """A table's gradient where it isn't zero: the distinct rows of the batch and their summed gradients."""
+    """The gradient of a table where it isn't zero: the distinct rows of a batch and their summed gradients."""
 
     rows_U: Tensor
     grad_Ud: Tensor
 
 
 class Table(nn.Module):
-    """A V × d table whose gradient is kept by rows, so that a step needn't touch the rest.
+    """A V × d table whose gradient is kept by rows, so that a step doesn't touch the other rows.
 
-    In training, backward leaves `row_gradient` and no `weight.grad`; the update takes it from there.
-    PAD rows are zero and stay zero: their gradient is dropped.
+    In training, the backward pass sets `row_gradient` instead of `weight.grad`, and the optimizer reads it.
+    PAD rows are zero and stay zero because their gradient is dropped.
     """
 
     pad_rows_P: Tensor
@@ -34,20 +34,20 @@ class Table(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(layout.num_rows, dim))
         self.row_gradient: RowGradient | None = None
-        # Only multi fields ever meet their PAD row.
+        # Only multi fields ever look up their PAD row.
         pads = [field.offset for field in layout.fields if field.pooling is not None]
         self.register_buffer("pad_rows_P", torch.tensor(pads, dtype=torch.int32), persistent=False)
-        self._last_seen_V: Tensor | None = None
+        self._last_position_V: Tensor | None = None
         with torch.no_grad():
             normal_(self.weight, std)
             for field in layout.fields:
                 self.weight[field.offset].zero_()
-                if (
-                    field.value_column is not None
-                ):  # a number times this vector: Xavier's scale, as for any weight
+                if field.value_column is not None:
+                    # A number multiplies this vector, so it starts at Xavier's scale like any other weight.
                     normal_(self.weight[field.offset + 1], (2 / (1 + dim)) ** 0.5)
 
     def forward(self, ids_BW: Tensor) -> Tensor:
+        """Return the table's row for each id."""
         if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             out_BWd = _LookUp.apply(self.weight, ids_BW, self)  # type: ignore[no-untyped-call]
             assert isinstance(out_BWd, Tensor)
@@ -55,23 +55,25 @@ class Table(nn.Module):
         return F.embedding(ids_BW, self.weight)
 
     def distinct(self, ids_BW: Tensor) -> tuple[Tensor, Tensor]:
-        """The distinct ids of a batch, and each id's place among them; on the CPU without sorting."""
+        """Return the distinct ids of a batch, and each id's place among them; on the CPU without sorting."""
         flat = ids_BW.reshape(-1)
         if flat.device.type != "cpu":
             rows_U, places = torch.unique(flat, return_inverse=True)
             return rows_U.long(), places
-        if self._last_seen_V is None:
-            self._last_seen_V = torch.empty(self.weight.shape[0], dtype=torch.int32)
-        # Each row remembers where it stood last in the batch (numpy assigns in order): that place represents it.
-        last_V, ids = self._last_seen_V.numpy(), flat.numpy()
+        if self._last_position_V is None:
+            self._last_position_V = torch.empty(self.weight.shape[0], dtype=torch.int32)
+        # For each table row, store its last position in the batch (numpy assigns in order); the occurrence at
+        # that position represents the row.
+        last_V, ids = self._last_position_V.numpy(), flat.numpy()
         last_V[ids] = torch.arange(len(ids), dtype=torch.int32).numpy()
-        places = torch.from_numpy(last_V[ids])
-        represents = places == torch.arange(len(ids), dtype=torch.int32)
+        positions = torch.from_numpy(last_V[ids])
+        represents = positions == torch.arange(len(ids), dtype=torch.int32)
         rank = represents.cumsum(0, dtype=torch.int32).sub_(1)
-        return flat[represents].long(), rank[places]
+        return flat[represents].long(), rank[positions]
 
     def accumulate(self, ids_BW: Tensor, grad_BWd: Tensor) -> None:
-        assert self.row_gradient is None, "a table is looked up once a step"
+        """Set `row_gradient` to the sum, per table row, of the gradients of its look-ups."""
+        assert self.row_gradient is None, "a table may be looked up only once per step"
         rows_U, places = self.distinct(ids_BW)
         d = grad_BWd.shape[-1]
         grad_Ud = grad_BWd.new_zeros(len(rows_U), d).index_add_(0, places, grad_BWd.reshape(-1, d))
@@ -93,7 +95,7 @@ class _LookUp(torch.autograd.Function):
 
 
 class Embedding(nn.Module):
-    """One vector per field: looked up, pooled over the pieces of multi fields, times the value of numeric ones."""
+    """One vector per field: looked up, pooled over the values of a multi field, times a numeric field's number."""
 
     def __init__(self, layout: Layout, dim: int, *, std: float = 1e-4, sum_pooling: bool = False) -> None:
         super().__init__()
@@ -104,6 +106,7 @@ class Embedding(nn.Module):
         self._sum_pooling = sum_pooling
 
     def forward(self, inputs: Inputs) -> Tensor:
+        """Return the vectors of all fields, (B, F, d)."""
         e_BWd: Tensor = self.table(inputs.ids_BW)
         if self._value_columns:
             factor_BW = torch.ones_like(inputs.ids_BW, dtype=e_BWd.dtype)
@@ -112,7 +115,7 @@ class Embedding(nn.Module):
         if self._plain:
             return e_BWd
         parts: list[Tensor] = []
-        start = 0  # of the run of single columns not yet taken
+        start = 0  # the first single column that is not in `parts` yet
         for field in self._fields:
             if field.pooling is None:
                 continue

@@ -1,4 +1,4 @@
-"""What goes into a model and what comes out of it. Shapes: B batch, W id columns, N value columns."""
+"""The input and output of every model. Shapes: B batch, W id columns, N value columns."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,16 @@ from torch import Tensor
 
 
 class Inputs(NamedTuple):
-    """What a model sees of a batch."""
+    """A batch as a model sees it; `Layout` says which columns belong to which field."""
 
     ids_BW: Tensor
+    """Row numbers in the table of vectors."""
     values_BN: Tensor
+    """The numbers of numeric fields."""
 
 
 class Output(NamedTuple):
-    """What a model returns: the logit, and whatever else its own loss needs."""
+    """The result of a model: one logit per row, and the tensors that its loss needs besides."""
 
     logit_B: Tensor
     aux: dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""Training losses, by the name a model's config gives. Batch means, weighted by the rows' weights."""
+"""Training losses, by their name in a model's config. Each is a mean over the batch, weighted by row weights."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from recap_ctr.nn.interface import Output
 
 
 def bce(logit_B: Tensor, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
-    """Mean binary cross-entropy of logits against targets in [0, 1] (Eq. 1)."""
+    """Return the mean binary cross-entropy of logits against targets in [0, 1] (Eq. 1)."""
     if weight_B is None:
         return F.binary_cross_entropy_with_logits(logit_B, target_B)
     losses_B = F.binary_cross_entropy_with_logits(logit_B, target_B, reduction="none")
@@ -18,16 +18,17 @@ def bce(logit_B: Tensor, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
 
 
 def plain(output: Output, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
+    """Return the cross-entropy of the model's logit."""
     return bce(output.logit_B, target_B, weight_B)
 
 
 def tri_bce(output: Output, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
-    """FCN's loss as its code has it: each tower's loss weighs in by how far it lags behind, gradient and all."""
+    """Return FCN's loss as in its code: each tower's loss is weighted by its lag, which passes gradients too."""
     return _tri_bce(output, target_B, weight_B, detach=False)
 
 
 def tri_bce_detached(output: Output, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
-    """FCN's loss as its paper has it: the weights are constants."""
+    """Return FCN's loss as in its paper: the weights of the towers' losses are constants."""
     return _tri_bce(output, target_B, weight_B, detach=True)
 
 
@@ -42,23 +43,27 @@ def _tri_bce(output: Output, target_B: Tensor, weight_B: Tensor | None, *, detac
 
 
 def depth_bce(output: Output, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
-    """Sum over trained depths of alpha_d · BCE (Eq. 16)."""
+    """Return the sum of alpha_d · BCE over the trained depths (Eq. 16)."""
     losses = [bce(logit_B, target_B, weight_B) for logit_B in output.aux["logits_KB"]]
     return torch.stack(losses) @ output.aux["alphas_K"]
 
 
 def self_distillation(output: Output, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
-    """BCE of the logit, and of each member in `members_KB` against the whole's probability, held constant.
+    """Return the BCE of the logit, plus that of each row of `members_KB` against the model's own probability.
 
-    QNN's members are two passes with their own dropout, FINAL's are its two blocks.
+    The probability is held constant. QNN's members are two passes with separate dropout masks, FINAL's are its
+    two blocks.
     """
-    soft_B = torch.sigmoid(output.logit_B).detach()
-    members = [bce(logit_B, soft_B, weight_B) for logit_B in output.aux.get("members_KB", ())]
+    probability_B = torch.sigmoid(output.logit_B).detach()
+    members = [bce(logit_B, probability_B, weight_B) for logit_B in output.aux.get("members_KB", ())]
     return sum(members, start=bce(output.logit_B, target_B, weight_B))
 
 
 def distillation(name: str) -> "Loss":
-    """The loss against soft targets (Eq. 14) that goes with a model's own: at every trained depth, or on the logit."""
+    """Return the distillation loss (Eq. 14) for a model whose loss is `name`.
+
+    It applies to every trained depth if the model has several, otherwise to the logit.
+    """
     return depth_bce if name == "depth-bce" else plain
 
 

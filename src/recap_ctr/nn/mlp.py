@@ -1,4 +1,4 @@
-"""The parts that most published models have in common: a multi-layer perceptron, and a wide (linear) part.
+"""Parts that most published models share: a multi-layer perceptron (MLP) and a wide (linear) part.
 
 Shapes: B batch, I inputs, U units of the last layer.
 """
@@ -19,7 +19,7 @@ from recap_ctr.nn.norms import BatchNorm
 
 
 class DeepConfig(Frozen):
-    """What every model with one MLP can set. Defaults: the start that is recommended for ML-1M."""
+    """The config that all models with one MLP share. The defaults are a good start for ML-1M."""
 
     dim: PositiveInt = 16
     units: tuple[PositiveInt, ...] = Field((400, 400, 400), min_length=1)
@@ -28,7 +28,7 @@ class DeepConfig(Frozen):
 
 
 class MLP(nn.Module):
-    """For each size: linear, BatchNorm if wanted, ReLU, dropout. What comes out has been through all of them."""
+    """A stack of hidden layers, each a linear map, optional BatchNorm, ReLU and dropout."""
 
     def __init__(
         self, width: int, units: Sequence[int], *, batch_norm: bool = False, dropout: float = 0.0
@@ -44,12 +44,13 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x_BI: Tensor) -> Tensor:
+        """Return the units of the last hidden layer."""
         x_BU: Tensor = self.layers(x_BI)
         return x_BU
 
 
 class DeepHead(nn.Module):
-    """An MLP with a last linear map to one logit."""
+    """An MLP followed by a linear map to one logit."""
 
     def __init__(
         self, width: int, units: Sequence[int], *, batch_norm: bool = False, dropout: float = 0.0
@@ -59,12 +60,13 @@ class DeepHead(nn.Module):
         self.head = linear(units[-1], 1)
 
     def forward(self, x_BI: Tensor) -> Tensor:
+        """Return one logit per row."""
         logit_B1: Tensor = self.head(self.hidden(x_BI))
         return logit_B1.squeeze(-1)
 
 
 class Wide(nn.Module):
-    """One weight per value, summed over a row: multi fields by sum, numbers times their weight."""
+    """A linear model: the sum of a row's weights, one per value; a numeric field's weight times its number."""
 
     def __init__(self, layout: Layout, *, bias: bool) -> None:
         super().__init__()
@@ -72,5 +74,6 @@ class Wide(nn.Module):
         self.bias = nn.Parameter(torch.zeros(())) if bias else None
 
     def forward(self, inputs: Inputs) -> Tensor:
+        """Return one logit per row."""
         logit_B: Tensor = self.embedding(inputs).sum(dim=(1, 2))
         return logit_B if self.bias is None else logit_B + self.bias

@@ -1,4 +1,4 @@
-"""Normalisations over a batch: one that keeps a deep stack of cross layers alive, and the usual one.
+"""Normalisation over a batch: ScaleNorm, which deep stacks of cross layers need, and BatchNorm.
 
 Shapes: B batch, H heads, C features of a head.
 """
@@ -11,9 +11,9 @@ from torch.nn import functional as F
 class ScaleNorm(nn.Module):
     """BatchNorm with one channel per head: a single mean and variance over the batch and all features.
 
-    It restores the scale of `W h`, which strong regularisation of the embeddings makes tiny beside the bias
-    of a cross layer, and leaves the ratio between features alone. Equals `nn.BatchNorm1d(num_heads)` on
-    (B, H, C). Code that normalises by itself takes the statistics from `centre_` and hands them to `track`.
+    It restores the scale of `W h`, which strong regularisation of the embeddings makes tiny compared with the
+    bias of a cross layer, and keeps the ratios between features. It equals `nn.BatchNorm1d(num_heads)` on
+    (B, H, C). Code that normalises by itself gets the statistics from `centre_` and passes them to `track`.
     """
 
     eps = 1e-5
@@ -29,6 +29,7 @@ class ScaleNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(num_heads))
 
     def forward(self, c_BHC: Tensor) -> Tensor:
+        """Normalise each head, by the batch's statistics in training and the running ones in evaluation."""
         return F.batch_norm(
             c_BHC,
             self.running_mean,
@@ -50,22 +51,24 @@ class ScaleNorm(nn.Module):
         self.running_var.lerp_(var_H * (count / (count - 1)), self.momentum)
 
     def extra_repr(self) -> str:
+        """Return the arguments to show in `repr`."""
         return f"num_heads={self.weight.numel()}"
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm that takes a batch of a single row too, as the last of an epoch may be: by its running statistics."""
+    """BatchNorm that uses its running statistics for a training batch of one row, as an epoch's last may be."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalise each feature over the batch."""
         if self.training and x.numel() == self.num_features:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         return super().forward(x)
 
 
 def centre_(c_BHC: Tensor) -> tuple[Tensor, Tensor]:
-    """Subtract each head's mean over batch and features, in place; return it and the biased variance.
+    """Subtract each head's mean over batch and features in place; return the mean and the biased variance.
 
-    The variance is made of the centred values: E[c^2] - E[c]^2 loses all digits where the mean is large.
+    The variance is computed from the centred values: E[c^2] - E[c]^2 loses all digits if the mean is large.
     """
     if c_BHC.shape[0] * c_BHC.shape[2] < 2:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A model's tensors on disk (`recap_ctr.storage.arrays`), to and from torch."""
+"""Reading and writing a model's torch tensors; the file format is that of `recap_ctr.storage.arrays`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,16 +11,17 @@ from recap_ctr.storage.arrays import Array, save_arrays
 
 
 def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-    """The same numbers as numpy sees them; on the CPU nothing is copied."""
+    """Return the tensors as numpy arrays; tensors on the CPU are not copied."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write named tensors, and texts in `metadata`, to a safetensors file."""
     save_arrays(path, to_arrays(tensors), metadata)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a file, and the text stored beside them."""
+    """Return all tensors of a file and the metadata stored with them."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
