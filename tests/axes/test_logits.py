@@ -5,9 +5,10 @@ import polars as pl
 import pytest
 
 from recap_ctr.axes.logits import Estimator, Floats, LogitTable, LogitWriter, blocks, mean_logit
-from recap_ctr.data.prepare import Preparation, Split, prepare
+from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
+from recap_ctr.data.split import Split
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Schema
 
@@ -40,9 +41,9 @@ def test_round_trip_keeps_values_coordinates_and_rows(prepared: PreparedData, tm
 
 
 def test_mean_and_blocks_over_several_tables(prepared: PreparedData, tmp_path: Path) -> None:
-    one, other = some_logits(prepared, 1), some_logits(prepared, 2)
-    tables = [write(tmp_path / "a", prepared, one), write(tmp_path / "b", prepared, other)]
-    together = np.concatenate([one, other], axis=1).astype(np.float64)
+    first, second = some_logits(prepared, 1), some_logits(prepared, 2)
+    tables = [write(tmp_path / "a", prepared, first), write(tmp_path / "b", prepared, second)]
+    together = np.concatenate([first, second], axis=1).astype(np.float64)
 
     assert np.array_equal(np.concatenate(list(blocks(tables, size=41))), together)
     np.testing.assert_allclose(mean_logit(tables), together.mean(axis=1), rtol=1e-6)
@@ -65,7 +66,7 @@ def test_other_data_and_other_splits_are_refused(
         list(blocks([table, LogitTable(tmp_path / "train")]))
 
 
-def test_nothing_appears_before_all_rows_are_there(prepared: PreparedData, tmp_path: Path) -> None:
+def test_nothing_appears_before_all_rows_are_written(prepared: PreparedData, tmp_path: Path) -> None:
     with (
         pytest.raises(ValueError, match="rows were written"),
         LogitWriter(tmp_path / "t", prepared, "valid", TWO) as writer,
@@ -79,11 +80,11 @@ def test_nothing_appears_before_all_rows_are_there(prepared: PreparedData, tmp_p
     with pytest.raises(RuntimeError), LogitWriter(tmp_path / "t", prepared, "valid", TWO):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(InputError, match="holds no logit table"):
+    with pytest.raises(InputError, match="does not hold a logit table"):
         LogitTable(tmp_path / "t")
 
 
-def test_damage_is_seen(prepared: PreparedData, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(prepared: PreparedData, tmp_path: Path) -> None:
     table = write(tmp_path / "table", prepared, some_logits(prepared))
     file = table.path / "logits.npy"
     content = bytearray(file.read_bytes())
@@ -94,6 +95,6 @@ def test_damage_is_seen(prepared: PreparedData, tmp_path: Path) -> None:
         LogitTable(table.path)
 
 
-def test_an_estimator_stands_in_one_column_only(prepared: PreparedData, tmp_path: Path) -> None:
+def test_an_estimator_may_fill_one_column_only(prepared: PreparedData, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="listed twice"):
         LogitWriter(tmp_path / "t", prepared, "valid", (TWO[0], TWO[0]))

@@ -1,4 +1,4 @@
-"""Logits over a split, written and in memory."""
+"""Logits over a split, on disk and in memory."""
 
 from pathlib import Path
 
@@ -21,18 +21,19 @@ CPU = torch.device("cpu")
 
 
 def models(data: PreparedData) -> dict[Estimator, nn.Module]:
-    """Different ones, in training mode and with weights of some size."""
-    found: dict[Estimator, nn.Module] = {}
+    """Return different models in training mode, with large weights."""
+    models_by_estimator: dict[Estimator, nn.Module] = {}
     for seed, name in enumerate(("fcn", "recap", "lr", "fcn")):
         torch.manual_seed(seed)
         model = build(name, parse_model(name, {} if name == "lr" else {"dim": 4}), data.layout)
         for weight in (module.weight for module in model.modules() if isinstance(module, Table)):
             nn.init.normal_(weight)
-        found[Estimator(name, step=seed)] = model.train()
-    recap = found[Estimator("recap", step=1)]
+        models_by_estimator[Estimator(name, step=seed)] = model.train()
+    recap = models_by_estimator[Estimator("recap", step=1)]
     assert isinstance(recap, Recap)
-    found[Estimator("recap", step=1, route="mean of 3")] = Routed(recap, late_routes(recap.config, 3))
-    return found
+    routed = Routed(recap, late_routes(recap.config, 3))
+    models_by_estimator[Estimator("recap", step=1, route="mean of 3")] = routed
+    return models_by_estimator
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_tables_of_several_estimators_are_their_predictions_bit_for_bit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In one block or in many, the last one short or not."""
+    """Rows may come in one batch or in many, and the last one may be short."""
     monkeypatch.setattr(predict_module, "BLOCK_ROWS", block)
     monkeypatch.setattr(predict_module, "EVAL_ROWS", batch)
     estimators = models(prepared)
@@ -71,7 +72,7 @@ def test_how_rows_are_batched_hardly_matters(prepared: PreparedData, monkeypatch
             np.testing.assert_allclose(predict(model, prepared.valid, CPU), whole, atol=1e-5, rtol=1e-5)
 
 
-def test_a_logit_that_is_no_number_leaves_no_table(prepared: PreparedData, tmp_path: Path) -> None:
+def test_a_logit_that_is_not_finite_leaves_no_table(prepared: PreparedData, tmp_path: Path) -> None:
     estimators = models(prepared)
     bad = estimators[Estimator("lr", step=2)]
     with torch.no_grad():

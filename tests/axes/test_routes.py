@@ -26,108 +26,108 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models.recap import Recap, Route
 from recap_ctr.nn.interface import Inputs, Output
-from tests.models.test_recap import config, model, rows
+from tests.support.small_recap import recap_config, recap_model, recap_rows
 
 
-def naive(made: Recap, routes: list[Route], depth: int | None = None) -> torch.Tensor:
-    return torch.stack([made(rows(), route, depth).logit_B for route in routes])
+def naive(model: Recap, routes: list[Route], depth: int | None = None) -> torch.Tensor:
+    return torch.stack([model(recap_rows(), route, depth).logit_B for route in routes])
 
 
 @pytest.mark.parametrize("fuse", ["mean", "gate"])
 @pytest.mark.parametrize("form", ["additive", "multiplicative"])
 @pytest.mark.parametrize("binding", ["tied", "free"])
 def test_tree_equals_one_pass_per_route(form: str, fuse: str, binding: str) -> None:
-    made = model(config(form=form, fuse=fuse, binding=binding))
-    if made.gate is not None:
-        torch.nn.init.normal_(made.gate.weight)
-    for routes in (random_routes(made.config, 9, seed=1), late_routes(made.config, 9)):
+    model = recap_model(recap_config(form=form, fuse=fuse, binding=binding))
+    if model.gate is not None:
+        torch.nn.init.normal_(model.gate.weight)
+    for routes in (random_routes(model.config, 9, seed=1), late_routes(model.config, 9)):
         for depth in (None, 2):
             with torch.no_grad():
-                found, expected = route_logits(made, rows(), routes, depth), naive(made, routes, depth)
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+                logits_KB = route_logits(model, recap_rows(), routes, depth)
+                expected_KB = naive(model, routes, depth)
+            torch.testing.assert_close(logits_KB, expected_KB, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["additive", "multiplicative"])
 @pytest.mark.parametrize("binding", ["tied", "free"])
 @pytest.mark.parametrize(("count", "depth"), [(1, None), (1, 2), (9, None), (9, 2)])
 def test_folding_once_changes_nothing(form: str, binding: str, count: int, depth: int | None) -> None:
-    made = model(config(form=form, binding=binding))
-    for routes in (random_routes(made.config, count, seed=1), late_routes(made.config, count)):
-        routed = Routed(made, routes, depth)
+    model = recap_model(recap_config(form=form, binding=binding))
+    for routes in (random_routes(model.config, count, seed=1), late_routes(model.config, count)):
+        routed = Routed(model, routes, depth)
         folded = FoldedRoutes(routed)
         with torch.no_grad():
-            one, other = folded(rows()), routed(rows())
-        assert torch.equal(one.aux["logits_KB"], other.aux["logits_KB"])
-        assert torch.equal(one.logit_B, other.logit_B)
+            output, expected = folded(recap_rows()), routed(recap_rows())
+        assert torch.equal(output.aux["logits_KB"], expected.aux["logits_KB"])
+        assert torch.equal(output.logit_B, expected.logit_B)
         assert not any(buffer.requires_grad for buffer in folded.buffers())
 
 
-def test_what_is_folded_no_longer_follows_the_adapters() -> None:
-    """So it is for weights that are final."""
-    made = model(config())
-    routed = Routed(made, [made.config.home])
+def test_folded_routes_ignore_later_changes_of_the_adapters() -> None:
+    model = recap_model(recap_config())
+    routed = Routed(model, [model.config.home])
     with torch.no_grad():
-        folded, before = FoldedRoutes(routed), routed(rows()).logit_B
-        for tower in (made.exponential, made.linear):
+        folded, before = FoldedRoutes(routed), routed(recap_rows()).logit_B
+        for tower in (model.exponential, model.linear):
             tower.bank.a_ACR.add_(1.0)
-        assert torch.equal(folded(rows()).logit_B, before)
-        assert not torch.equal(routed(rows()).logit_B, before)
+        assert torch.equal(folded(recap_rows()).logit_B, before)
+        assert not torch.equal(routed(recap_rows()).logit_B, before)
 
 
 def test_mean_and_disagreement_are_those_of_the_logits() -> None:
-    made = model(config())
-    routes = random_routes(made.config, 5, seed=0)
+    model = recap_model(recap_config())
+    routes = random_routes(model.config, 5, seed=0)
     with torch.no_grad():
-        mean_B, spread_B = mean_route_logit(made, rows(), routes)
-        logits_KB = naive(made, routes)
+        mean_B, spread_B = mean_route_logit(model, recap_rows(), routes)
+        logits_KB = naive(model, routes)
     torch.testing.assert_close(mean_B, logits_KB.mean(0), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(spread_B, logits_KB.std(0, correction=0), atol=1e-5, rtol=1e-4)
     assert (spread_B > 0).all()
 
 
 def test_random_routes_are_distinct_allowed_and_reproducible() -> None:
-    settings = config()
-    routes = random_routes(settings, 40, seed=3)
+    config = recap_config()
+    routes = random_routes(config, 40, seed=3)
 
     assert len(set(routes)) == 40
-    assert routes[0] == settings.home
-    assert routes == random_routes(settings, 40, seed=3) != random_routes(settings, 40, seed=4)
+    assert routes[0] == config.home
+    assert routes == random_routes(config, 40, seed=3) != random_routes(config, 40, seed=4)
     for route in routes:
         for tower in (route.exponential, route.linear):
-            assert all(adapter in settings.choices(step) for step, adapter in enumerate(tower))
+            assert all(adapter in config.choices(step) for step, adapter in enumerate(tower))
 
 
-def test_there_are_only_so_many_routes() -> None:
-    only = config(num_adapters=4)
-    assert random_routes(only, 10, seed=0) == [only.home] == late_routes(only, 10)
+def test_one_adapter_per_step_gives_one_route() -> None:
+    config = recap_config(num_adapters=4)
+    assert random_routes(config, 10, seed=0) == [config.home] == late_routes(config, 10)
 
 
 def test_late_routes_share_their_beginning() -> None:
-    settings = config(binding="free")
-    routes = late_routes(settings, 64)
+    config = recap_config(binding="free")
+    routes = late_routes(config, 64)
 
     assert len(set(routes)) == 64
-    assert routes[0] == settings.home
-    assert {route.exponential[:-1] for route in routes} == {settings.home.exponential[:-1]}
+    assert routes[0] == config.home
+    assert {route.exponential[:-1] for route in routes} == {config.home.exponential[:-1]}
     assert len({route.linear for route in routes}) == 8
 
 
-def test_no_route_is_an_error() -> None:
-    with pytest.raises(InputError, match="no route"):
-        route_logits(model(config()), rows(), [])
+def test_no_routes_are_refused() -> None:
+    with pytest.raises(InputError, match="no routes to score"):
+        route_logits(recap_model(recap_config()), recap_rows(), [])
 
 
 @pytest.mark.parametrize("fuse", ["mean", "gate"])
 @pytest.mark.parametrize("depth", [None, 1, 3, 4])
 def test_routed_gives_the_mean_of_its_routes_at_every_trained_depth(depth: int | None, fuse: str) -> None:
-    made = model(config(train_depths=(1, 3, 4), depth_weights=(0.1, 0.1, 0.8), fuse=fuse))
-    if made.gate is not None:
-        nn.init.normal_(made.gate.weight)
-    routes = random_routes(made.config, 7, seed=2)
+    model = recap_model(recap_config(train_depths=(1, 3, 4), depth_weights=(0.1, 0.1, 0.8), fuse=fuse))
+    if model.gate is not None:
+        nn.init.normal_(model.gate.weight)
+    routes = random_routes(model.config, 7, seed=2)
 
     with torch.no_grad():
-        output = Routed(made, routes, depth)(rows())
-        logits_KB = naive(made, routes, depth)
+        output = Routed(model, routes, depth)(recap_rows())
+        logits_KB = naive(model, routes, depth)
 
     torch.testing.assert_close(output.logit_B, logits_KB.mean(0), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(output.aux["logits_KB"], logits_KB, atol=1e-5, rtol=1e-5)
@@ -135,23 +135,23 @@ def test_routed_gives_the_mean_of_its_routes_at_every_trained_depth(depth: int |
 
 
 def test_routed_refuses_a_depth_that_was_not_trained() -> None:
-    made = model(config())
+    model = recap_model(recap_config())
     for depth in (0, 1, 3, 5, -1):
-        with pytest.raises(InputError, match=rf"depth {depth} was not trained\n  fix: trained are 2, 4"):
-            Routed(made, [made.config.home], depth)
+        with pytest.raises(InputError, match=rf"depth {depth} was not trained\n  fix: choose from 2, 4"):
+            Routed(model, [model.config.home], depth)
 
 
 @pytest.mark.parametrize("tower", ["exponential", "linear"])
 @pytest.mark.parametrize(
     ("binding", "wrong", "message"),
     [
-        ("free", (0, 1, 2), "a route of 3 steps, where the recursion has 4"),
-        ("free", (0, 1, 2, 3, 4), "a route of 5 steps"),
-        ("free", (), "a route of 0 steps"),
+        ("free", (0, 1, 2), "a route has 3 steps, but the model has depth 4"),
+        ("free", (0, 1, 2, 3, 4), "a route has 5 steps"),
+        ("free", (), "a route has 0 steps"),
         ("free", (0, 1, 8, 3), "adapter 8 at step 3"),
         ("free", (-1, 1, 2, 3), "adapter -1 at step 1"),
-        ("tied", (0, 1, 2), "a route of 3 steps"),
-        ("tied", (1, 1, 2, 3), "adapter 1 at step 1"),
+        ("tied", (0, 1, 2), "a route has 3 steps"),
+        ("tied", (1, 1, 2, 3), "adapter 1 at step 1, which has only 0, 4"),
         ("tied", (0, 5, 2, 4), "adapter 4 at step 4"),
         ("tied", (0, 5, 2, 11), "adapter 11 at step 4"),
     ],
@@ -159,27 +159,31 @@ def test_routed_refuses_a_depth_that_was_not_trained() -> None:
 def test_impossible_routes_are_refused(
     tower: str, binding: str, wrong: tuple[int, ...], message: str
 ) -> None:
-    made = model(config(binding=binding))
-    route = made.config.home.model_copy(update={tower: wrong})
+    model = recap_model(recap_config(binding=binding))
+    route = model.config.home.model_copy(update={tower: wrong})
     with pytest.raises(InputError, match=message):
-        check_route(made.config, route)
+        check_route(model.config, route)
     with pytest.raises(InputError, match=message):
-        Routed(made, [made.config.home, route])
+        Routed(model, [model.config.home, route])
 
 
 @pytest.mark.parametrize("binding", ["free", "tied"])
-def test_all_routes_that_are_made_are_possible(binding: str) -> None:
-    own = config(binding=binding)
-    for route in (own.home, *random_routes(own, 30, 5), *late_routes(own, 30)):
-        check_route(own, route)
+def test_home_random_and_late_routes_are_possible(binding: str) -> None:
+    config = recap_config(binding=binding)
+    for route in (config.home, *random_routes(config, 30, 5), *late_routes(config, 30)):
+        check_route(config, route)
 
 
 def test_fewer_late_routes_are_the_first_of_more() -> None:
-    for own in (config(), config(binding="free"), config(binding="free", num_adapters=2)):
-        most = late_routes(own, 300)
-        assert len(set(most)) == len(most) == min(300, len(own.choices(0)) ** 8)
+    for config in (
+        recap_config(),
+        recap_config(binding="free"),
+        recap_config(binding="free", num_adapters=2),
+    ):
+        most = late_routes(config, 300)
+        assert len(set(most)) == len(most) == min(300, len(config.choices(0)) ** 8)
         for count in (1, 2, 3, 4, 9, 17):
-            assert late_routes(own, count) == most[:count]
+            assert late_routes(config, count) == most[:count]
 
 
 Floats = npt.NDArray[np.float64]
@@ -201,11 +205,11 @@ def choices(draw: st.DrawFn) -> tuple[Floats, Floats, Floats, int]:
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
-@given(given=choices(), weighted=st.booleans())
-def test_each_greedy_choice_is_the_best_of_what_is_left(
-    given: tuple[Floats, Floats, Floats, int], weighted: bool
+@given(case=choices(), weighted=st.booleans())
+def test_each_greedy_choice_is_the_best_remaining_column(
+    case: tuple[Floats, Floats, Floats, int], weighted: bool
 ) -> None:
-    labels_N, logits_NK, weights_N, count = given
+    labels_N, logits_NK, weights_N, count = case
     weights_N = weights_N if weighted else np.ones_like(weights_N)
 
     chosen = greedy_choice(labels_N, logits_NK, count, weights_N if weighted else None)
@@ -223,11 +227,11 @@ def test_each_greedy_choice_is_the_best_of_what_is_left(
 
 
 @settings(deadline=None, derandomize=True, max_examples=30)
-@given(given=choices())
-def test_a_weight_counts_a_row_so_many_times(given: tuple[Floats, Floats, Floats, int]) -> None:
-    labels_N, logits_NK, weights_N, count = given
-    often = weights_N.astype(int)
-    repeated = greedy_choice(labels_N.repeat(often), logits_NK.repeat(often, axis=0), count)
+@given(case=choices())
+def test_a_weight_of_n_counts_a_row_n_times(case: tuple[Floats, Floats, Floats, int]) -> None:
+    labels_N, logits_NK, weights_N, count = case
+    repeats = weights_N.astype(int)
+    repeated = greedy_choice(labels_N.repeat(repeats), logits_NK.repeat(repeats, axis=0), count)
     assert greedy_choice(labels_N, logits_NK, count, weights_N) == repeated
 
 
@@ -240,12 +244,12 @@ def test_weights_change_the_choice() -> None:
 class OneRoute(nn.Module):
     """A backbone on one route, step by step."""
 
-    def __init__(self, made: Recap, route: Route, depth: int | None) -> None:
+    def __init__(self, model: Recap, route: Route, depth: int | None) -> None:
         super().__init__()
-        self.made, self.route, self.depth = made, route, depth
+        self.model, self.route, self.depth = model, route, depth
 
     def forward(self, inputs: Inputs) -> Output:
-        output: Output = self.made(inputs, self.route, self.depth)
+        output: Output = self.model(inputs, self.route, self.depth)
         return output
 
 
@@ -255,18 +259,18 @@ def test_predictions_by_route_are_those_of_each_route(
 ) -> None:
     monkeypatch.setattr(predict_module, "EVAL_ROWS", 128)  # several batches, the last one short
     torch.manual_seed(0)
-    made = Recap(config(), prepared.layout)
+    model = Recap(recap_config(), prepared.layout)
     with torch.no_grad():
-        for weight in made.parameters():
+        for weight in model.parameters():
             weight.normal_(std=0.3)
-    made.train()
-    routes, cpu = random_routes(made.config, 5, seed=0), torch.device("cpu")
+    model.train()
+    routes, cpu = random_routes(model.config, 5, seed=0), torch.device("cpu")
 
-    found_NK = predict_routes(made, prepared.valid, routes, cpu, depth)
+    logits_NK = predict_routes(model, prepared.valid, routes, cpu, depth)
 
-    assert found_NK.shape == (len(prepared.valid), 5)
-    assert found_NK.dtype == np.float64
+    assert logits_NK.shape == (len(prepared.valid), 5)
+    assert logits_NK.dtype == np.float64
     for at, route in enumerate(routes):
-        expected: npt.NDArray[Any] = predict(OneRoute(made, route, depth), prepared.valid, cpu)
-        np.testing.assert_allclose(found_NK[:, at], expected, atol=1e-4, rtol=1e-4)
-    assert found_NK.std(axis=1).min() > 0
+        expected: npt.NDArray[Any] = predict(OneRoute(model, route, depth), prepared.valid, cpu)
+        np.testing.assert_allclose(logits_NK[:, at], expected, atol=1e-4, rtol=1e-4)
+    assert logits_NK.std(axis=1).min() > 0

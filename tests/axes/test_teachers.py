@@ -39,8 +39,8 @@ def test_teachers_of_other_rows_are_refused(prepared: PreparedData, tmp_path: Pa
         teacher_targets([tmp_path / "valid"], prepared)
 
 
-def test_soft_targets_are_met_by_the_teachers_logit() -> None:
-    """BCE against q is smallest where σ(z) = q: distillation aims at the mean logit itself."""
+def test_distillation_loss_is_smallest_at_the_teachers_logit() -> None:
+    """BCE against q is smallest where σ(z) = q, so distillation aims at the mean logit itself."""
     teacher = torch.tensor([-1.3, 0.2, 2.0], dtype=torch.float64)
     z = teacher.clone().requires_grad_()
     loss = distillation("tri-bce")(Output(z, {}), torch.sigmoid(teacher), None)
@@ -52,10 +52,10 @@ def test_every_trained_depth_is_distilled_with_its_weight() -> None:
     targets = torch.rand(5, generator=torch.Generator().manual_seed(1))
     output = Output(logits_KB[-1], {"logits_KB": logits_KB, "alphas_K": torch.tensor([0.1, 0.9])})
 
-    found = distillation("depth-bce")(output, targets, None)
+    loss = distillation("depth-bce")(output, targets, None)
 
     torch.testing.assert_close(
-        found, 0.1 * bce(logits_KB[0], targets, None) + 0.9 * bce(logits_KB[1], targets, None)
+        loss, 0.1 * bce(logits_KB[0], targets, None) + 0.9 * bce(logits_KB[1], targets, None)
     )
 
 
@@ -65,9 +65,9 @@ def test_the_loss_of_a_step_is_supervised_plus_weighted_distillation(
 ) -> None:
     targets = np.random.default_rng(0).random(len(prepared.train), np.float32)
 
-    def first_loss(kd_weight: float, given: np.ndarray | None) -> float:
+    def first_loss(kd_weight: float, targets_N: np.ndarray | None) -> float:
         config = TrainConfig(batch_size=512, kd_weight=kd_weight)
-        trainer = Trainer(model, parse_model(model, {}), config, prepared, CPU, given)
+        trainer = Trainer(model, parse_model(model, {}), config, prepared, CPU, targets_N)
         trainer.step()
         return trainer.progress.loss_sum
 

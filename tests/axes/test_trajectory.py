@@ -1,4 +1,4 @@
-"""Averages of a run's weights, the statistics that go with them, and the checkpoints it leaves."""
+"""Averages of a run's weights, their norms' statistics, and the run's checkpoints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ from recap_ctr.nn.weights import load_tensors
 from recap_ctr.training import loop as train_module
 from recap_ctr.training.loop import Trainer, train
 from tests.support.checks import LAYOUT, fresh, rows
-from tests.training.test_run import bits
+from tests.support.training_state import bits
 
 CPU = torch.device("cpu")
 FCN = {"dim": 4, "num_exponential_layers": 2, "num_linear_layers": 2, "num_heads": 2}
@@ -28,7 +28,7 @@ RECAP = {"dim": 4, "depth": 2, "train_depths": [1, 2], "num_adapters": 4, "lora_
 
 
 class Plain(nn.Module):
-    """Torch's own norms, one of them without momentum, one behind another; and torch's own dropout."""
+    """A model with torch's norms, one of them without momentum, and torch's dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,8 +38,8 @@ class Plain(nn.Module):
 
     def forward(self, inputs: Inputs) -> Tensor:
         h_BD = torch.relu(self.first(self.lift(inputs.ids_BW.float())))
-        found: Tensor = self.second(self.dropout(h_BD)).sum(1)
-        return found
+        logit_B: Tensor = self.second(self.dropout(h_BD)).sum(1)
+        return logit_B
 
 
 def fcn() -> nn.Module:
@@ -51,12 +51,12 @@ def recap() -> nn.Module:
 
 
 def qnn() -> nn.Module:
-    """Which in training runs its network twice."""
+    """Return a model that runs its network twice in training."""
     return fresh("qnn", parse_model("qnn", {"dim": 4}))
 
 
-def lively(make: Callable[[], nn.Module]) -> nn.Module:
-    """A model with weights of some size, whose statistics are off."""
+def with_wrong_statistics(make: Callable[[], nn.Module]) -> nn.Module:
+    """Return a model with large weights and wrong statistics."""
     torch.manual_seed(1)
     model = make()
     with torch.no_grad():
@@ -70,51 +70,54 @@ def lively(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def norms_of(model: nn.Module) -> dict[str, nn.Module]:
-    named = model.named_modules()
-    return {name: one for name, one in named if isinstance(getattr(one, "running_mean", None), Tensor)}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "running_mean", None), Tensor)
+    }
 
 
 def batches(count: int = 5) -> list[Inputs]:
     return [rows(32 + seed, seed) for seed in range(count)]
 
 
-def seen_while(model: nn.Module, work: Callable[[], object]) -> dict[str, list[Tensor]]:
-    """What reaches each norm during `work`."""
-    seen: dict[str, list[Tensor]] = {name: [] for name in norms_of(model)}
+def inputs_of_norms(model: nn.Module, work: Callable[[], object]) -> dict[str, list[Tensor]]:
+    """Return the inputs of each norm during `work`."""
+    inputs_by_norm: dict[str, list[Tensor]] = {name: [] for name in norms_of(model)}
     hooks = [
         norm.register_forward_pre_hook(
-            lambda _, inputs, name=name: seen[name].append(inputs[0].detach().clone())
+            lambda _, inputs, name=name: inputs_by_norm[name].append(inputs[0].detach().clone())
         )
         for name, norm in norms_of(model).items()
     ]
     work()
     for hook in hooks:
         hook.remove()
-    return seen
+    return inputs_by_norm
 
 
 MODELS = [pytest.param(make, id=make.__name__) for make in (fcn, recap, Plain, qnn)]
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_statistics_are_those_of_what_reaches_each_norm(make: Callable[[], nn.Module]) -> None:
-    model = lively(make)
+def test_statistics_are_those_of_the_inputs_of_each_norm(make: Callable[[], nn.Module]) -> None:
+    model = with_wrong_statistics(make)
 
-    seen = seen_while(model, lambda: restore_statistics(model, batches()))
+    inputs = inputs_of_norms(model, lambda: restore_statistics(model, batches()))
 
-    assert seen
+    assert inputs
     for name, norm in norms_of(model).items():
-        assert len(seen[name]) == (10 if make is qnn else 5)
-        of_channels = [value.double().transpose(0, 1).flatten(1) for value in seen[name]]
-        mean = torch.stack([value.mean(1) for value in of_channels]).mean(0)
-        var = torch.stack([value.var(1) for value in of_channels]).mean(0)
+        assert len(inputs[name]) == (10 if make is qnn else 5)
+        by_channel = [value.double().transpose(0, 1).flatten(1) for value in inputs[name]]
+        mean = torch.stack([value.mean(1) for value in by_channel]).mean(0)
+        var = torch.stack([value.var(1) for value in by_channel]).mean(0)
         torch.testing.assert_close(norm.running_mean, mean.float(), atol=1e-5, rtol=1e-4, msg=name)
         torch.testing.assert_close(norm.running_var, var.float(), atol=1e-5, rtol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize("make", MODELS)
 def test_nothing_but_the_statistics_changes(make: Callable[[], nn.Module]) -> None:
-    model = lively(make)
+    model = with_wrong_statistics(make)
     weights = {name: weight.clone() for name, weight in model.named_parameters()}
     momenta = {name: norm.momentum for name, norm in norms_of(model).items()}
 
@@ -127,25 +130,25 @@ def test_nothing_but_the_statistics_changes(make: Callable[[], nn.Module]) -> No
 
 
 @pytest.mark.parametrize("make", [MODELS[0], MODELS[2]])
-def test_no_dropout_is_at_work(make: Callable[[], nn.Module]) -> None:
-    """Nothing is drawn: other seeds give the same bits."""
-    found = []
+def test_no_dropout_acts_while_statistics_are_measured(make: Callable[[], nn.Module]) -> None:
+    """Nothing is drawn, so another seed gives the same bits."""
+    states = []
     for seed in (1, 2):
-        model = lively(make)
+        model = with_wrong_statistics(make)
         torch.manual_seed(seed)
         restore_statistics(model, batches())
-        found.append({name: value.clone() for name, value in model.state_dict().items()})
-    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
 def test_routes_are_drawn_as_in_training_and_dropout_is_not() -> None:
-    model, still = (
-        lively(recap),
-        lively(lambda: fresh("recap", parse_model("recap", RECAP | {"num_adapters": 8}))),
+    model = with_wrong_statistics(recap)
+    undropped = with_wrong_statistics(
+        lambda: fresh("recap", parse_model("recap", RECAP | {"num_adapters": 8}))
     )
-    assert isinstance(model, Recap) and isinstance(still, Recap)
+    assert isinstance(model, Recap) and isinstance(undropped, Recap)
     drawn: dict[int, set[int]] = {0: set(), 1: set()}
-    draw = model._draw
+    draw = model.draw_adapter
 
     def recorded(at: int, h0_BHD: Tensor) -> int | Tensor:
         adapter = draw(at, h0_BHD)
@@ -153,21 +156,21 @@ def test_routes_are_drawn_as_in_training_and_dropout_is_not() -> None:
         drawn[at].add(adapter)
         return adapter
 
-    model._draw = recorded  # type: ignore[method-assign]
+    model.draw_adapter = recorded  # type: ignore[method-assign]
     torch.manual_seed(3)
     restore_statistics(model, batches(12))
     assert drawn == {at: set(model.config.choices(at)) for at in range(2)}
 
-    # A model that has no dropout draws the same routes: equal statistics mean that no mask was drawn in between.
-    for tower in (still.exponential, still.linear):
+    # A model without dropout draws the same routes, so equal statistics mean that no mask was drawn in between.
+    for tower in (undropped.exponential, undropped.linear):
         tower.cross.dropout = 0.0
     torch.manual_seed(3)
-    restore_statistics(still, batches(12))
+    restore_statistics(undropped, batches(12))
     for name, norm in norms_of(model).items():
-        assert torch.equal(norm.running_var, norms_of(still)[name].running_var)  # type: ignore[arg-type]
+        assert torch.equal(norm.running_var, norms_of(undropped)[name].running_var)  # type: ignore[arg-type]
 
 
-def test_an_average_is_of_parameters_only() -> None:
+def test_only_parameters_are_averaged() -> None:
     model = Plain()
     average = MovingAverage(model, 0.5, lazy=False)
     start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -184,15 +187,15 @@ def test_an_average_is_of_parameters_only() -> None:
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(0.5, 100), (1.0, 2), (4.0, 10_000)])
-def test_beta_is_that_of_a_horizon(epochs: float, steps: int) -> None:
+def test_beta_has_the_horizon_of_its_epochs(epochs: float, steps: int) -> None:
     assert 1 / (1 - beta_of(epochs, steps)) == pytest.approx(epochs * steps)
 
 
-def test_a_horizon_of_hardly_a_step_still_averages_two() -> None:
+def test_a_horizon_is_at_least_two_steps() -> None:
     assert beta_of(0.1, 1) == beta_of(1e-9, 5) == 0.5
 
 
-def test_a_horizon_is_given_once() -> None:
+def test_ema_and_ema_epochs_exclude_each_other() -> None:
     with pytest.raises(InputError, match="not as both"):
         parse(TrainConfig, {"ema": 0.9, "ema_epochs": [1.0]}, "test")
     with pytest.raises(InputError, match="ema_epochs"):
@@ -203,13 +206,13 @@ def tiny(name: str) -> Frozen:
     return parse_model(name, RECAP if name == "recap" else FCN)
 
 
-def settings(**given: object) -> TrainConfig:
-    own = {"batch_size": 256, "learning_rate": 1e-2, "l2": 1e-4, "max_epochs": 2}
-    return parse(TrainConfig, {**own, **given}, "test")
+def train_config(**settings: object) -> TrainConfig:
+    defaults = {"batch_size": 256, "learning_rate": 1e-2, "l2": 1e-4, "max_epochs": 2}
+    return parse(TrainConfig, {**defaults, **settings}, "test")
 
 
 def an_epoch(data: PreparedData, name: str, update: str, horizons: tuple[float, ...]) -> Trainer:
-    config = settings(batch_size=128, update=update, ema_epochs=horizons)
+    config = train_config(batch_size=128, update=update, ema_epochs=horizons)
     trainer = Trainer(name, tiny(name), config, data, CPU)
     for _ in range(trainer.steps_per_epoch):
         trainer.step()
@@ -222,13 +225,13 @@ def test_each_of_several_averages_is_what_it_would_be_alone_and_the_best_is_sele
     name: str, update: str, prepared: PreparedData
 ) -> None:
     torch.set_num_threads(1)
-    horizons = (0.1, 2.0)  # far apart: while training is young both forget alike
+    horizons = (0.1, 2.0)  # far apart, because early in training both forget alike
     both = an_epoch(prepared, name, update, horizons)
     alone = [an_epoch(prepared, name, update, (horizon,)) for horizon in horizons]
 
     for average, single in zip(both.averages, alone, strict=True):
-        own, other = average.model.state_dict(), single.averages[0].model.state_dict()
-        assert all(torch.equal(own[key], other[key]) for key in own)
+        state, expected = average.model.state_dict(), single.averages[0].model.state_dict()
+        assert all(torch.equal(state[key], expected[key]) for key in state)
         assert average.beta == single.averages[0].beta == single.progress.history[0].beta
     assert not torch.equal(*(next(average.model.parameters()) for average in both.averages))
     aucs = [single.progress.history[0].valid_auc for single in alone]
@@ -240,21 +243,21 @@ def test_each_of_several_averages_is_what_it_would_be_alone_and_the_best_is_sele
 
 
 @pytest.mark.parametrize("best", [0, 1])
-def test_whichever_average_is_best_is_shipped(
+def test_the_best_average_is_selected(
     best: int, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[nn.Module] = []
+    validated: list[nn.Module] = []
 
-    def judge(trainer: Trainer, model: nn.Module) -> tuple[float, float]:
-        asked.append(model)
+    def validate(trainer: Trainer, model: nn.Module) -> tuple[float, float]:
+        validated.append(model)
         return (0.9 if model is trainer.averages[best].model else 0.8), 0.5
 
-    monkeypatch.setattr(Trainer, "_validate", judge)
-    config = settings(ema_epochs=(0.2, 2.0), max_epochs=1)
+    monkeypatch.setattr(Trainer, "_validate", validate)
+    config = train_config(ema_epochs=(0.2, 2.0), max_epochs=1)
     done = train("fcn", tiny("fcn"), config, prepared, tmp_path, device=CPU, quiet=True)
 
-    assert len(asked) == 3  # the averages, and for the record the weights themselves
-    assert done.model is asked[best]
+    assert len(validated) == 3  # the averages, and the weights themselves for the report
+    assert done.model is validated[best]
     assert done.history[0].raw_auc == 0.8
     assert done.history[0].beta == pytest.approx(1 - 1 / (10 * config.ema_epochs[best]))
     assert done.history[0].valid_auc == 0.9
@@ -269,7 +272,7 @@ def test_without_averages_there_is_no_beta(prepared: PreparedData) -> None:
 def run_until(
     stop: int | None, name: str, config: TrainConfig, data: PreparedData, out: Path, *, often: bool = False
 ) -> None:
-    """Train, and be interrupted after step `stop`, with the state saved after each epoch, or after each step."""
+    """Train until interrupted after step `stop`; save the state after each epoch or, if `often`, each step."""
 
     def interrupt(step: int) -> None:
         if step == stop:
@@ -280,7 +283,7 @@ def run_until(
         try:
             train(name, tiny(name), config, data, out, device=CPU, quiet=True, on_step=interrupt)
         except KeyboardInterrupt:
-            torch.manual_seed(stop or 0)  # what else the process drew must not matter
+            torch.manual_seed(stop or 0)  # other draws of the process must not matter
         else:
             assert stop is None
 
@@ -290,17 +293,17 @@ def test_interrupted_with_two_averages_it_ends_with_the_same_bits(
     name: str, update: str, prepared: PreparedData, tmp_path: Path
 ) -> None:
     torch.set_num_threads(1)
-    config = settings(update=update, ema_epochs=(0.2, 2.0), checkpoints=1)
-    for where in ("whole", "broken"):
-        (tmp_path / where).mkdir()
+    config = train_config(update=update, ema_epochs=(0.2, 2.0), checkpoints=1)
+    for directory in ("whole", "broken"):
+        (tmp_path / directory).mkdir()
     run_until(None, name, config, prepared, tmp_path / "whole")
 
     for stop in (4, 11, 17, None):
         run_until(stop, name, config, prepared, tmp_path / "broken", often=stop is not None)
 
     assert bits(tmp_path / "broken") == bits(tmp_path / "whole")
-    one, other = (tmp_path / where / "checkpoint-20.safetensors" for where in ("whole", "broken"))
-    assert one.read_bytes() == other.read_bytes()
+    whole, broken = (tmp_path / name / "checkpoint-20.safetensors" for name in ("whole", "broken"))
+    assert whole.read_bytes() == broken.read_bytes()
 
 
 def checkpoints(out: Path) -> set[str]:
@@ -308,9 +311,9 @@ def checkpoints(out: Path) -> set[str]:
 
 
 def test_the_last_checkpoints_are_kept_with_their_raw_weights(prepared: PreparedData, tmp_path: Path) -> None:
-    """Over an interruption too, and each as the weights were when its epoch ended."""
+    """An interruption doesn't change that; each checkpoint has the weights of the end of its epoch."""
     torch.set_num_threads(1)
-    config = settings(max_epochs=4, patience=9, checkpoints=2, ema_epochs=(1.0,))
+    config = train_config(max_epochs=4, patience=9, checkpoints=2, ema_epochs=(1.0,))
     run_until(25, "fcn", config, prepared, tmp_path)
     assert checkpoints(tmp_path) == {"checkpoint-10.safetensors", "checkpoint-20.safetensors"}
     run_until(None, "fcn", config, prepared, tmp_path)
@@ -329,6 +332,6 @@ def test_the_last_checkpoints_are_kept_with_their_raw_weights(prepared: Prepared
         trainer.end_epoch(0.0)
 
 
-def test_no_checkpoints_unless_wanted(prepared: PreparedData, tmp_path: Path) -> None:
-    run_until(None, "fcn", settings(max_epochs=1), prepared, tmp_path)
+def test_no_checkpoints_by_default(prepared: PreparedData, tmp_path: Path) -> None:
+    run_until(None, "fcn", train_config(max_epochs=1), prepared, tmp_path)
     assert checkpoints(tmp_path) == set()

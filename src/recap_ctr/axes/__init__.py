@@ -1,1 +1,1 @@
-"""The axes along which estimators are averaged: one file each."""
+"""The axes along which estimators are averaged."""

@@ -1,4 +1,4 @@
-"""Logit tables: rows × estimators on disk, what every axis of estimators produces and every diagnostic reads.
+"""Logit tables: rows × estimators on disk, which every axis produces and the diagnosis reads.
 
 Shape suffixes: N rows, M estimators.
 """
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Estimator:
-    """Where a column comes from: the point on each axis, and the depth it was read at (None: there is no choice)."""
+    """The origin of a column: its point on each axis, and the depth it was read at. None: there is no choice."""
 
     run: str
     step: int | None = None
@@ -34,7 +34,7 @@ class Estimator:
 
 
 def is_table(path: Path) -> bool:
-    """Whether there is a finished table."""
+    """Return whether `path` holds a finished table."""
     return (path / MANIFEST).is_file()
 
 
@@ -42,18 +42,16 @@ class LogitTable:
     """A finished table, memory-mapped; readable without torch."""
 
     def __init__(self, path: Path) -> None:
-        if not is_table(path):
-            raise InputError(f"{path} holds no logit table")
-        manifest = read_json(path / MANIFEST)
+        manifest = read_json(path / MANIFEST) if is_table(path) else None
         if not isinstance(manifest, dict) or manifest.get("kind") != "logit table":
-            raise InputError(f"{path} holds no logit table")
+            raise InputError(f"{path} does not hold a logit table")
         if manifest.get("format") != FORMAT:
             raise InputError(
                 f"{path} is a logit table of format {manifest.get('format')!r}; this version reads {FORMAT}"
             )
         for name, checksum in manifest["files"].items():
             if not (path / name).is_file() or sha256(path / name) != checksum:
-                raise InputError(f"{path / name} is damaged or missing", fix="make the logit table anew")
+                raise InputError(f"{path / name} is damaged or missing", fix="write the logit table again")
         self.path = path
         self.data: str = manifest["data"]
         self.split: str = manifest["split"]
@@ -66,16 +64,16 @@ class LogitTable:
         return len(self.rows_N)
 
     def check(self, data: PreparedData) -> None:
-        """Refuse data other than those the logits were made on: a join by position would pair strangers."""
+        """Refuse any data but those that the logits belong to, as rows are matched by their position."""
         if self.data != data.fingerprint:
             raise InputError(
                 f"{self.path} was made on other data (fingerprint {self.data}, not {data.fingerprint})",
-                fix="make the logit table anew on these data",
+                fix="write the logit table again, on these data",
             )
 
 
 class LogitWriter:
-    """Writes a table block by block; it appears at `path` when all rows are there, and not before."""
+    """A writer of a table, batch by batch. The table appears at `path` only when all rows are written."""
 
     def __init__(self, path: Path, data: PreparedData, split: str, estimators: Sequence[Estimator]) -> None:
         if len(set(estimators)) < len(estimators):
@@ -94,9 +92,9 @@ class LogitWriter:
         return self
 
     def write(self, logits_NM: npt.NDArray[Any]) -> None:
-        """The next rows, in the shard's order, one column per estimator."""
+        """Append the next rows, in the shard's order, with one column per estimator."""
         if logits_NM.ndim != 2 or logits_NM.shape[1] != len(self._estimators):
-            raise ValueError(f"a block of shape {logits_NM.shape} for {len(self._estimators)} estimators")
+            raise ValueError(f"logits of shape {logits_NM.shape} for {len(self._estimators)} estimators")
         if not np.isfinite(logits_NM).all():
             row = self._written + int(np.argmin(np.isfinite(logits_NM).all(axis=1)))
             raise InputError(f"a logit of row {row} is not finite")
@@ -117,7 +115,7 @@ class LogitWriter:
 
     def _finish(self) -> None:
         if self._written != len(self._shard):
-            raise ValueError(f"{self._written:,} of {len(self._shard):,} rows were written")
+            raise ValueError(f"only {self._written:,} of {len(self._shard):,} rows were written")
         np.save(self._partial / ROWS, np.asarray(self._shard.rows), allow_pickle=False)
         write_json(
             self._partial / MANIFEST,
@@ -133,7 +131,7 @@ class LogitWriter:
 
 
 def blocks(tables: Sequence[LogitTable], size: int = BLOCK_ROWS) -> Iterator[npt.NDArray[np.float64]]:
-    """Rows of several tables over the same rows, side by side, a block at a time."""
+    """Yield the columns of several tables side by side, `size` rows at a time; refuse tables of different rows."""
     first = tables[0]
     for other in tables[1:]:
         if (other.data, other.split) != (first.data, first.split):
@@ -147,5 +145,10 @@ def blocks(tables: Sequence[LogitTable], size: int = BLOCK_ROWS) -> Iterator[npt
 
 
 def mean_logit(tables: Sequence[LogitTable]) -> Floats:
-    """Mean over all estimators of all tables, per row (Eqs. 2, 12 and 15)."""
+    """Return the mean over all estimators of all tables, per row (Eqs. 2, 12 and 15)."""
     return np.concatenate([block.mean(axis=1) for block in blocks(tables)]).astype(np.float32)
+
+
+def table_checksum(path: Path) -> str:
+    """Return the checksum of the logits in the table at `path`, which names what is learnt from them."""
+    return LogitTable(path).checksum

@@ -1,4 +1,4 @@
-"""A model's logits over a shard."""
+"""The logits of models over a shard."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +18,7 @@ EVAL_ROWS = 8192
 
 
 def to_inputs(batch: Batch, device: torch.device) -> Inputs:
+    """Return a batch as a model's input on `device`."""
     return Inputs(_tensor(batch.ids_BW, device), _tensor(batch.values_BN, device))
 
 
@@ -32,7 +33,7 @@ def write_logits(
     split: str,
     device: torch.device,
 ) -> None:
-    """Logits over a whole split as a logit table, one column for each estimator."""
+    """Write the logits over a whole split to a logit table, with one column per estimator."""
     shard: Shard = getattr(data, split)
     with LogitWriter(path, data, split, list(models)) as writer, torch.inference_mode():
         for model in models.values():
@@ -42,7 +43,7 @@ def write_logits(
 
 
 def _logits(model: nn.Module, batch: Batch, device: torch.device) -> npt.NDArray[np.float32]:
-    """Rows in small batches: they stay in cache."""
+    """Return one logit per row, computed in small batches, which stay in cache."""
     ids_BW, values_BN = to_inputs(batch, device)
     parts = [
         model(Inputs(ids, values)).logit_B
@@ -54,7 +55,7 @@ def _logits(model: nn.Module, batch: Batch, device: torch.device) -> npt.NDArray
 def predict_routes(
     model: Recap, shard: Shard, routes: Sequence[Route], device: torch.device, depth: int | None = None
 ) -> npt.NDArray[np.float64]:
-    """One logit per row and route."""
+    """Return one logit per row and route, rows × routes; leave the model in evaluation mode."""
     model.eval()
     with torch.inference_mode():
         parts = [
@@ -65,7 +66,7 @@ def predict_routes(
 
 
 def predict(model: nn.Module, shard: Shard, device: torch.device) -> npt.NDArray[np.float32]:
-    """One logit per row, in the shard's order; the model is left in evaluation mode."""
+    """Return one logit per row, in the shard's order; leave the model in evaluation mode."""
     model.eval()
     logits = np.empty(len(shard), np.float32)
     start = 0

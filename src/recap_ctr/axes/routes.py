@@ -1,8 +1,8 @@
-"""The route axis: which routes, and their mean logit (Eq. 15), with what they share computed once.
+"""The route axis: the choice of routes, and their mean logit (Eq. 15), with shared steps computed once.
 
-A tower's routes form a tree. A step is computed once for all routes with the same prefix, and where routes branch they
+A tower's routes form a tree. A step is computed once for all routes with the same prefix. Where routes branch, they
 share `W h` and differ only in the thin product of their adapters.
-Shapes: B batch, H heads, D width, C = D / 2, K routes, L leaves of a tower.
+Shapes: B batch, H heads, D width, C = D / 2, K routes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,53 +19,53 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.models.fcn import halved
 from recap_ctr.models.recap import Recap, RecapConfig, RecursiveTower, Route, TowerRoute
 from recap_ctr.nn.interface import Inputs, Output
-from recap_ctr.nn.norms import ScaleNorm
 
-Folded = Mapping[int, Tensor]  # an adapter's number -> W with that adapter in it
+Folded = Mapping[int, Tensor]  # adapter -> the tower's weight with that adapter added
 
 
 def random_routes(config: RecapConfig, count: int, seed: int) -> list[Route]:
-    """Distinct routes drawn uniformly, the home route first; fewer where there are not as many."""
+    """Return `count` distinct routes, the home route first, the others random; fewer if there are fewer."""
     rng = np.random.default_rng([seed, 1])
-    possible = 1
+    num_possible = 1
     for step in range(config.depth):
-        possible *= len(config.choices(step)) ** 2
-    found = {config.home: None}  # a dict keeps the order of its keys
-    while len(found) < min(count, possible):
+        num_possible *= len(config.choices(step)) ** 2
+    routes = {config.home: None}  # a dict, as it keeps the order of its keys
+    while len(routes) < min(count, num_possible):
         exponential, linear = (
             tuple(int(rng.choice(np.asarray(config.choices(step)))) for step in range(config.depth))
             for _ in range(2)
         )
-        found[Route(exponential=exponential, linear=linear)] = None
-    return list(found)
+        routes[Route(exponential=exponential, linear=linear)] = None
+    return list(routes)
 
 
 def late_routes(config: RecapConfig, count: int) -> list[Route]:
-    """Routes that follow the home route and branch as late as they can: they share all but their last steps.
+    """Return up to `count` routes that leave the home route as late as possible, so that they share most steps.
 
-    Each tower gets about sqrt(count) leaves; with a mean fuse every pair of leaves is a route at no further cost.
+    Each tower gets about sqrt(count) leaves; with a mean fuse, every pair of leaves is a route at no further cost.
     """
-    leaves = 1
-    while leaves**2 < count:
-        leaves += 1
-    own = _late_leaves(config, leaves)
-    pairs = sorted(product(range(len(own)), repeat=2), key=lambda pair: (max(pair), pair))
-    return [Route(exponential=own[i], linear=own[j]) for i, j in pairs][:count]
+    num_leaves = 1
+    while num_leaves**2 < count:
+        num_leaves += 1
+    leaves = _late_leaves(config, num_leaves)
+    pairs = sorted(product(range(len(leaves)), repeat=2), key=lambda pair: (max(pair), pair))
+    return [Route(exponential=leaves[i], linear=leaves[j]) for i, j in pairs][:count]
 
 
 def _late_leaves(config: RecapConfig, count: int) -> list[TowerRoute]:
+    """Return up to `count` routes of one tower, the home route first, then those that branch last."""
     home = config.home.linear
-    found: list[TowerRoute] = []
-    for branching in range(1, config.depth + 1):  # how many last steps may leave home
-        start = config.depth - branching
+    leaves: list[TowerRoute] = []
+    for num_branching in range(1, config.depth + 1):  # how many of the last steps may differ from home
+        start = config.depth - num_branching
         for tail in product(*(config.choices(step) for step in range(start, config.depth))):
             leaf = home[:start] + tail
-            if leaf not in found:
-                found.append(leaf)
-        if len(found) >= count:
+            if leaf not in leaves:
+                leaves.append(leaf)
+        if len(leaves) >= count:
             break
-    found.sort(key=lambda leaf: leaf != home)
-    return found[:count]
+    leaves.sort(key=lambda leaf: leaf != home)
+    return leaves[:count]
 
 
 def greedy_choice(
@@ -74,23 +74,23 @@ def greedy_choice(
     count: int,
     weights_N: npt.NDArray[np.generic] | None = None,
 ) -> list[int]:
-    """Columns whose mean logit has the smallest logloss, taken one after the other, none of them twice."""
+    """Return `count` distinct columns, each chosen so that the mean logit so far has the smallest logloss."""
     chosen: list[int] = []
     total_N = np.zeros(len(logits_NK))
     while len(chosen) < min(count, logits_NK.shape[1]):
-        rest = [at for at in range(logits_NK.shape[1]) if at not in chosen]
+        candidates = [column for column in range(logits_NK.shape[1]) if column not in chosen]
         losses = [
-            metrics.logloss(labels_N, (total_N + logits_NK[:, at]) / (len(chosen) + 1), weights_N)
-            for at in rest
+            metrics.logloss(labels_N, (total_N + logits_NK[:, column]) / (len(chosen) + 1), weights_N)
+            for column in candidates
         ]
-        best = rest[int(np.argmin(losses))]
+        best = candidates[int(np.argmin(losses))]
         chosen.append(best)
         total_N += logits_NK[:, best]
     return chosen
 
 
 class Routed(nn.Module):
-    """A backbone on fixed routes and at one depth: their mean logit (Eq. 15), and beside it each route's own."""
+    """A backbone on fixed routes, read at one depth."""
 
     def __init__(self, model: Recap, routes: Sequence[Route], depth: int | None = None) -> None:
         super().__init__()
@@ -99,17 +99,18 @@ class Routed(nn.Module):
         if depth is not None and depth not in model.config.train_depths:
             raise InputError(
                 f"depth {depth} was not trained",
-                fix=f"trained are {', '.join(map(str, model.config.train_depths))}",
+                fix=f"choose from {', '.join(map(str, model.config.train_depths))}",
             )
         self.model, self.routes, self.depth = model, tuple(routes), depth
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return the routes' mean logit per row (Eq. 15), and each route's logit as `logits_KB`."""
         logits_KB = route_logits(self.model, inputs, self.routes, self.depth)
         return Output(logits_KB.mean(dim=0), {"logits_KB": logits_KB})
 
 
 class FoldedRoutes(nn.Module):
-    """`Routed` for weights that no longer change: what `Routed` folds at every call is folded here once."""
+    """`Routed` for final weights: it folds adapters into the weight once, where `Routed` does so at every call."""
 
     def __init__(self, routed: Routed) -> None:
         super().__init__()
@@ -118,27 +119,36 @@ class FoldedRoutes(nn.Module):
         with torch.no_grad():
             for name in ("exponential", "linear"):
                 tower: RecursiveTower = getattr(routed.model, name)
-                wanted = [getattr(route, name)[:steps] for route in routed.routes]
-                for adapter in _folded_adapters(tower, wanted):
+                tower_routes = [getattr(route, name)[:steps] for route in routed.routes]
+                for adapter in _folded_adapters(tower, tower_routes):
                     self.register_buffer(f"{name}_{adapter}", fold(tower, adapter), persistent=False)
 
     def forward(self, inputs: Inputs) -> Output:
+        """Return the routes' mean logit per row (Eq. 15), and each route's logit as `logits_KB`."""
         folded = {name: self._folded(name) for name in ("exponential", "linear")}
         logits_KB = route_logits(self.routed.model, inputs, self.routed.routes, self.routed.depth, **folded)
         return Output(logits_KB.mean(dim=0), {"logits_KB": logits_KB})
 
     def _folded(self, tower: str) -> Folded:
-        own = dict(self.named_buffers(recurse=False))
-        return {int(name.rpartition("_")[2]): w for name, w in own.items() if name.startswith(f"{tower}_")}
+        buffers = dict(self.named_buffers(recurse=False))
+        return {
+            int(name.rpartition("_")[2]): weight_CD
+            for name, weight_CD in buffers.items()
+            if name.startswith(f"{tower}_")
+        }
 
 
 def check_route(config: RecapConfig, route: Route) -> None:
+    """Refuse a route of the wrong length or with an adapter that its step doesn't have."""
     for tower in (route.exponential, route.linear):
         if len(tower) != config.depth:
-            raise InputError(f"a route of {len(tower)} steps, where the recursion has {config.depth}")
+            raise InputError(f"a route has {len(tower)} steps, but the model has depth {config.depth}")
         for step, adapter in enumerate(tower):
             if adapter not in config.choices(step):
-                raise InputError(f"a route takes adapter {adapter} at step {step + 1}, which has none such")
+                choices = ", ".join(map(str, config.choices(step)))
+                raise InputError(
+                    f"a route uses adapter {adapter} at step {step + 1}, which has only {choices}"
+                )
 
 
 def route_logits(
@@ -150,72 +160,76 @@ def route_logits(
     exponential: Folded | None = None,
     linear: Folded | None = None,
 ) -> Tensor:
-    """One logit per row and route, K × B, by the route tree; equal to one pass per route.
+    """Return one logit per row and route, K × B, by the route tree; equal to one pass per route.
 
-    `exponential` and `linear` are adapters folded beforehand; without them they are folded here.
+    `exponential` and `linear` are the towers' weights with adapters folded in; None: they are folded here.
     """
     if not routes:
-        raise InputError("no route given")
+        raise InputError("no routes to score", fix="give one route at least")
     steps = depth or model.config.depth
     h0_BHD = halved(model.embedding(inputs), 1)
-    ends = [route.exponential[:steps] for route in routes], [route.linear[:steps] for route in routes]
-    one_by_end = _leaves(model.exponential, h0_BHD, ends[0], exponential)
-    other_by_end = _leaves(model.linear, h0_BHD, ends[1], linear)
+    pairs = [(route.exponential[:steps], route.linear[:steps]) for route in routes]
+    exponential_states = _leaf_states(model.exponential, h0_BHD, [leaf for leaf, _ in pairs], exponential)
+    linear_states = _leaf_states(model.linear, h0_BHD, [leaf for _, leaf in pairs], linear)
     if model.gate is not None:
-        pairs = [(one_by_end[end], other_by_end[other]) for end, other in zip(*ends, strict=True)]
-        return torch.stack([model.fuse(*pair) for pair in pairs])
-    # With a mean fuse a route's logit is the mean of two leaves: the heads run once per leaf, not once per pair.
-    one = {leaf: model.exponential.logit(h) for leaf, h in one_by_end.items()}
-    other = {leaf: model.linear.logit(h) for leaf, h in other_by_end.items()}
-    return torch.stack([(one[i] + other[j]) / 2 for i, j in zip(*ends, strict=True)])
+        return torch.stack([model.fuse(exponential_states[i], linear_states[j]) for i, j in pairs])
+    # With a mean fuse, a route's logit is the mean of two leaves: the heads run once per leaf, not once per pair.
+    exponential_logits = {leaf: model.exponential.logit(h) for leaf, h in exponential_states.items()}
+    linear_logits = {leaf: model.linear.logit(h) for leaf, h in linear_states.items()}
+    return torch.stack([(exponential_logits[i] + linear_logits[j]) / 2 for i, j in pairs])
 
 
 def mean_route_logit(
     model: Recap, inputs: Inputs, routes: Sequence[Route], depth: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The K-route mean logit per row (Eq. 15), and the routes' disagreement: their standard deviation."""
+    """Return the mean logit of K routes per row (Eq. 15), and their disagreement: the standard deviation."""
     logits_KB = route_logits(model, inputs, routes, depth)
     return logits_KB.mean(dim=0), logits_KB.std(dim=0, correction=0)
 
 
-def _children(wanted: Sequence[TowerRoute], at: int) -> dict[TowerRoute, list[int]]:
-    """Level `at` of the tree: the beginning of a route -> the adapters that follow it."""
-    found: dict[TowerRoute, list[int]] = {}
-    for prefix in dict.fromkeys(route[: at + 1] for route in wanted):
-        found.setdefault(prefix[:-1], []).append(prefix[-1])
-    return found
+def _children(routes: Sequence[TowerRoute], at: int) -> dict[TowerRoute, list[int]]:
+    """Return level `at` of the route tree: each prefix of `at` steps, with the adapters that follow it."""
+    children: dict[TowerRoute, list[int]] = {}
+    for prefix in dict.fromkeys(route[: at + 1] for route in routes):
+        children.setdefault(prefix[:-1], []).append(prefix[-1])
+    return children
 
 
-def _leaves(
-    tower: RecursiveTower, h0_BHD: Tensor, wanted: Sequence[TowerRoute], folded: Folded | None
+def _leaf_states(
+    tower: RecursiveTower, h0_BHD: Tensor, routes: Sequence[TowerRoute], folded: Folded | None
 ) -> dict[TowerRoute, Tensor]:
-    """The tower's state at the end of each wanted route, walking their tree level by level."""
+    """Return the tower's state at the end of each route, walking their tree level by level."""
     if folded is None:
-        folded = {adapter: fold(tower, adapter) for adapter in _folded_adapters(tower, wanted)}
+        folded = {adapter: fold(tower, adapter) for adapter in _folded_adapters(tower, routes)}
     states: dict[TowerRoute, Tensor] = {(): h0_BHD}
-    for at in range(len(wanted[0])):
-        following: dict[TowerRoute, Tensor] = {}
-        for parent, adapters in _children(wanted, at).items():
-            branched = _branch(tower, states[parent], h0_BHD, at, adapters, folded)
-            for adapter, h_BHD in zip(adapters, branched, strict=True):
-                following[(*parent, adapter)] = h_BHD
-        states = following
+    for at in range(len(routes[0])):
+        next_states: dict[TowerRoute, Tensor] = {}
+        for parent, adapters in _children(routes, at).items():
+            branches = _branch(tower, states[parent], h0_BHD, at, adapters, folded)
+            for adapter, h_BHD in zip(adapters, branches, strict=True):
+                next_states[(*parent, adapter)] = h_BHD
+        states = next_states
     return states
 
 
-def _shares(tower: RecursiveTower, adapters: Sequence[int]) -> bool:
-    """Whether a branch computes `W h` once: several adapters, which only add to it."""
+def _shares_product(tower: RecursiveTower, adapters: Sequence[int]) -> bool:
+    """Return whether a branch computes `W h` once for several adapters, which only add to it."""
     return len(adapters) > 1 and tower.form == "additive"
 
 
-def _folded_adapters(tower: RecursiveTower, wanted: Sequence[TowerRoute]) -> list[int]:
-    """The adapters of steps that no other route shares: folded into W they cost less than as two thin products."""
-    branches = [adapters for at in range(len(wanted[0])) for adapters in _children(wanted, at).values()]
-    return sorted({adapter for adapters in branches if not _shares(tower, adapters) for adapter in adapters})
+def _folded_adapters(tower: RecursiveTower, routes: Sequence[TowerRoute]) -> list[int]:
+    """Return the adapters of branches that don't share `W h`.
+
+    Folded into the weight, such an adapter costs less than as two thin products.
+    """
+    branches = [adapters for at in range(len(routes[0])) for adapters in _children(routes, at).values()]
+    return sorted(
+        {adapter for adapters in branches if not _shares_product(tower, adapters) for adapter in adapters}
+    )
 
 
 def fold(tower: RecursiveTower, adapter: int) -> Tensor:
-    """The tower's weight with an adapter in it, C × D."""
+    """Return the tower's weight with an adapter added, C × D."""
     residual_CD, weight_CD = tower.bank.matrix(adapter), tower.cross.weight
     return weight_CD * (1.0 + residual_CD) if tower.form == "multiplicative" else weight_CD + residual_CD
 
@@ -228,14 +242,11 @@ def _branch(
     adapters: Sequence[int],
     folded: Folded,
 ) -> list[Tensor]:
-    """One step from one state with each of some adapters."""
-    if not _shares(tower, adapters):
-        return [_finish(tower, F.linear(h_BHD, folded[r]), h_BHD, h0_BHD, at) for r in adapters]
-    shared_BHC = F.linear(h_BHD, tower.cross.weight)
-    return [_finish(tower, shared_BHC + tower.bank.delta(h_BHD, r), h_BHD, h0_BHD, at) for r in adapters]
-
-
-def _finish(tower: RecursiveTower, c_BHC: Tensor, h_BHD: Tensor, h0_BHD: Tensor, at: int) -> Tensor:
-    norm = tower.norms[at] if len(tower.norms) else None
-    assert norm is None or isinstance(norm, ScaleNorm)
-    return tower.cross.combine(c_BHC, h_BHD, None if tower.exponential else h0_BHD, norm)
+    """Return the states after step `at` from one state, one for each of `adapters`."""
+    if _shares_product(tower, adapters):
+        shared_BHC = F.linear(h_BHD, tower.cross.weight)
+        products = (shared_BHC + tower.bank.delta(h_BHD, adapter) for adapter in adapters)
+    else:
+        products = (F.linear(h_BHD, folded[adapter]) for adapter in adapters)
+    anchor_BHD = None if tower.exponential else h0_BHD
+    return [tower.cross.combine(c_BHC, h_BHD, anchor_BHD, tower.norm(at)) for c_BHC in products]

@@ -1,4 +1,4 @@
-"""Teacher columns to the target of a student's distillation loss (Eqs. 12 and 14)."""
+"""Teachers' logit tables as the targets of a student's distillation loss (Eqs. 12 and 14)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from recap_ctr.errors import InputError
 
 
 def teacher_targets(paths: Sequence[Path], data: PreparedData) -> Floats:
-    """σ of the teachers' mean logit for each training row, in the shard's order."""
+    """Return σ of the teachers' mean logit for each training row, in the shard's order."""
     tables = [LogitTable(path) for path in paths]
     for table in tables:
         table.check(data)
@@ -21,5 +21,8 @@ def teacher_targets(paths: Sequence[Path], data: PreparedData) -> Floats:
                 fix="write the teacher's logits with --split train",
             )
         if not np.array_equal(table.rows_N, data.train.rows):
-            raise InputError(f"{table.path} holds other rows than the training shard")
+            raise InputError(
+                f"{table.path} does not hold the rows of the training shard",
+                fix="write the teacher's logits again, on these data",
+            )
     return (1.0 / (1.0 + np.exp(-mean_logit(tables)))).astype(np.float32)

@@ -16,43 +16,45 @@ from recap_ctr.nn.interface import Inputs
 
 
 class MovingAverage:
-    """Holds the averaged model: ema <- beta * ema + (1 - beta) * weights after each step, started as a copy.
+    """The averaged model: ema <- beta * ema + (1 - beta) * weights after each step, starting from a copy.
 
-    While training is young beta is smaller, (1 + t) / (1 + warmup + t), so that the average forgets the random start:
-    it then spans one part in `warmup` of the steps so far.
-    Statistics of normalisation are not averaged: those of averaged weights are others (`restore_statistics`).
+    Early in training, beta is at most (1 + t) / (1 + warmup + t) at step t, so that the average forgets the random
+    start: it then spans a fraction 1 / `warmup` of the steps so far.
+    Statistics of normalisation are not averaged, because averaged weights have different ones (`restore_statistics`).
 
-    With `lazy`, tables whose rows move only when touched are averaged only then, and exactly: between two touches
-    a row's weight w is constant, so n steps amount to ema <- P * ema + (1 - P) * w with P the product of the n betas.
+    With `lazy`, the rows of tables are averaged only when a step changes them. The result is exact: between two
+    changes a row's weight w is constant, so n steps amount to ema <- P * ema + (1 - P) * w, with P the product of the
+    n betas.
     """
 
     def __init__(self, model: nn.Module, beta: float, *, lazy: bool, warmup: float = WARMUP) -> None:
         self.beta, self.warmup = beta, warmup
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        self.log_decay = 0.0  # sum of log beta over all steps so far: S_t
+        self.log_decay = 0.0  # sum of log beta over all steps so far
+        # Per lazy table: itself, its average, and the value of `log_decay` up to which each row is averaged.
         self._tables: dict[str, tuple[Table, Table, Tensor]] = {}
         if lazy:
-            averaged = dict(self.model.named_modules())
+            averaged_modules = dict(self.model.named_modules())
             for name, table in model.named_modules():
                 if isinstance(table, Table):
-                    other = averaged[name]
-                    assert isinstance(other, Table)
+                    average = averaged_modules[name]
+                    assert isinstance(average, Table)
                     settled_V = torch.zeros(
                         table.weight.shape[0], dtype=torch.float64, device=table.weight.device
                     )
-                    self._tables[name] = table, other, settled_V
-        lazily = {id(table.weight) for table, _, _ in self._tables.values()}
+                    self._tables[name] = table, average, settled_V
+        lazy_weights = {id(table.weight) for table, _, _ in self._tables.values()}
         pairs = [
-            (own, seen)
-            for own, seen in zip(self.model.parameters(), model.parameters(), strict=True)
-            if id(seen) not in lazily
+            (averaged, weight)
+            for averaged, weight in zip(self.model.parameters(), model.parameters(), strict=True)
+            if id(weight) not in lazy_weights
         ]
-        self._averages: list[Tensor] = [own for own, _ in pairs]
-        self._weights = [seen for _, seen in pairs]
+        self._averages: list[Tensor] = [averaged for averaged, _ in pairs]
+        self._weights = [weight for _, weight in pairs]
 
     @torch.no_grad()
     def before_rows_change(self, name: str, rows_U: Tensor) -> None:
-        """Settle the rows of a lazy table up to now, while their old weights are still there."""
+        """Bring the average of some rows of a lazy table up to date, before a step changes their weights."""
         if name in self._tables:
             table, average, settled_V = self._tables[name]
             since_U = settled_V[rows_U]
@@ -63,26 +65,27 @@ class MovingAverage:
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
-        """Count one step; `step` is its number, from 1."""
+        """Include the weights after step number `step` (from 1) in the average."""
         beta = min(self.beta, (1 + step) / (1 + self.warmup + step))
         self.log_decay += math.log(beta)
         torch._foreach_lerp_(self._averages, [tensor.detach() for tensor in self._weights], 1 - beta)
 
     def settle(self) -> nn.Module:
-        """The averaged model with every row up to date."""
+        """Return the averaged model with every row up to date."""
         for name, (_, _, settled_V) in self._tables.items():
-            # Only what is behind: settling twice would round twice.
+            # Rows that are up to date are skipped: settling them twice would round twice.
             self.before_rows_change(name, torch.nonzero(settled_V != self.log_decay).squeeze(1))
         return self.model
 
     def state(self) -> dict[str, Tensor]:
-        """All that resuming needs. Rows are saved as they are: settling them would change later roundings."""
+        """Return all that resuming needs. Rows are saved unsettled: settling them would change later rounding."""
         tensors = dict(self.model.state_dict())
         tensors |= {f"settled.{name}": settled_V for name, (_, _, settled_V) in self._tables.items()}
         tensors["log_decay"] = torch.tensor(self.log_decay, dtype=torch.float64)
         return tensors
 
     def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `state` returned."""
         self.model.load_state_dict({name: tensors[name] for name in self.model.state_dict()})
         for name, (_, _, settled_V) in self._tables.items():
             settled_V.copy_(tensors[f"settled.{name}"])
@@ -90,7 +93,7 @@ class MovingAverage:
 
 
 def beta_of(epochs: float, steps_per_epoch: int) -> float:
-    """β whose horizon, 1 / (1 - β) steps, is this many epochs.
+    """Return the β whose horizon, 1 / (1 - β) steps, is `epochs` epochs; at least two steps.
 
     >>> beta_of(2.0, 250)
     0.998
@@ -100,10 +103,11 @@ def beta_of(epochs: float, steps_per_epoch: int) -> float:
 
 @torch.no_grad()
 def restore_statistics(model: nn.Module, batches: Iterable[Inputs]) -> None:
-    """Measure the statistics of all normalisations anew, as means over batches; the rest works as in evaluation.
+    """Measure the statistics of all norms again, as means over `batches`.
 
-    Only the model itself is told that it trains, so that it draws routes as it does there, or runs its network twice.
-    After averaging weights the statistics that training gathered are several per cent off.
+    After averaging weights, the statistics that training gathered are several per cent off. Only the norms and the
+    model itself are in training mode, so that it draws routes, or runs its network twice, as in training. All other
+    modules are in evaluation mode, so no dropout acts.
     """
     norms = [
         module for module in model.modules() if isinstance(getattr(module, "running_mean", None), Tensor)

@@ -1,6 +1,6 @@
-"""Where the variance of a family of estimators sits, and what averaging more of them would bring.
+"""Measures which axis the variance between estimators comes from, and what averaging more of them would gain.
 
-`theory` holds the paper's equations; `diagnose` applies them to the logits of a grid of estimators, block by block.
+`theory` holds the paper's equations. `diagnose` applies them to the logits of a grid of estimators.
 """
 
 from recap_ctr.diagnose.cube import Cube

@@ -1,4 +1,4 @@
-"""What a diagnosis says, in plain sentences."""
+"""A diagnosis in plain sentences."""
 
 from collections.abc import Iterator
 
@@ -6,8 +6,8 @@ from recap_ctr.diagnose.measure import Estimate
 from recap_ctr.diagnose.results import Diagnosis, Family
 
 PLURAL = {"run": "runs", "trajectory": "checkpoints", "route": "routes"}
-WHERE = {"run": "between runs", "trajectory": "along the trajectory", "route": "between routes"}
-HOW = {
+SOURCE = {"run": "between runs", "trajectory": "along the trajectory", "route": "between routes"}
+ACTION = {
     "run": "runs (or distil their mean into one model)",
     "trajectory": "the trajectory (EMA; no further training)",
     "route": "routes (when scoring; no further training)",
@@ -15,33 +15,35 @@ HOW = {
 
 
 def findings(diagnosis: Diagnosis) -> list[str]:
-    """Where the variance sits, what more estimators would bring, what to do next, and what not to trust."""
+    """Return where the variance comes from, what more estimators would gain, what to do next, and warnings."""
     varied = [family.axis for family in diagnosis.combinations[0].families]
-    said = [_opening(diagnosis)]
+    sentences = [_summary(diagnosis)]
     if varied:
-        said.append(_where(diagnosis, varied))
+        sentences.append(_variance(diagnosis, varied))
         for axis in varied:
-            said += _axis(diagnosis, axis)
-        said += _churn(diagnosis)
-        said.append(_next(diagnosis, varied))
-    return [*said, *diagnosis.warnings]
+            sentences += _axis(diagnosis, axis)
+        sentences += _churn(diagnosis)
+        sentences.append(_next_steps(diagnosis, varied))
+    return [*sentences, *diagnosis.warnings]
 
 
-def _opening(diagnosis: Diagnosis) -> str:
-    first, last = diagnosis.combinations[0], diagnosis.combinations[-1]
+def _summary(diagnosis: Diagnosis) -> str:
+    single, mean = diagnosis.combinations[0], diagnosis.combinations[-1]
     counts = zip((diagnosis.runs, diagnosis.steps, diagnosis.routes), PLURAL.values(), strict=True)
     grid = " × ".join(f"{len(points)} {name if len(points) > 1 else name[:-1]}" for points, name in counts)
-    one = f"One estimator: logloss {first.loss.value:.5f}, AUC {first.auc.value:.5f}."
-    rest = f"The mean of all: logloss {last.loss.value:.5f}, AUC {last.auc.value:.5f}."
-    told = rest if last is not first else "There is nothing to compare it with."
-    return f"{diagnosis.num_rows:,} rows, {grid}. {one} {told}"
+    scores = f"One estimator: logloss {single.loss.value:.5f}, AUC {single.auc.value:.5f}."
+    comparison = "There is nothing to compare it with."
+    if mean is not single:
+        comparison = f"The mean of all: logloss {mean.loss.value:.5f}, AUC {mean.auc.value:.5f}."
+    return f"{diagnosis.num_rows:,} rows, {grid}. {scores} {comparison}"
 
 
-def _where(diagnosis: Diagnosis, varied: list[str]) -> str:
-    """The paper's order: routes first, runs last."""
-    split = next(one for one in diagnosis.decompositions if one.order == ("route", "trajectory", "run"))
+def _variance(diagnosis: Diagnosis, varied: list[str]) -> str:
+    """Return how the variance splits over the axes, in the paper's order: routes first, runs last."""
+    order = ("route", "trajectory", "run")
+    split = next(candidate for candidate in diagnosis.decompositions if candidate.order == order)
     parts = [
-        f"{share.value / split.total.value:.1%} {WHERE[axis]}"
+        f"{share.value / split.total.value:.1%} {SOURCE[axis]}"
         for axis, share in zip(split.order, split.shares, strict=True)
         if axis in varied and split.total.value > 0
     ]
@@ -51,61 +53,60 @@ def _where(diagnosis: Diagnosis, varied: list[str]) -> str:
 
 
 def _axis(diagnosis: Diagnosis, axis: str) -> Iterator[str]:
-    found, others = (
-        diagnosis.combinations[0].families,
-        {one.axis for one in diagnosis.combinations[0].families},
-    )
-    alone = next(one for one in found if one.axis == axis)
-    after = diagnosis.family(axis, others - {axis})
-    rest = (
-        ""
-        if after is alone or after is None
-        else f", and {_number(after.gain.value)} where all else is averaged"
-    )
+    """Yield the measured gain along an axis, and the gain of more estimators on it."""
+    families = {family.axis: family for family in diagnosis.combinations[0].families}
+    alone = families[axis]
+    after = diagnosis.family(axis, families.keys() - {axis})
+    when_averaged = ""
+    if after is not alone and after is not None:
+        when_averaged = f", and {_number(after.gain.value)} if all other axes are averaged"
     yield (
         f"The mean of {alone.count} {PLURAL[axis]} saves {_interval(alone.gain)} of logloss"
-        f" (Eq. 6: {_number(alone.predicted.value)}){rest}; AUC gains {_interval(alone.auc_gain)}."
+        f" (Eq. 6: {_number(alone.predicted.value)}){when_averaged}; AUC gains {_interval(alone.auc_gain)}."
     )
     if alone.over_last is not None and alone.auc_over_last is not None:
         yield (
-            f"Over the last checkpoint alone that mean saves {_interval(alone.over_last)};"
+            f"Compared with the last checkpoint alone, that mean saves {_interval(alone.over_last)};"
             f" AUC gains {_interval(alone.auc_over_last)}."
         )
     last: Family = after or alone
     count = last.count + 1 if axis == "run" else 2 * last.count
     more = "One more run" if axis == "run" else f"{count} {PLURAL[axis]} instead of {last.count}"
-    where = " on top of all that is averaged" if last is not alone else ""
-    yield f"{more} would save a further {_interval(last.more(count))}{where}."
+    condition = " with all other axes averaged" if last is not alone else ""
+    yield f"{more} would save a further {_interval(last.more(count))}{condition}."
 
 
 def _churn(diagnosis: Diagnosis) -> Iterator[str]:
     if not diagnosis.churn:
         return
-    single, settled = diagnosis.churn[0], diagnosis.churn[-1]
-    told = (
-        f"Trained again, a model moves the probability of a row by {_number(single.probability_mean.value)} on average,"
+    single, averaged = diagnosis.churn[0], diagnosis.churn[-1]
+    sentence = (
+        "If a model is trained again, the probability of a row changes by"
+        f" {_number(single.probability_mean.value)} on average,"
         f" and {single.decile_changes.value:.1%} of rows change their decile"
     )
-    if settled is not single:
-        told += (
-            f"; with means over {' and '.join(settled.averaged)} it is {_number(settled.probability_mean.value)}"
-            f" and {settled.decile_changes.value:.1%}"
+    if averaged is not single:
+        sentence += (
+            f"; with means over {' and '.join(averaged.averaged)}, by {_number(averaged.probability_mean.value)}"
+            f" and {averaged.decile_changes.value:.1%}"
         )
-    yield f"{told}."
+    yield f"{sentence}."
 
 
-def _next(diagnosis: Diagnosis, varied: list[str]) -> str:
-    """The axes in the order of what they add to those before them."""
+def _next_steps(diagnosis: Diagnosis, varied: list[str]) -> str:
+    """Return the axes in the order of the loss that each saves after those before it."""
     averaged: list[str] = []
     steps = []
     while len(averaged) < len(varied):
-        left = [diagnosis.family(axis, averaged) for axis in varied if axis not in averaged]
-        best = max((family for family in left if family is not None), key=lambda family: family.saving.value)
+        candidates = [diagnosis.family(axis, averaged) for axis in varied if axis not in averaged]
+        best = max(
+            (family for family in candidates if family is not None), key=lambda family: family.saving.value
+        )
         further = "a further " if averaged else ""
         noise = "" if best.saving.low > 0 else " (within the noise of these rows)"
-        steps.append(f"{HOW[best.axis]}, {further}{_number(best.saving.value)}{noise}")
+        steps.append(f"{ACTION[best.axis]}, {further}{_number(best.saving.value)}{noise}")
         averaged.append(best.axis)
-    return f"Average in this order, for the logloss it saves: {'; '.join(steps)}."
+    return f"Average in this order, by the logloss it saves: {'; '.join(steps)}."
 
 
 def _interval(estimate: Estimate) -> str:

@@ -1,7 +1,8 @@
-"""Figures made of means over rows, with how far other rows and other runs might move them.
+"""Figures computed from means over rows, with intervals for other rows and for other runs.
 
-A figure is a linear combination of terms, or a function of a few. So one pass gives all figures; the bootstrap over
-rows resamples groups of rows; and the jackknife over runs combines terms of estimators that lack a run.
+A figure is a function of a few means, and a mean is a linear combination of terms. So one pass over the rows gives all
+figures. The bootstrap over rows resamples groups of rows; the jackknife over runs uses terms of estimators without a
+run.
 
 Shape suffixes: G groups of rows, D bootstrap draws, S runs.
 """
@@ -22,7 +23,7 @@ from recap_ctr.diagnose.terms import BLOCK_ROWS, GROUPS, Influence, Rows, Term, 
 from recap_ctr.diagnose.theory import Floats
 
 DRAWS, LEVEL = 1_000, 0.95
-ENDS = (DRAWS // 40 - 1, DRAWS - DRAWS // 40)  # of the draws in order: 2.5 % lie below, 2.5 % above
+ENDS = (DRAWS // 40 - 1, DRAWS - DRAWS // 40)  # ranks of the draws that 2.5 % lie below and 2.5 % above
 Result = TypeVar("Result")
 Form = dict[Term, float]
 """A linear combination of terms."""
@@ -32,8 +33,8 @@ Form = dict[Term, float]
 class Estimate:
     """A figure and its 95 % intervals, each for one source of chance with the other held fixed.
 
-    `low` to `high`: other rows, drawn independently. `runs_low` to `runs_high`: other runs on the same rows; None where
-    the runs at hand can't tell.
+    `low` to `high` is for other rows, drawn independently. `runs_low` to `runs_high` is for other runs on the same
+    rows; None if there are too few runs to tell.
     """
 
     value: float
@@ -43,14 +44,14 @@ class Estimate:
     runs_high: float | None = None
 
     def scaled(self, factor: float) -> "Estimate":
-        """A positive multiple of it."""
+        """Return the figure and its intervals times a positive factor."""
         runs = (None if end is None else factor * end for end in (self.runs_low, self.runs_high))
         return Estimate(factor * self.value, factor * self.low, factor * self.high, *runs)
 
 
 @dataclass(frozen=True, eq=False)
 class Mean:
-    """A linear combination of terms: with all runs, and without each of them (None: too few are left)."""
+    """A linear combination of terms: with all runs, and without each run in turn (None: too few are left)."""
 
     form: Form
     without: tuple[Form | None, ...]
@@ -58,44 +59,44 @@ class Mean:
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """A function of means. Of a `positive` one the jackknife takes logarithms."""
+    """The function `of` of some means. If it is `positive`, the jackknife works on its logarithm."""
 
     means: tuple[Mean, ...]
     of: Callable[..., Any] = lambda mean: mean
     positive: bool = False
 
 
-Ask = Callable[[Figure], Estimate]
+EstimateFigure = Callable[[Figure], Estimate]
 
 
 def measure(
     cube: Cube,
     labels: npt.ArrayLike,
-    build: Callable[[Ask], Result],
+    build: Callable[[EstimateFigure], Result],
     *,
     weights: npt.ArrayLike | None = None,
     seed: int = 0,
     block_rows: int = BLOCK_ROWS,
 ) -> Result:
-    """What `build` makes of the estimates it asks for.
+    """Return what `build` makes of the estimates of its figures.
 
-    It is called twice and has to ask for the same figures both times: first to learn which terms they need, with
-    estimates that are not numbers; after the pass over the rows, with estimates.
+    `build` is called twice and must request the same figures both times: first with estimates that are NaN, to
+    collect the terms it needs; then, after the pass over the rows, with real estimates.
     """
-    wanted: set[Term] = set()
+    terms: set[Term] = set()
 
-    def note(figure: Figure) -> Estimate:
+    def collect(figure: Figure) -> Estimate:
         for form in chain.from_iterable((mean.form, *mean.without) for mean in figure.means):
-            wanted.update(form or ())
+            terms.update(form or ())
         return Estimate(nan, nan, nan)
 
-    build(note)
+    build(collect)
     rows = Rows.check(cube, labels, weights, seed)
-    return build(_Table(tabulate(cube, rows, wanted, block_rows), seed).estimate)
+    return build(_Table(tabulate(cube, rows, terms, block_rows), seed).estimate)
 
 
 class _Table:
-    """Terms with what the rows of each group add to them."""
+    """The values of terms, and how each group of rows changes them."""
 
     def __init__(self, terms: dict[Term, Influence], seed: int) -> None:
         self._terms = terms
@@ -103,6 +104,7 @@ class _Table:
         self._drawn: dict[Mean, Floats] = {}
 
     def estimate(self, figure: Figure) -> Estimate:
+        """Return a figure with its intervals."""
         value = float(figure.of(*(self._value(mean.form) for mean in figure.means)))
         draws_D = np.broadcast_to(figure.of(*(self._draws(mean) for mean in figure.means)), DRAWS)
         low, high = np.partition(draws_D, ENDS)[list(ENDS)].tolist()
@@ -126,19 +128,20 @@ class _Table:
 
 @lru_cache(maxsize=4)
 def _resamples(seed: int) -> Floats:
-    """How often each bootstrap draw holds each group."""
+    """Return how often each bootstrap draw contains each group."""
     drawn_DG = np.random.default_rng(seed).multinomial(GROUPS, np.full(GROUPS, 1 / GROUPS), DRAWS)
     return drawn_DG.astype(np.float64)
 
 
 def jackknife(value: float, replicates: list[float], *, positive: bool = False) -> tuple[float, float]:
-    """An interval from the values without each run, by Student's t; for a mean over runs, the usual one.
+    """Return an interval from the values without each run, by Student's t; for a mean over runs, the usual one.
 
-    Logarithms of a variance between runs are far closer to normal. In simulations of 3 to 16 runs whose noise has one
-    to a thousand dimensions, their interval holds the truth in 94 to 99.8 % of cases, the plain one in 80 to 98 %.
+    A positive figure is taken on the log scale, where variances between runs are far closer to normal. In simulations
+    of 3 to 16 runs whose noise has one to a thousand dimensions, that interval contains the truth in 94 to 99.8 % of
+    cases, the one on the plain scale in 80 to 98 %.
     """
     logarithmic = positive and min(value, *replicates) > 0
-    centre, rest_S = (np.log(value), np.log(replicates)) if logarithmic else (value, np.array(replicates))
-    reach = stdtrit(len(rest_S) - 1, (1 + LEVEL) / 2) * np.sqrt((len(rest_S) - 1) * rest_S.var())
+    centre, values_S = (np.log(value), np.log(replicates)) if logarithmic else (value, np.array(replicates))
+    reach = stdtrit(len(values_S) - 1, (1 + LEVEL) / 2) * np.sqrt((len(values_S) - 1) * values_S.var())
     low, high = float(centre - reach), float(centre + reach)
     return (float(np.exp(low)), float(np.exp(high))) if logarithmic else (low, high)

@@ -1,6 +1,6 @@
 """Calibration: a monotone map from logits to logits, fitted on validation rows and stored in the artifact.
 
-Monotone means that calibration never changes a ranking (AUC) except by ties, only the probabilities.
+Because the map is monotone, calibration changes probabilities but no ranking (AUC), except by creating ties.
 
 Shape suffixes: N rows, K knots.
 """
@@ -20,7 +20,7 @@ JsonDict = dict[str, str | float | list[float]]
 
 @dataclass(frozen=True)
 class AffineCalibration:
-    """z -> scale * z + shift, scale > 0: temperature and base rate (Platt scaling).
+    """The map z -> scale * z + shift with scale > 0: temperature and base rate (Platt scaling).
 
     >>> AffineCalibration(2.0, -1.0).apply([0.0, 1.0]).tolist()
     [-1.0, 1.0]
@@ -36,22 +36,26 @@ class AffineCalibration:
             )
 
     def apply(self, logits: ArrayLike) -> Floats:
+        """Return the calibrated logits."""
         return self.scale * np.asarray(logits, dtype=np.float64) + self.shift
 
     def to_dict(self) -> JsonDict:
+        """Return the map as plain JSON values."""
         return {"kind": "affine", "scale": self.scale, "shift": self.shift}
 
 
 @dataclass(frozen=True)
 class IsotonicCalibration:
-    """Piecewise linear in logits between the knots, constant outside: never steeper than the data asked for.
+    """A map that is linear in logits between the knots and constant outside of them.
 
     >>> IsotonicCalibration((0.0, 2.0), (-1.0, 1.0)).apply([-5.0, 1.0, 5.0]).tolist()
     [-1.0, 0.0, 1.0]
     """
 
-    knots: tuple[float, ...]  # logits, increasing
-    values: tuple[float, ...]  # calibrated logits, not decreasing
+    knots: tuple[float, ...]
+    """Logits, increasing."""
+    values: tuple[float, ...]
+    """Calibrated logits at the knots, not decreasing."""
 
     def __post_init__(self) -> None:
         knots_K, values_K = np.array(self.knots), np.array(self.values)
@@ -66,9 +70,11 @@ class IsotonicCalibration:
             )
 
     def apply(self, logits: ArrayLike) -> Floats:
+        """Return the calibrated logits."""
         return np.asarray(np.interp(np.asarray(logits, dtype=np.float64), self.knots, self.values))
 
     def to_dict(self) -> JsonDict:
+        """Return the map as plain JSON values."""
         return {"kind": "isotonic", "knots": list(self.knots), "values": list(self.values)}
 
 
@@ -76,15 +82,15 @@ Calibration = AffineCalibration | IsotonicCalibration
 
 
 def calibration_from_dict(stored: Mapping[str, object]) -> Calibration:
-    """Inverse of `to_dict`; JSON keeps every digit of a float, so the round trip is exact."""
+    """Return the calibration that `to_dict` stored; JSON keeps every digit, so the round trip is exact."""
     match dict(stored):
         case {"kind": "affine", "scale": scale, "shift": shift}:
             return AffineCalibration(_number(scale), _number(shift))
         case {"kind": "isotonic", "knots": [*knots], "values": [*values]}:
             return IsotonicCalibration(tuple(map(_number, knots)), tuple(map(_number, values)))
         case {"kind": "affine" | "isotonic" as kind}:
-            raise InputError(f"stored {kind} calibration lacks an entry: it has {', '.join(sorted(stored))}")
-    raise InputError(f"unknown calibration {stored.get('kind')!r}", fix="known: 'affine', 'isotonic'")
+            raise InputError(f"stored {kind} calibration lacks an entry; it has {', '.join(sorted(stored))}")
+    raise InputError(f"unknown calibration {stored.get('kind')!r}", fix="choose 'affine' or 'isotonic'")
 
 
 def _number(value: object) -> float:
@@ -96,9 +102,10 @@ def _number(value: object) -> float:
 def fit_isotonic(
     labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None
 ) -> IsotonicCalibration:
-    """The monotone map with the smallest logloss, its probabilities kept half a row, 1 / (2N), from 0 and 1.
+    """Return the monotone map with the smallest logloss on these rows.
 
-    Without that margin one unseen click below the first knot would cost an infinite loss.
+    Its probabilities keep a distance of half a row, 1 / (2N), from 0 and 1. Without it, one click below the first knot
+    would cost an infinite loss.
     """
     from sklearn.isotonic import IsotonicRegression
 
@@ -108,29 +115,29 @@ def fit_isotonic(
     fitted = IsotonicRegression(y_min=half_row, y_max=1 - half_row).fit(
         rows.scores.astype(np.float64), rows.positive, sample_weight=rows.weights
     )
-    values_K = np.maximum.accumulate(logit(fitted.y_thresholds_))  # against rounding in the logit
+    values_K = np.maximum.accumulate(logit(fitted.y_thresholds_))  # Rounding in the logit could decrease.
     return IsotonicCalibration(tuple(fitted.X_thresholds_.tolist()), tuple(values_K.tolist()))
 
 
 def fitting(name: str) -> Callable[..., Calibration]:
-    """How the calibration of that name is fitted: to labels, logits and weights."""
+    """Return the function that fits the calibration `name` to labels, logits and weights."""
     fits: dict[str, Callable[..., Calibration]] = {"affine": fit_affine, "isotonic": fit_isotonic}
     return fits[name]
 
 
-# A spread of logits, or a fitted slope per standard deviation, below this is float32 rounding and no signal.
+# A spread of logits, or a fitted slope per standard deviation, below this is float32 rounding, not signal.
 FLAT = 1e-6
 
 
 def fit_affine(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> AffineCalibration:
-    """Logistic regression of the labels on the logits, by damped Newton; on these rows never worse than raw.
+    """Return the logistic regression of labels on logits; on these rows its logloss is never above that of the logits.
 
-    Guards, none of which matters on ordinary data:
-    - Constant logits carry no scale: scale 1, only the shift is fitted.
-    - So too where the fitted scale is not positive: turning a ranking upside down is not calibration.
-    - Perfectly separated classes ask for an infinite scale: a pull to the identity, of weight 1 / N², bounds it. Raw
-      logits pay nothing for that pull, which is why the result can't be worse than they are. N is Kish's effective
-      number of rows, so the scale of weights is of no account.
+    It is fitted by damped Newton steps. Three guards matter only on unusual data:
+    - Constant logits say nothing about the scale: it is 1, and only the shift is fitted.
+    - The same holds where the fitted scale is not positive: turning a ranking upside down is not calibration.
+    - Perfectly separated classes would make the scale infinite; a pull towards the identity, of weight 1 / N², bounds
+      it. Raw logits pay nothing for that pull, which is why the result can't be worse than they are. N is Kish's
+      effective number of rows, so multiplying all weights by a constant changes nothing.
     """
     rows = check_rows(labels, logits, weights)
     refuse_one_class(rows, "affine calibration")
@@ -148,15 +155,15 @@ def fit_affine(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None =
 def _newton(
     x_N: Floats, positive_N: Bools, weights_N: Floats, identity: float, num_rows: float
 ) -> tuple[float, float]:
-    """Slope and level of the logits slope * x + level; `identity` is the slope of the raw logits.
+    """Return slope and level of the logits slope * x + level; `identity` is the slope of the raw logits.
 
-    Starts from the base rate, not from the raw logits: where those saturate, there is no curvature to follow.
+    The steps start from the base rate, not from the raw logits: where those saturate, there is no curvature to follow.
     """
     design_N2 = np.column_stack([x_N, np.ones_like(x_N)])
     sign_N = np.where(positive_N, -1.0, 1.0)
     rate = float(weights_N @ positive_N)
     variance = rate * (1 - rate)
-    # A prior that counts where rows are few and separate by luck, and is gone where they are many.
+    # A prior that matters where rows are few and separated by luck, and vanishes where they are many.
     ridge_2 = np.array([variance / num_rows**2 / max(1.0, identity) ** 2, 0.0])
 
     def objective(theta_2: Floats) -> float:
@@ -165,25 +172,25 @@ def _newton(
 
     theta_2 = np.array([0.0, float(logit(rate))])
     value = objective(theta_2)
-    for _ in range(200):  # about 8 steps in practice, 30 where classes are separated
+    for _ in range(200):  # In practice about 8 steps, or 30 where classes are separated.
         z_N = design_N2 @ theta_2
-        errors_N = sign_N * sigmoid(sign_N * z_N)  # p - y without cancellation
+        errors_N = sign_N * sigmoid(sign_N * z_N)  # This is p - y without cancellation.
         gradient_2 = design_N2.T @ (weights_N * errors_N) + ridge_2 * (theta_2 - [identity, 0.0])
         if np.linalg.norm(gradient_2) <= 1e-10 * variance:
             break
         curvature_N = weights_N * sigmoid(z_N) * sigmoid(-z_N)
         hessian_22 = (design_N2.T * curvature_N) @ design_N2 + np.diag(ridge_2)
-        damping_22 = 1e-12 * np.trace(hessian_22) * np.eye(2)  # one row may hold all the curvature
+        damping_22 = 1e-12 * np.trace(hessian_22) * np.eye(2)  # One row may hold all the curvature.
         step_2 = np.linalg.solve(hessian_22 + damping_22, gradient_2)
         rounding = 1e-14 * value
-        while (trial := objective(theta_2 - step_2)) > value + rounding:
+        while (new_value := objective(theta_2 - step_2)) > value + rounding:
             step_2 = step_2 / 2
-        theta_2, value = theta_2 - step_2, trial
+        theta_2, value = theta_2 - step_2, new_value
     return float(theta_2[0]), float(theta_2[1])
 
 
 def _shift(z_N: Floats, rate: float, weights_N: Floats) -> float:
-    """The shift at which the mean prediction is the base rate, by bisection: it works at any saturation."""
+    """Return the shift at which the mean prediction is the base rate, by bisection, which never diverges."""
     low, high = float(logit(rate)) - float(z_N.max()), float(logit(rate)) - float(z_N.min())
     for _ in range(60):
         middle = (low + high) / 2

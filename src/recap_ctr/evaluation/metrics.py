@@ -1,7 +1,7 @@
 """Metrics of click prediction: numpy functions of labels, scores and row weights.
 
-A weight says how many rows a row stands for: weight 2 is the row given twice, weight 0 its absence.
-All is computed in float64, and from logits where the metric allows it: probabilities near 1 have lost digits.
+A weight says how many rows a row stands for: weight 2 counts it twice, weight 0 leaves it out.
+Everything is computed in float64, and from logits where the metric allows it: probabilities near 1 have lost digits.
 
 Shape suffixes: N rows, T runs of tied scores, G groups, K bins.
 """
@@ -20,32 +20,36 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Rows:
-    """Checked input of a metric, one entry a row; rows of weight 0 are gone."""
+    """The checked input of a metric, one entry per row, without rows of weight 0."""
 
     positive: Bools
     scores: NDArray[np.floating]
-    weights: Floats | None  # None: every row counts once
-    kept: Bools | None  # which of the given rows are left; None: all of them
+    weights: Floats | None
+    """None if every row counts once."""
+    kept: Bools | None
+    """Which rows of the input are left; None if all of them are."""
 
     @property
     def masses(self) -> Floats:
+        """Return the weights, which are ones if every row counts once."""
         return np.ones(self.positive.size) if self.weights is None else self.weights
 
     def mean(self, values_N: NDArray[np.generic]) -> float:
+        """Return the weighted mean of `values_N`."""
         return float(np.average(values_N.astype(np.float64, copy=False), weights=self.weights))
 
 
 def check_rows(
     labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None, *, finite: bool = True
 ) -> Rows:
-    """Labels 0 or 1, scores without NaN (and infinities, if `finite`), weights >= 0; all of one length."""
+    """Check that all have one length, labels are 0 or 1, weights >= 0, and scores not NaN (with `finite`: finite)."""
     labels_N, scores_N = np.asarray(labels), np.asarray(scores)
     if scores_N.dtype != np.float32:
         scores_N = scores_N.astype(np.float64, copy=False)
     if labels_N.ndim != 1 or labels_N.shape != scores_N.shape:
         raise InputError(
             f"labels of shape {labels_N.shape}, scores of shape {scores_N.shape}",
-            fix="give one label and one score a row",
+            fix="give one label and one score per row",
         )
     if labels_N.size == 0:
         raise InputError("no rows to measure")
@@ -67,22 +71,25 @@ def check_rows(
     return Rows(positive_N[kept_N], scores_N[kept_N], weights_N[kept_N], kept_N)
 
 
-def refuse_one_class(rows: Rows, what: str) -> None:
+def refuse_one_class(rows: Rows, purpose: str) -> None:
+    """Refuse rows that all have the same label; `purpose` names what needs both."""
     if rows.positive.all() or not rows.positive.any():
         count, label = rows.positive.size, int(rows.positive[0])
         raise InputError(
-            f"{what} needs both classes, but {count} of {count} rows have label {label}", fix="use more rows"
+            f"{purpose} needs both classes, but {count} of {count} rows have label {label}",
+            fix="use more rows",
         )
 
 
 def _refuse(bad_N: Bools, values_N: NDArray[np.generic], name: str, fix: str) -> None:
+    """Raise an error for the first bad value, if there is one."""
     if bad_N.any():
         row = int(bad_N.argmax())
         raise InputError(f"{name} {values_N[row]} at row {row} (and {int(bad_N.sum()) - 1} more)", fix=fix)
 
 
 def sigmoid(logits: ArrayLike) -> Floats:
-    """1 / (1 + exp(-z)); exp only ever sees negative numbers, so that it cannot overflow.
+    """Return 1 / (1 + exp(-z)), computed so that no exponential can overflow.
 
     >>> sigmoid([-1000.0, 0.0, 1000.0]).tolist()
     [0.0, 0.5, 1.0]
@@ -93,7 +100,7 @@ def sigmoid(logits: ArrayLike) -> Floats:
 
 
 def logit(probabilities: ArrayLike) -> Floats:
-    """log(p / (1 - p)), the inverse of `sigmoid`; 0 and 1 go to the infinities.
+    """Return log(p / (1 - p)), the inverse of `sigmoid`; 0 and 1 become infinite.
 
     >>> logit([0.0, 0.5, 1.0]).tolist()
     [-inf, 0.0, inf]
@@ -106,16 +113,16 @@ def logit(probabilities: ArrayLike) -> Floats:
 
 
 def softplus(logits: ArrayLike) -> Floats:
-    """log(1 + exp(z)): the loss of logit z on a row with label 0, and of -z on a row with label 1."""
+    """Return log(1 + exp(z)): the loss of logit z on a row with label 0, and of -z on a row with label 1."""
     return np.asarray(np.logaddexp(0.0, np.asarray(logits, dtype=np.float64)))
 
 
 def logloss(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Mean binary cross-entropy in nats (Eq. 1), from logits.
+    """Return the mean binary cross-entropy in nats (Eq. 1), from logits.
 
-    scikit-learn's `log_loss` takes probabilities and clips them at the dtype's epsilon: there no row costs
-    more than 36.04 (float64) or 15.94 (float32), and 1 - p is known to epsilon only. Below that limit both
-    agree to about epsilon * exp(|z|); beyond it this one keeps growing like |z|.
+    scikit-learn's `log_loss` takes probabilities and clips them at the dtype's epsilon, so that no row costs more
+    than 36.04 (float64) or 15.94 (float32). Below that limit both agree to about epsilon * exp(|z|); beyond it this
+    one keeps growing like |z|.
 
     >>> logloss([0, 1], [-1000.0, -1000.0])
     500.0
@@ -125,7 +132,7 @@ def logloss(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = No
 
 
 def normalised_entropy(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Logloss over the entropy of the base rate: 1 for a model that knows the base rate only, less is better.
+    """Return logloss over the entropy of the base rate: 1 for always predicting the base rate; lower is better.
 
     >>> normalised_entropy([0, 1], [0.0, 0.0])
     1.0
@@ -138,9 +145,9 @@ def normalised_entropy(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike 
 
 
 def excess_logloss(bayes_logits: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """How much the expected loss lies above that of the true (Bayes) logits: mean KL divergence, >= 0.
+    """Return how far the expected loss lies above that of the true (Bayes) logits: the mean KL divergence.
 
-    The labels' noise is integrated out, so that differences far below the noise of a logloss become visible.
+    The noise of the labels is integrated out, so that differences far below the noise of a logloss become visible.
 
     >>> excess_logloss([0.0, 1.0], [0.0, 1.0])
     0.0
@@ -150,13 +157,13 @@ def excess_logloss(bayes_logits: ArrayLike, logits: ArrayLike, weights: ArrayLik
     cost_of_1_N = softplus(-rows.scores) - softplus(-bayes.scores)
     cost_of_0_N = softplus(rows.scores) - softplus(bayes.scores)
     excess_N = sigmoid(bayes.scores) * cost_of_1_N + sigmoid(-bayes.scores) * cost_of_0_N
-    return rows.mean(np.maximum(excess_N, 0.0))  # negative by rounding only
+    return rows.mean(np.maximum(excess_N, 0.0))  # Only rounding makes it negative.
 
 
 def auc(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Probability that a click outscores a non-click, ties counting one half. Exact on ties; one sort.
+    """Return the probability that a click scores higher than a non-click; a tie counts one half.
 
-    Any increasing function of the logits gives the same value, as long as it creates no ties.
+    Any increasing function of the logits gives the same value, as long as it creates no ties. It takes one sort.
 
     >>> auc([0, 1, 0, 1], [0.1, 0.4, 0.4, 0.9])
     0.875
@@ -174,9 +181,9 @@ def auc(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) 
             clicks_T = np.add.reduceat(weights_N * positive_N, starts_T)
             others_T = np.add.reduceat(weights_N * ~positive_N, starts_T)
             wins = np.dot(clicks_T, np.cumsum(others_T) - others_T / 2)
-            return min(float(wins / clicks_T.sum() / others_T.sum()), 1.0)  # 1 + 2e-16 is not an AUC
+            return min(float(wins / clicks_T.sum() / others_T.sum()), 1.0)  # Rounding may give 1 + 2e-16.
 
-    # Integers up to the last division: twice the pairs won fits int64 for every n below 2^32.
+    # Integers up to the last division: twice the number of pairs won fits int64 for every N below 2^32.
     hits_T = np.add.reduceat(positive_N, starts_T, dtype=np.int64)
     misses_T = np.diff(starts_T, append=positive_N.size) - hits_T
     twice_wins = np.dot(hits_T, 2 * np.cumsum(misses_T) - misses_T)
@@ -184,13 +191,13 @@ def auc(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) 
 
 
 def _sort_packed(positive_N: Bools, scores_N: NDArray[np.floating]) -> tuple[Bools, NDArray[np.intp]]:
-    """Labels in the order of their scores, and where each run of ties starts.
+    """Return the labels in the order of their scores, and where each run of tied scores starts.
 
-    Sorting numbers is several times faster than sorting an index. So the score goes into the high bits of an
-    integer, mapped so that integers order like floats (flip all bits of negatives, the sign bit of the rest),
-    and the label rides along in the lowest bit.
+    Sorting numbers is several times faster than sorting an index. So the score goes into the high bits of an integer,
+    mapped so that integers sort like floats (flip all bits of negatives, the sign bit of the rest), and the label goes
+    into the lowest bit.
     """
-    bits_N = (scores_N + np.float32(0.0)).view(np.uint32)  # + 0.0 turns -0.0 into 0.0: they tie
+    bits_N = (scores_N + np.float32(0.0)).view(np.uint32)  # Adding 0.0 turns -0.0 into 0.0: they tie.
     flip_N = np.where(bits_N >> 31, np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
     keys_N = (bits_N ^ flip_N).astype(np.uint64) << np.uint64(1) | positive_N
     keys_N.sort()
@@ -198,7 +205,7 @@ def _sort_packed(positive_N: Bools, scores_N: NDArray[np.floating]) -> tuple[Boo
 
 
 def _starts(*sorted_columns: NDArray[np.generic]) -> NDArray[np.intp]:
-    """Where a new run of equal rows begins, in columns that are sorted together."""
+    """Return where each run of equal rows begins, in columns that are sorted together."""
     new_N = np.ones(sorted_columns[0].size, dtype=np.bool_)
     new_N[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in sorted_columns])
     return np.flatnonzero(new_N)
@@ -206,7 +213,7 @@ def _starts(*sorted_columns: NDArray[np.generic]) -> NDArray[np.intp]:
 
 @dataclass(frozen=True)
 class AucDifference:
-    """How much one AUC exceeds another on the same rows, and how far other rows might move that."""
+    """The difference of two AUCs on the same rows, with its standard error over the drawing of rows."""
 
     difference: float
     standard_error: float
@@ -215,9 +222,9 @@ class AucDifference:
 def auc_difference(
     labels: ArrayLike, logits_a: ArrayLike, logits_b: ArrayLike, weights: ArrayLike | None = None
 ) -> AucDifference:
-    """AUC of `logits_a` minus that of `logits_b`, with DeLong's standard error. Exact on ties; one sort each.
+    """Return the AUC of `logits_a` minus that of `logits_b`, with DeLong's standard error.
 
-    The error is that of drawing rows: it knows nothing of how much another seed would change the logits.
+    It is the error of drawing rows; how much another seed would change the logits is not part of it.
 
     >>> auc_difference([0, 0, 1, 1], [1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0])
     AucDifference(difference=0.25, standard_error=0.3535533905932738)
@@ -230,12 +237,12 @@ def auc_difference(
             f"comparing AUCs needs two rows of each label, but {clicks} have label 1 and {others} label 0",
             fix="use more rows",
         )
-    one_N, other_N = (pairs_won(positive_N, rows.scores, rows.masses) for rows in (rows_a, rows_b))
-    return AucDifference(*_delong(positive_N, one_N - other_N, rows_a.masses))
+    won_a_N, won_b_N = (pairs_won(positive_N, rows.scores, rows.masses) for rows in (rows_a, rows_b))
+    return AucDifference(*_delong(positive_N, won_a_N - won_b_N, rows_a.masses))
 
 
 def auc_error(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> float | None:
-    """DeLong's standard error of an AUC: how far other rows might move it. None for fewer than two rows of a label.
+    """Return DeLong's standard error of an AUC over the drawing of rows; None with fewer than two rows of a label.
 
     >>> auc_error([0, 0, 1, 1], [1.0, 3.0, 2.0, 4.0])
     0.3535533905932738
@@ -248,7 +255,7 @@ def auc_error(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = 
 
 
 def _delong(positive_N: Bools, won_N: Floats, masses_N: Floats) -> tuple[float, float]:
-    """Mean of the rows' shares, which is the same over both labels, and its standard error."""
+    """Return the mean of the shares of pairs won, which is the same over both labels, and its standard error."""
     mean = float(np.average(won_N[positive_N], weights=masses_N[positive_N]))
     variance = 0.0
     for of_label_N in (positive_N, ~positive_N):
@@ -258,9 +265,10 @@ def _delong(positive_N: Bools, won_N: Floats, masses_N: Floats) -> tuple[float, 
 
 
 def pairs_won(positive_N: Bools, scores_N: NDArray[np.floating], masses_N: Floats) -> Floats:
-    """Of each row, the share of rows of the other label that it is ranked rightly against; a tie is half.
+    """Return, for each row, the share of rows of the other label against which it is ranked correctly.
 
-    Its mean over clicks is the AUC, and so is its mean over the others; its spread in both gives DeLong's error.
+    A tie counts one half. The mean over clicks is the AUC, and so is the mean over non-clicks; the spread over both
+    gives DeLong's error.
     """
     order_N = np.argsort(scores_N)
     starts_T = _starts(scores_N[order_N])
@@ -280,17 +288,19 @@ def pairs_won(positive_N: Bools, scores_N: NDArray[np.floating], masses_N: Float
 
 @dataclass(frozen=True)
 class GroupAuc:
-    """AUC within groups (users, sessions); `num_one_class` groups had nothing to rank and are left out."""
+    """The mean AUC within groups, such as users or sessions."""
 
     auc: float
-    num_groups: int  # groups in the average
+    num_groups: int
+    """Groups in the mean."""
     num_one_class: int
+    """Groups that are left out, because all of their rows have the same label."""
 
 
 def group_auc(
     labels: ArrayLike, logits: ArrayLike, groups: ArrayLike, weights: ArrayLike | None = None
 ) -> GroupAuc:
-    """Mean of the groups' AUCs, each weighted by its group's rows.
+    """Return the mean of the groups' AUCs, each weighted by the rows of its group.
 
     >>> group_auc([0, 1, 1, 0, 1], [0.1, 0.2, 0.3, 0.4, 0.5], ["a", "a", "b", "b", "c"])
     GroupAuc(auc=0.5, num_groups=2, num_one_class=1)
@@ -299,7 +309,7 @@ def group_auc(
     groups_N = np.asarray(groups)
     if groups_N.shape != np.shape(labels):
         raise InputError(f"groups have shape {groups_N.shape}, labels {np.shape(labels)}")
-    if groups_N.dtype.kind not in "iu":  # lexsort takes no Python objects
+    if groups_N.dtype.kind not in "iu":  # np.lexsort can't sort Python objects.
         groups_N = np.unique(groups_N, return_inverse=True)[1]
     if rows.kept is not None:
         groups_N = groups_N[rows.kept]
@@ -310,7 +320,7 @@ def group_auc(
     clicks_T = np.add.reduceat(masses_N * positive_N, starts_T)
     others_T = np.add.reduceat(masses_N * ~positive_N, starts_T)
 
-    first_G = _starts(groups_N[starts_T])  # a group's first run of ties
+    first_G = _starts(groups_N[starts_T])  # The first run of ties of each group.
     below_T = np.cumsum(others_T) - others_T / 2
     before_G = (np.cumsum(others_T) - others_T)[first_G]
     below_T -= np.repeat(before_G, np.diff(first_G, append=starts_T.size))
@@ -319,7 +329,7 @@ def group_auc(
     )
     both_G = (clicks_G > 0) & (others_G > 0)
     if not both_G.any():
-        raise InputError(f"none of the {both_G.size} groups has both classes", fix="take larger groups")
+        raise InputError(f"none of the {both_G.size} groups has both classes", fix="use larger groups")
     auc_G = wins_G[both_G] / (clicks_G * others_G)[both_G]
     mean = np.average(auc_G, weights=(clicks_G + others_G)[both_G])
     return GroupAuc(float(mean), int(both_G.sum()), int((~both_G).sum()))
@@ -329,9 +339,12 @@ def group_auc(
 class ReliabilityBin:
     """Rows of similar prediction: a calibrated model has `mean_prediction` near `mean_label`."""
 
-    low: float  # smallest prediction in the bin
-    high: float  # largest
-    rows: float  # their total weight; their number where rows have no weights
+    low: float
+    """The smallest prediction in the bin."""
+    high: float
+    """The largest prediction in the bin."""
+    rows: float
+    """Total weight of the rows; their number where rows have no weights."""
     mean_prediction: float
     mean_label: float
 
@@ -339,10 +352,10 @@ class ReliabilityBin:
 def reliability_table(
     labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None, num_bins: int = 20
 ) -> list[ReliabilityBin]:
-    """Bins of equal mass in ascending order of prediction.
+    """Return bins of equal total weight, in ascending order of prediction.
 
-    Equal predictions share a bin, the one into which the middle of their mass falls, so that the table does
-    not depend on the order of the rows. Bins that end up empty are left out.
+    Equal predictions share the bin into which the middle of their weight falls, so that the table does not depend on
+    the order of the rows. Empty bins are left out.
 
     >>> reliability_table([0, 1], [0.25, 0.5], num_bins=1)
     [ReliabilityBin(low=0.25, high=0.5, rows=2.0, mean_prediction=0.375, mean_label=0.5)]
@@ -351,7 +364,7 @@ def reliability_table(
     p_N = rows.scores.astype(np.float64, copy=False)
     _refuse((p_N < 0) | (p_N > 1), p_N, "probability", "pass probabilities, not logits")
     if num_bins < 1:
-        raise InputError(f"num_bins is {num_bins}", fix="take at least one bin")
+        raise InputError(f"num_bins is {num_bins}", fix="use at least one bin")
 
     order_N = np.argsort(p_N)
     p_N, positive_N, masses_N = p_N[order_N], rows.positive[order_N], rows.masses[order_N]
@@ -372,7 +385,7 @@ def reliability_table(
 def expected_calibration_error(
     labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None, num_bins: int = 20
 ) -> float:
-    """Mean distance of prediction and click rate over the bins of `reliability_table`, by their mass.
+    """Return the mean distance of prediction and click rate over the bins of `reliability_table`, by their weight.
 
     Noise alone keeps it above 0: at rates near 0.2, a perfect model has about a third of sqrt(num_bins / N).
 
@@ -380,5 +393,5 @@ def expected_calibration_error(
     0.125
     """
     table = reliability_table(labels, probabilities, weights, num_bins)
-    gaps = [part.rows * abs(part.mean_prediction - part.mean_label) for part in table]
-    return sum(gaps) / sum(part.rows for part in table)
+    gaps = [entry.rows * abs(entry.mean_prediction - entry.mean_label) for entry in table]
+    return sum(gaps) / sum(entry.rows for entry in table)

@@ -26,9 +26,9 @@ class LabelledRows(Protocol):
 
 
 def negative_rate_shift(rate: float) -> float:
-    """What to add to logits of a model whose negatives were kept with probability `rate`: log(rate).
+    """Return what to add to the logits of a model whose negatives were kept with probability `rate`: log(rate).
 
-    Keeping fewer negatives multiplies the odds by 1 / rate; this takes it back: p = q / (q + (1 - q) / rate).
+    Keeping fewer negatives multiplies the odds by 1 / rate; the shift undoes that: p = q / (q + (1 - q) / rate).
 
     >>> negative_rate_shift(1.0)
     0.0
@@ -57,5 +57,5 @@ def weigh_negatives(labels: Array, weights: Array | None, negative_rate: float) 
     """Multiply the weights of negatives by 1 / `negative_rate`; None stands for equal weights."""
     if negative_rate == 1.0:
         return weights
-    undone = np.where(labels == 1, 1.0, 1.0 / negative_rate)
-    return undone if weights is None else undone * weights
+    factors = np.where(labels == 1, 1.0, 1.0 / negative_rate)
+    return factors if weights is None else factors * weights
