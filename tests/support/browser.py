@@ -1,4 +1,4 @@
-"""A headless Chromium over a pipe: open a page, press keys as a person would, look at what is there."""
+"""A headless Chromium, driven over a pipe: open a page, press keys, and read what the page shows."""
 
 import json
 import os
@@ -12,66 +12,76 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Browser:
-    """One page. What it logs and which addresses it asks for are kept."""
+    """One page; `console` holds what it logged and `requested` the URLs that it asked for."""
 
     def __init__(self, profile: Path, width: int, height: int, *, dark: bool = False) -> None:
         assert CHROMIUM is not None
-        ours_in, theirs_out = os.pipe()
-        theirs_in, ours_out = os.pipe()
-        # Chromium reads its orders from file descriptor 3 and answers on 4.
-        command = (
-            f'exec 3<&{theirs_in} 4>&{theirs_out}; exec "$0" "$@"',
-            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", f"--user-data-dir={profile}",
+        answers, their_answers = os.pipe()
+        their_commands, commands = os.pipe()
+        # Chromium reads commands from file descriptor 3 and answers on 4.
+        redirect = f'exec 3<&{their_commands} 4>&{their_answers}; exec "$0" "$@"'
+        options = (
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-pipe",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            f"--user-data-dir={profile}",
             f"--window-size={width},{height}",
-        )  # fmt: skip
-        self._process = subprocess.Popen(
-            ["bash", "-c", *command], pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL
         )
-        os.close(theirs_in)
-        os.close(theirs_out)
-        self._in, self._out = os.fdopen(ours_in, "rb", buffering=0), os.fdopen(ours_out, "wb", buffering=0)
+        self._process = subprocess.Popen(
+            ["bash", "-c", redirect, CHROMIUM, *options],
+            pass_fds=(their_commands, their_answers),
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(their_commands)
+        os.close(their_answers)
+        self._answers = os.fdopen(answers, "rb", buffering=0)
+        self._commands = os.fdopen(commands, "wb", buffering=0)
         self._number, self._unread = 0, b""
         self.console: list[str] = []
-        self.asked: list[str] = []
-        target = self._tell("Target.createTarget", {"url": "about:blank"}, None)["targetId"]
-        self._session = self._tell("Target.attachToTarget", {"targetId": target, "flatten": True}, None)[
-            "sessionId"
-        ]
+        self.requested: list[str] = []
+        target = self._call("Target.createTarget", {"url": "about:blank"}, None)["targetId"]
+        attached = self._call("Target.attachToTarget", {"targetId": target, "flatten": True}, None)
+        self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
-            self.tell(f"{domain}.enable")
-        self.tell(
+            self.call(f"{domain}.enable")
+        self.call(
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.tell("Emulation.setEmulatedMedia", {"features": [scheme]})
+        self.call("Emulation.setEmulatedMedia", {"features": [scheme]})
 
-    def tell(self, method: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
-        return self._tell(method, parameters or {}, self._session)
+    def call(self, method: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Call a method of the Chrome DevTools Protocol on the page, and return its result."""
+        return self._call(method, parameters or {}, self._session)
 
-    def _tell(self, method: str, parameters: dict[str, Any], session: str | None) -> dict[str, Any]:
+    def _call(self, method: str, parameters: dict[str, Any], session: str | None) -> dict[str, Any]:
         self._number += 1
-        order: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        command: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if session:
-            order["sessionId"] = session
-        self._out.write(json.dumps(order).encode() + b"\0")
+            command["sessionId"] = session
+        self._commands.write(json.dumps(command).encode() + b"\0")
         while True:
-            said = self._read()
-            if said.get("id") == self._number:
-                assert "error" not in said, said
-                found: dict[str, Any] = said["result"]
-                return found
+            message = self._read()
+            if message.get("id") == self._number:
+                assert "error" not in message, message
+                result: dict[str, Any] = message["result"]
+                return result
 
     def _read(self) -> dict[str, Any]:
+        """Return the next message, and keep what the page logs and asks for."""
         while b"\0" not in self._unread:
-            data = self._in.read(1 << 16)
+            data = self._answers.read(1 << 16)
             assert data, "the browser ended"
             self._unread += data
-        message, _, self._unread = self._unread.partition(b"\0")
-        said: dict[str, Any] = json.loads(message)
-        parameters = said.get("params", {})
-        match said.get("method"):
+        text, _, self._unread = self._unread.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        parameters = message.get("params", {})
+        match message.get("method"):
             case "Runtime.consoleAPICalled":
                 self.console.append(str(parameters["args"]))
             case "Runtime.exceptionThrown":
@@ -79,46 +89,50 @@ class Browser:
             case "Log.entryAdded":
                 self.console.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
             case "Network.requestWillBeSent":
-                self.asked.append(parameters["request"]["url"])
-        return said
+                self.requested.append(parameters["request"]["url"])
+        return message
 
     def open(self, url: str) -> None:
-        self.tell("Page.navigate", {"url": url})
+        """Load a page."""
+        self.call("Page.navigate", {"url": url})
 
-    def look(self, script: str) -> Any:
-        """The value of an expression in the page."""
-        found = self.tell(
+    def evaluate(self, script: str) -> Any:
+        """Return the value of an expression in the page."""
+        answer = self.call(
             "Runtime.evaluate", {"expression": script, "returnByValue": True, "awaitPromise": True}
         )
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def wait(self, script: str, seconds: float = 20.0) -> Any:
-        """The expression's value, once it is true; what it speaks of need not be there before."""
+        """Return the expression's value once it is true; until then it may throw."""
         end = time.monotonic() + seconds
-        patient = f"(() => {{ try {{ return {script} }} catch {{ return null }} }})()"
-        while not (found := self.look(patient)):
-            assert time.monotonic() < end, f"never: {script}; console: {self.console}"
+        tolerant = f"(() => {{ try {{ return {script} }} catch {{ return null }} }})()"
+        while not (value := self.evaluate(tolerant)):
+            assert time.monotonic() < end, f"never true: {script}; console: {self.console}"
             time.sleep(0.05)
-        return found
+        return value
 
     def type(self, text: str) -> None:
-        self.tell("Input.insertText", {"text": text})
+        """Type text into the element that has the focus."""
+        self.call("Input.insertText", {"text": text})
 
     def press(self, key: str, code: int) -> None:
+        """Press and release a key."""
         text = {"Enter": "\r"}.get(key)
         for kind in ("keyDown", "keyUp"):
-            order: dict[str, Any] = {"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code}
-            self.tell(
-                "Input.dispatchKeyEvent", order | ({"text": text} if text and kind == "keyDown" else {})
+            event: dict[str, Any] = {"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code}
+            self.call(
+                "Input.dispatchKeyEvent", event | ({"text": text} if text and kind == "keyDown" else {})
             )
 
     def close(self) -> None:
+        """End the browser."""
         try:
-            self._tell("Browser.close", {}, None)
+            self._call("Browser.close", {}, None)
             self._process.wait(10)
         finally:
             self._process.kill()
             self._process.wait()
-            self._in.close()
-            self._out.close()
+            self._answers.close()
+            self._commands.close()

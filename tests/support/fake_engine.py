@@ -1,7 +1,7 @@
-"""An engine without a model: it loads in no time, scores by arithmetic, and takes just the time it is told to.
+"""An engine without a model, for tests: it loads at once, and scores by arithmetic in a time that the test sets.
 
-Its artifact is a manifest: `seed` decides the scores, `row_us` is the time of a row at the best setting, `start_us`
-that of a batch, `extra` the name of one more field, and `broken` says how it is damaged.
+Its artifact is a manifest with these keys: `seed` decides the scores, `row_us` and `start_us` are the microseconds per
+row and per batch at the best setting, `extra` is the name of one more field, and `broken` says how it is damaged.
 """
 
 import json
@@ -16,8 +16,9 @@ import polars as pl
 from recap_ctr.data.encode import Encoded, Encoder, FittedField
 from recap_ctr.data.source import Block
 from recap_ctr.errors import InputError
+from recap_ctr.inference.engine import Scores
+from recap_ctr.inference.setting import Setting
 from recap_ctr.schema import Field, Schema
-from recap_ctr.serve.engine import Scores, Setting
 
 FIELDS = (
     Field(name="site", kind="categorical"),
@@ -30,9 +31,10 @@ FIELDS = (
 
 
 def fake_encoder(extra: str | None = None) -> Encoder:
+    """Return an encoder of `FIELDS`, and of the field `extra`, with small vocabularies."""
     fields = FIELDS + ((Field(name=extra, kind="categorical"),) if extra else ())
 
-    def fitted(field: Field) -> FittedField:
+    def fit(field: Field) -> FittedField:
         kept = {
             "site": ["a", "b", "c.com", "7", "true"],
             "user id": [str(10**17 + k) for k in range(40)] + ["3", "0.5"],
@@ -43,10 +45,12 @@ def fake_encoder(extra: str | None = None) -> Encoder:
         values = pl.Series(kept, dtype=pl.String)
         return FittedField(field, values, np.arange(len(kept), 0, -1), 5.0, 2.0, edges)
 
-    return Encoder(Schema(label="click", fields=fields), [fitted(field) for field in fields])
+    return Encoder(Schema(label="click", fields=fields), [fit(field) for field in fields])
 
 
 class FakeEngine:
+    """A RowScorer with four settings, whose relative costs are `costs`."""
+
     settings = (Setting(8, 4), Setting(4, 4), Setting(1, 4), Setting(1, 2))
     costs = (1.0, 0.5, 0.2, 0.1)
 
@@ -58,12 +62,15 @@ class FakeEngine:
         self._weights = rng.normal(size=(len(self.settings), self.encoder.layout.num_rows))
 
     def setting(self, routes: int | None = None, depth: int | None = None) -> Setting:
+        """Return a setting, on offer or not."""
         return Setting(routes or 8, depth or 4)
 
     def encode(self, frame: pl.DataFrame) -> Encoded:
+        """Encode raw rows."""
         return self.encoder.encode(Block(frame, 1, "the request"))
 
     def score(self, encoded: Encoded, setting: Setting | None = None) -> Scores:
+        """Sleep as long as the manifest says, and return scores that depend on every value of the row."""
         at = self.settings.index(setting or self.settings[0])
         rows = len(encoded.ids_BW)
         seconds = 1e-6 * (self.manifest.get("start_us", 0) + rows * self.manifest.get("row_us", 0))
@@ -77,7 +84,7 @@ class FakeEngine:
 
 
 def load(path: Path, threads: int) -> FakeEngine:
-    """The loader that tests give to workers."""
+    """Load a fake artifact; tests name this function as the loader of their servers."""
     manifest = json.loads((path / "manifest.json").read_bytes())
     if manifest.get("broken") == "checksum":
         raise InputError(
@@ -87,7 +94,7 @@ def load(path: Path, threads: int) -> FakeEngine:
 
 
 def write(path: Path, **manifest: Any) -> Path:
-    """Put a fake artifact in place, in one step, as a real one would be."""
+    """Write a fake artifact in one step, as a real one would be, and return `path`."""
     path.mkdir(parents=True, exist_ok=True)
     partial = path / ".partial"
     partial.write_text(json.dumps(manifest))

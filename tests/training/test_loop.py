@@ -7,48 +7,23 @@ import pytest
 import torch
 
 from recap_ctr.axes.predict import predict
-from recap_ctr.bench.synthetic import synthetic_schema
 from recap_ctr.config import TrainConfig, parse
-from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.data.source import FrameSource
-from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.nn.weights import load_tensors
 from recap_ctr.training import loop as train_module
 from recap_ctr.training.loop import Epoch, Trainer, train
+from tests.support.golden import GOLDEN, SMALL, first_losses, small_data
+from tests.support.golden import small_trainer as trainer
 
 CPU = torch.device("cpu")
-GOLDEN = Path(__file__).parent / "golden" / "fcn-losses.json"
-SMALL = {"dim": 4, "num_exponential_layers": 2, "num_linear_layers": 2}
-
-
-def small_data(out: Path) -> PreparedData:
-    drawn = SyntheticData(SyntheticConfig(rows=4_000, num_fields=4, max_values=40, seed=3)).frame()
-    source = FrameSource(drawn.drop("bayes_logit"))
-    return prepare(Preparation(synthetic_schema(4), {"all": source}), out, quiet=True)[0]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
     return small_data(tmp_path_factory.mktemp("train") / "data")
-
-
-def trainer(data: PreparedData, **settings: object) -> Trainer:
-    config = parse(TrainConfig, {"batch_size": 256, "l2": 1e-3, **settings}, "test")
-    return Trainer("fcn", parse_model("fcn", SMALL), config, data, CPU)
-
-
-def first_losses(data: PreparedData, update: str) -> list[float]:
-    run = trainer(data, update=update)
-    losses = []
-    for _ in range(20):
-        before = run.progress.loss_sum
-        run.step()
-        losses.append(run.progress.loss_sum - before)
-    return losses
 
 
 @pytest.mark.parametrize("update", ["exact", "fast"])

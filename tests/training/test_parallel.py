@@ -13,9 +13,10 @@ import torch
 
 from recap_ctr.axes.logits import Estimator, LogitTable, mean_logit
 from recap_ctr.axes.predict import predict
-from recap_ctr.data.prepare import Preparation, Split, prepare
+from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
+from recap_ctr.data.split import Split
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.schema import Schema

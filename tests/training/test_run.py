@@ -20,22 +20,23 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from recap_ctr.axes.predict import predict
 from recap_ctr.config import TrainConfig
-from recap_ctr.data.prepare import Preparation, Split, prepare
+from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource, Source
+from recap_ctr.data.split import Split
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.calibrate import IsotonicCalibration
 from recap_ctr.evaluation.metrics import sigmoid
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import parse_model
-from recap_ctr.nn.weights import load_tensors
 from recap_ctr.schema import Schema
 from recap_ctr.storage.locks import locked
 from recap_ctr.training import loop as train_module
 from recap_ctr.training import run as runs
-from recap_ctr.training.loop import BEST, STATE, train
+from recap_ctr.training.loop import train
 from recap_ctr.training.run import RunConfig, is_finished, read_report, run
 from tests.conftest import contents
+from tests.support.training_state import bits
 
 CPU = torch.device("cpu")
 TINY = parse_model("fcn", {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1})
@@ -292,19 +293,6 @@ def uninterrupted(
     return found
 
 
-def bits(out: Path) -> dict[str, bytes]:
-    """The selected weights as their file is, and every tensor of the state, without the clock beside them."""
-    tensors, metadata = load_tensors(out / STATE)
-    progress = json.loads(metadata["progress"])
-    clockless = [{**line, "seconds": 0} for line in progress["history"]]
-    found = {
-        name: value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        for name, value in tensors.items()
-    }
-    found["progress"] = json.dumps(progress | {"seconds": 0, "history": clockless}).encode()
-    return found | {"best": (out / BEST).read_bytes()}
-
-
 @settings(deadline=None, max_examples=12, derandomize=True)
 @given(
     mode=st.sampled_from(MODES),
@@ -350,7 +338,7 @@ def test_interrupted_while_the_artifact_is_written_it_ends_with_the_same_bits(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for part in ("save_arrays", "model_card", "_canonical"):
+    for part in ("save_arrays", "model_card", "manifest_bytes"):
         with monkeypatch.context() as patch:
             patch.setattr(artifact, part, interrupt)
             with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""What a result was made with: versions and the machine."""
+"""The machine that a result was made on: versions, cores, devices, and how to use its memory well."""
 
 import ctypes
 import os
@@ -6,31 +6,49 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from recap_ctr.errors import InputError
+
 PACKAGES = ("recap-ctr", "numpy", "onnxruntime", "polars", "scikit-learn", "torch")
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the packages that decide results, as far as they are installed."""
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def num_cores() -> int:
-    """Cores this process may use, which inside a container can be fewer than the machine has."""
+    """Return how many cores this process may use; inside a container they can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def side_by_side(threads: int, device: str) -> int:
-    """Processes at a time: as many as there are cores for their threads, but one where they would share a GPU."""
+    """Return how many processes to run at a time: as the cores allow, but one where they would share a GPU."""
     return max(num_cores() // threads, 1) if device == "cpu" else 1
 
 
+def pick_device(name: str | None = None) -> str:
+    """Return the device to compute on: the named one, if it works here, or cuda if there is one, else cpu."""
+    import torch
+
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
+        raise InputError(f"no device {name!r}", fix="choose cpu, cuda or mps")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {name!r} does not work here: {str(error).splitlines()[0]}") from None
+    return name
+
+
 def machine() -> dict[str, str | int]:
-    """The processor, its cores and the system; nothing that names the host or its user."""
+    """Return the processor, its cores and the system; nothing that names the host or its user."""
     processor = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -44,9 +62,9 @@ def machine() -> dict[str, str | int]:
 def keep_freed_memory() -> None:
     """Let the C library keep what a training step frees for the next one, instead of returning it to the system.
 
-    A batch's tensors are megabytes each; mapped anew at each step, their pages cost a tenth of its time.
+    A batch's tensors are megabytes each; mapped again at each step, their pages cost a tenth of its time.
     """
-    mmap_threshold, trim_threshold = -3, -1  # mallopt's names for them; glibc only
+    mmap_threshold, trim_threshold = -3, -1  # The parameters' names in mallopt, which only glibc has.
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

@@ -1,4 +1,4 @@
-"""What a long job shows while it runs: a bar on a terminal, a line now and then elsewhere, nothing when quiet."""
+"""What a long job shows while it runs: a bar on a terminal, a line every ten seconds elsewhere, nothing if quiet."""
 
 import sys
 import time
@@ -22,14 +22,14 @@ _brief = False
 
 
 def send_to(send: Callable[[dict[str, Any]], None]) -> None:
-    """From now on this process shows nothing itself: its progress goes, as events, to the one that started it."""
+    """Send progress and messages as events to the parent process from now on, instead of showing them here."""
     global _send
     _send = send
 
 
 @contextmanager
 def brief() -> Iterator[None]:
-    """Within it boards tell which jobs are done, but not what each has to say."""
+    """Let boards show which jobs are done, but not the messages of each, while this context is open."""
     global _brief
     before, _brief = _brief, True
     try:
@@ -39,7 +39,7 @@ def brief() -> Iterator[None]:
 
 
 class Meter:
-    """One job's progress: how far it is, how fast it goes, and whatever it has to say."""
+    """The progress of one job: how far it is, how fast it goes, and a note."""
 
     def __init__(self, title: str, total: float | None, unit: str, *, quiet: bool = False) -> None:
         self._title, self._total, self._unit, self._quiet = title, total, unit, quiet
@@ -53,7 +53,7 @@ class Meter:
             self._bar.start()
 
     def advance(self, units: int, done: float, note: str = "") -> None:
-        """`units` more of what is counted; `done` more of the total; and what there is to say."""
+        """Count `units` more of the unit and `done` more of the total, and show them with `note`."""
         self._units += units
         self._done += done
         if self._quiet:
@@ -62,8 +62,8 @@ class Meter:
         if _send is not None:
             if now - self._shown >= SEND_SECONDS:
                 self._shown = now
-                said = f"{self._title}, {self.rate:,.0f} {self._unit}/s {note}"
-                _send({"kind": "progress", "done": self._done, "total": self._total, "note": said})
+                text = f"{self._title}, {self.rate:,.0f} {self._unit}/s {note}"
+                _send({"kind": "progress", "done": self._done, "total": self._total, "note": text})
         elif self._bar is not None and self._task is not None:
             text = f"{self.rate:,.0f} {self._unit}/s {note}"
             self._bar.update(self._task, advance=done, note=text)
@@ -71,27 +71,31 @@ class Meter:
             self._shown = now
             share = f" {self._done / self._total:.0%}" if self._total else ""
             left = f", {self.seconds_left:,.0f} s left" if self._total and self._done else ""
-            said = f", {note}" if note else ""
+            ending = f", {note}" if note else ""
             say(
-                f"{self._title}:{share} {self._units:,} {self._unit}, {self.rate:,.0f} {self._unit}/s{left}{said}"
+                f"{self._title}:{share} {self._units:,} {self._unit}, {self.rate:,.0f} {self._unit}/s{left}{ending}"
             )
 
     @property
     def rate(self) -> float:
+        """Return the units per second so far."""
         return self._units / max(time.monotonic() - self._start, 1e-9)
 
     @property
     def seconds_left(self) -> float:
+        """Return the time left, if the rest is as fast as what is done."""
         elapsed = time.monotonic() - self._start
         return elapsed * max((self._total or 0.0) - self._done, 0.0) / max(self._done, 1e-9)
 
     def close(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 
 
 @contextmanager
 def meter(title: str, total: float | None, unit: str, *, quiet: bool = False) -> Iterator[Meter]:
+    """Show the progress of one job while the context is open; `total` is None if it is not known."""
     shown = Meter(title, total, unit, quiet=quiet)
     try:
         yield shown
@@ -100,7 +104,7 @@ def meter(title: str, total: float | None, unit: str, *, quiet: bool = False) ->
 
 
 class Board:
-    """Several jobs side by side: a bar for each that runs on a terminal, a line for what they say."""
+    """The progress of several jobs side by side: a bar for each one that runs, and their messages."""
 
     def __init__(self, title: str, num_jobs: int, *, quiet: bool = False) -> None:
         self._quiet, self._title, self._num_jobs = quiet, title, num_jobs
@@ -113,6 +117,7 @@ class Board:
             self._bars.start()
 
     def progress(self, name: str, done: float, total: float | None, note: str) -> None:
+        """Show how far the job `name` is."""
         if self._bars is None:
             return
         if name not in self._tasks:
@@ -120,6 +125,7 @@ class Board:
         self._bars.update(self._tasks[name], completed=done, total=total, note=note)
 
     def say(self, text: str) -> None:
+        """Show a message above the bars."""
         if self._quiet:
             return
         if self._bars is not None:
@@ -128,11 +134,12 @@ class Board:
             say(text)
 
     def relay(self, name: str, text: str) -> None:
-        """What a job has to say."""
+        """Show a message of the job `name`."""
         if not _brief:
             self.say(f"{name}: {text}")
 
     def finish(self, name: str) -> None:
+        """Count the job `name` as done."""
         self._finished += 1
         if self._bars is not None:
             self._bars.update(
@@ -144,12 +151,14 @@ class Board:
             self.say(f"{self._title}: {self._finished} of {self._num_jobs} done ({name})")
 
     def close(self) -> None:
+        """Remove the bars."""
         if self._bars is not None:
             self._bars.stop()
 
 
 @contextmanager
 def board(title: str, num_jobs: int, *, quiet: bool = False) -> Iterator[Board]:
+    """Show the progress of several jobs while the context is open."""
     shown = Board(title, num_jobs, quiet=quiet)
     try:
         yield shown
@@ -158,7 +167,7 @@ def board(title: str, num_jobs: int, *, quiet: bool = False) -> Iterator[Board]:
 
 
 def say(text: str) -> None:
-    """A message to the person at the terminal: always on standard error, which leaves standard output to results."""
+    """Show a message on standard error, which leaves standard output to results."""
     if _send is not None:
         _send({"kind": "say", "text": text})
     else:

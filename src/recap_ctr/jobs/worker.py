@@ -1,9 +1,8 @@
-"""One job in a process of its own: `python -m recap_ctr.jobs.worker`.
+"""Run one job in a process of its own: `python -m recap_ctr.jobs.worker`.
 
 The job comes as a line of JSON on standard input; events go to standard output, one JSON object a line.
 """
 
-import importlib
 import json
 import os
 import signal
@@ -13,26 +12,25 @@ from typing import Any
 
 from recap_ctr.errors import InputError
 from recap_ctr.jobs import progress
+from recap_ctr.plugins import resolve
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    """Run the job, report its progress and its result, and return the process's exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers.
     job = json.loads(sys.stdin.buffer.readline())
-    # Standard input stays open as long as the parent lives. Without it there is nobody to work for.
+    # Standard input stays open as long as the parent lives. Without a parent there is nobody to work for.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever prints goes to standard error, and can't garble the events
+    os.dup2(2, 1)  # Whatever the job prints goes to standard error, and can't garble the events.
 
     def send(event: dict[str, Any]) -> None:
         out.write(json.dumps(event) + "\n")
         out.flush()
 
     progress.send_to(send)
-    module, _, name = job["function"].partition(":")
-    if not module.startswith("recap_ctr."):
-        raise ValueError(f"{module} is not a module of this package")
     try:
-        value = getattr(importlib.import_module(module), name)(**job["arguments"])
+        value = resolve(job["function"])(**job["arguments"])
     except InputError as error:
         send({"kind": "input error", "message": error.message, "fix": error.fix})
         return 2
@@ -41,7 +39,7 @@ def main() -> int:
 
 
 def _end_with_parent() -> None:
-    while os.read(0, 1):  # not through sys.stdin, whose lock would be held at exit
+    while os.read(0, 1):  # Not through sys.stdin, whose lock would be held at exit.
         pass
     os._exit(1)
 

@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,52 +30,34 @@ from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.losses import LOSSES, distillation
 from recap_ctr.nn.weights import load_tensors, save_tensors
 from recap_ctr.training.optimizer import DIVERGED, Update
+from recap_ctr.training.report import Epoch
 
 STATE, BEST = "state.safetensors", "best.safetensors"
 SAVE_SECONDS = 60.0
 MIN_GAIN = 1e-6
 STATISTICS_ROWS = 65_536
-_INITIAL, _ORDER, _STATISTICS = 2**40, 2**41, 2**42  # streams apart from the steps'
+_INITIAL, _ORDER, _STATISTICS = 2**40, 2**41, 2**42  # Streams of random numbers apart from the steps'.
 
 
 def checkpoint_file(directory: Path, step: int) -> Path:
+    """Return where the raw weights after `step` are kept."""
     return directory / f"checkpoint-{step}.safetensors"
 
 
 def checkpoints(directory: Path) -> list[tuple[int, Path]]:
-    """The raw weights that a run kept, with their steps, oldest first."""
-    found = [
-        (int(file.stem.removeprefix("checkpoint-")), file)
-        for file in directory.glob("checkpoint-*.safetensors")
-    ]
-    return sorted(found)
+    """Return the steps and files of the raw weights that a run kept, oldest first."""
+    files = directory.glob("checkpoint-*.safetensors")
+    return sorted((int(file.stem.removeprefix("checkpoint-")), file) for file in files)
 
 
 def derive_seed(seed: int, stream: int) -> int:
+    """Return the seed of one stream of random numbers of a run."""
     return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> 1)
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One line of a run's history."""
-
-    epoch: int
-    step: int
-    learning_rate: float
-    train_loss: float
-    """Mean over steps, without the regulariser, which published logs add to it: on ML-1M 0.02 in FCN's first epoch."""
-    valid_auc: float
-    valid_logloss: float
-    beta: float | None
-    """Of the moving average that was best on validation."""
-    seconds: float
-    raw_auc: float | None = None
-    """On validation, of the weights that were averaged; None where there is no average."""
 
 
 @dataclass
 class Progress:
-    """Where a run stands; with the tensors beside it, all that resuming needs."""
+    """How far a run is; with the tensors saved next to it, all that resuming needs."""
 
     step: int = 0
     learning_rate: float = 0.0
@@ -88,13 +70,17 @@ class Progress:
     history: list[Epoch] = field(default_factory=list)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self) | {"best_auc": self.best_auc if self.history else None})
+        """Return the progress as JSON text."""
+        history = [epoch.model_dump() for epoch in self.history]
+        return json.dumps(vars(self) | {"history": history, "best_auc": self.best_auc if history else None})
 
     @classmethod
     def from_json(cls, text: str) -> "Progress":
+        """Return the progress that `to_json` wrote."""
         values = json.loads(text)
-        best = -math.inf if values["best_auc"] is None else values["best_auc"]
-        return cls(**{**values, "best_auc": best, "history": [Epoch(**line) for line in values["history"]]})
+        best_auc = -math.inf if values["best_auc"] is None else values["best_auc"]
+        history = [Epoch(**epoch) for epoch in values["history"]]
+        return cls(**{**values, "best_auc": best_auc, "history": history})
 
 
 @dataclass(frozen=True)
@@ -113,7 +99,9 @@ class ByEpoch(Protocol):
 
     epoch: int
 
-    def begin_epoch(self) -> None: ...
+    def begin_epoch(self) -> None:
+        """Prepare for the epoch that `epoch` names."""
+        ...
 
 
 class Trainer:
@@ -128,7 +116,7 @@ class Trainer:
         device: torch.device,
         targets: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """`targets` are the teachers' probabilities, one for each training row, if there are teachers."""
+        """Build the model and its update; `targets` are the teachers' probabilities, one for each training row."""
         keep_freed_memory()
         self.config, self.data, self.device, self.targets = config, data, device, targets
         torch.manual_seed(derive_seed(config.seed, _INITIAL))
@@ -146,17 +134,18 @@ class Trainer:
         self.update = Update(self.model, config, self.averages)
         self.progress = Progress(learning_rate=config.learning_rate)
         self.selected = self.model
-        """What is validated and shipped: the best average where there are any."""
+        """The model that is validated and shipped: the best average, or the model itself without averages."""
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the order of the training rows in an epoch, counted from 0."""
         if self._order is None or self._order[0] != epoch:
             generator = np.random.default_rng(derive_seed(self.config.seed, _ORDER + epoch))
             self._order = epoch, generator.permutation(len(self.data.train))
         return self._order[1]
 
     def step(self) -> int:
-        """One update on the next batch; returns its number of rows."""
+        """Update the weights on the next batch, and return its number of rows."""
         epoch, at = divmod(self.progress.step, self.steps_per_epoch)
         self._enter(epoch, begins=at == 0)
         size = self.config.batch_size
@@ -184,7 +173,7 @@ class Trainer:
         return len(batch.labels_B)
 
     def _enter(self, epoch: int, *, begins: bool) -> None:
-        """Tell models that change with time where they are."""
+        """Tell models that change with the epoch which one it is."""
         for model in (self.model, *(average.model for average in self.averages)):
             if isinstance(model, ByEpoch):
                 model.epoch = epoch
@@ -199,16 +188,26 @@ class Trainer:
         return low + (self.config.learning_rate - low) * 0.5 * (1 + math.cos(math.pi * share))
 
     def end_epoch(self, seconds: float) -> bool:
-        """Validate, then let the schedule decide; true if this is the best epoch so far."""
+        """Validate, then let the schedule decide; return whether this is the best epoch so far."""
         progress, config = self.progress, self.config
         (auc, loss), beta, self.selected = max(
             ((self._validate(model), beta, model) for beta, model in self._candidates()),
-            key=lambda found: found[0][0],
+            key=lambda candidate: candidate[0][0],
         )
         epoch = len(progress.history) + 1
-        rate, train_loss = self._learning_rate(), progress.loss_sum / self.steps_per_epoch
-        raw = self._validate(self.model)[0] if self.averages else None
-        progress.history.append(Epoch(epoch, progress.step, rate, train_loss, auc, loss, beta, seconds, raw))
+        progress.history.append(
+            Epoch(
+                epoch=epoch,
+                step=progress.step,
+                learning_rate=self._learning_rate(),
+                train_loss=progress.loss_sum / self.steps_per_epoch,
+                valid_auc=auc,
+                valid_logloss=loss,
+                beta=beta,
+                seconds=seconds,
+                raw_auc=self._validate(self.model)[0] if self.averages else None,
+            )
+        )
         progress.loss_sum = 0.0
         better = auc >= progress.best_auc + MIN_GAIN
         if better:
@@ -228,7 +227,7 @@ class Trainer:
         )
 
     def _candidates(self) -> Iterator[tuple[float | None, nn.Module]]:
-        """The models that an epoch may select, each ready to predict."""
+        """Yield the models that an epoch may select, each ready to predict, with the β of its average."""
         if not self.averages:
             yield None, self.model
         for average in self.averages:
@@ -238,15 +237,15 @@ class Trainer:
             yield average.beta, model
 
     def _statistics_batches(self) -> Iterator[Inputs]:
-        """The same random training rows each time, in batches like those of training."""
+        """Yield the same random training rows each time, in batches like those of training."""
         generator = np.random.default_rng(derive_seed(self.config.seed, _STATISTICS))
         total, size = len(self.data.train), self.config.batch_size
         rows = generator.choice(total, min(total, max(STATISTICS_ROWS // size, 1) * size), replace=False)
-        for start in range(0, len(rows) - 1, size):  # a last batch of one row has no variance
+        for start in range(0, len(rows) - 1, size):  # A last batch of one row has no variance.
             yield to_inputs(self.data.train.batch(np.sort(rows[start : start + size])), self.device)
 
     def _validate(self, model: nn.Module) -> tuple[float, float]:
-        """AUC and logloss on the validation rows."""
+        """Return AUC and logloss on the validation rows."""
         valid = self.data.valid
         logits = predict(model, valid, self.device)
         if not np.isfinite(logits).all():
@@ -257,6 +256,7 @@ class Trainer:
         )
 
     def save(self, directory: Path) -> None:
+        """Save all that resuming needs."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"update.{name}": value for name, value in self.update.state().items()}
         for at, average in enumerate(self.averages):
@@ -276,11 +276,12 @@ class Trainer:
                 )
 
     def resume(self, directory: Path) -> None:
+        """Go on from the state that `save` wrote."""
         tensors, metadata = load_tensors(directory / STATE)
         if metadata["torch"] != torch.__version__:
             raise InputError(
                 f"{directory} was begun with torch {metadata['torch']}, this is {torch.__version__}",
-                fix="go on with the version it was begun with, or start over in another --out",
+                fix="go on with that version, or start over in another --out",
             )
 
         def part(prefix: str) -> dict[str, Any]:
@@ -289,7 +290,7 @@ class Trainer:
             }
 
         self.progress = Progress.from_json(metadata["progress"])
-        self.progress.finished = self._is_finished()  # it may go on if it is given more epochs
+        self.progress.finished = self._is_finished()  # It may go on if it now has more epochs.
         self.model.load_state_dict(part("model."))
         self.update.load(part("update."), self.progress.step)
         for at, average in enumerate(self.averages):
@@ -310,50 +311,56 @@ def train(
     on_step: Callable[[int], None] | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
 ) -> Trained:
-    """Train in the directory `out`, from its saved state if there is one, until the schedule says stop.
+    """Train in the directory `out`, from its saved state if there is one, until the schedule stops the run.
 
-    `until` is an epoch to halt after, from where a later call goes on.
-    `on_epoch` is told every epoch once its state is saved, and on resuming those of before: what it raises stops the
-    run where it stands.
+    `until` is an epoch to pause after; a later call goes on from there. `on_step` is called with the number of each
+    step, `on_epoch` with each epoch once its state is saved, after resuming also with the epochs before. An exception
+    that `on_epoch` raises stops the run, which can be resumed.
     """
     trainer = Trainer(name, model_config, config, data, device, targets)
     if (out / STATE).is_file():
         trainer.resume(out)
         if not quiet and not trainer.progress.finished:
             say(f"resuming after step {trainer.progress.step:,}")
-    progress, steps = trainer.progress, trainer.steps_per_epoch
+    progress = trainer.progress
     if on_epoch is not None:
-        for line in progress.history:
-            on_epoch(line)
+        for past in progress.history:
+            on_epoch(past)
     while not progress.finished and (until is None or len(progress.history) < until):
-        began = saved = time.monotonic()
-        epoch = progress.step // steps + 1
-        with meter(f"epoch {epoch}", steps, "rows", quiet=quiet) as shown:
-            for at in range(progress.step % steps, steps):
-                rows = trainer.step()
-                auc = f", valid AUC {progress.history[-1].valid_auc:.5f}" if progress.history else ""
-                shown.advance(rows, 1, f"loss {progress.loss_sum / (at + 1):.4f}{auc}")
-                if on_step is not None:
-                    on_step(progress.step)
-                if at + 1 < steps and time.monotonic() - saved > SAVE_SECONDS:
-                    progress.seconds += time.monotonic() - saved
-                    trainer.save(out)
-                    saved = time.monotonic()
-        if trainer.end_epoch(time.monotonic() - began):
-            save_tensors(out / BEST, dict(trainer.selected.state_dict()))
-        trainer.keep_checkpoint(out)
-        progress.seconds += time.monotonic() - saved
-        trainer.save(out)
-        line = progress.history[-1]
+        rate = _train_epoch(trainer, out, quiet=quiet, on_step=on_step)
+        epoch = progress.history[-1]
         if not quiet:
             say(
-                f"epoch {line.epoch}: train loss {line.train_loss:.4f}, valid AUC {line.valid_auc:.5f},"
-                f" valid logloss {line.valid_logloss:.5f}, learning rate {line.learning_rate:.1e},"
-                f" {shown.rate:,.0f} rows/s, {line.seconds:.1f} s"
-                + (" *" if progress.best_epoch == line.epoch else "")
+                f"epoch {epoch.epoch}: train loss {epoch.train_loss:.4f}, valid AUC {epoch.valid_auc:.5f},"
+                f" valid logloss {epoch.valid_logloss:.5f}, learning rate {epoch.learning_rate:.1e},"
+                f" {rate:,.0f} rows/s, {epoch.seconds:.1f} s"
+                + (" *" if progress.best_epoch == epoch.epoch else "")
             )
         if on_epoch is not None:
-            on_epoch(line)
+            on_epoch(epoch)
     model = trainer.selected
     model.load_state_dict(load_tensors(out / BEST)[0])
     return Trained(model.eval(), progress.history, progress.best_epoch, progress.seconds)
+
+
+def _train_epoch(trainer: Trainer, out: Path, *, quiet: bool, on_step: Callable[[int], None] | None) -> float:
+    """Train to the end of the epoch, validate and save; return the rows per second."""
+    progress, steps = trainer.progress, trainer.steps_per_epoch
+    started = saved = time.monotonic()
+    with meter(f"epoch {progress.step // steps + 1}", steps, "rows", quiet=quiet) as shown:
+        for index in range(progress.step % steps, steps):
+            rows = trainer.step()
+            auc = f", valid AUC {progress.history[-1].valid_auc:.5f}" if progress.history else ""
+            shown.advance(rows, 1, f"loss {progress.loss_sum / (index + 1):.4f}{auc}")
+            if on_step is not None:
+                on_step(progress.step)
+            if index + 1 < steps and time.monotonic() - saved > SAVE_SECONDS:
+                progress.seconds += time.monotonic() - saved
+                trainer.save(out)
+                saved = time.monotonic()
+    if trainer.end_epoch(time.monotonic() - started):
+        save_tensors(out / BEST, dict(trainer.selected.state_dict()))
+    trainer.keep_checkpoint(out)
+    progress.seconds += time.monotonic() - saved
+    trainer.save(out)
+    return shown.rate

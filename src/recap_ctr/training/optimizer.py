@@ -1,8 +1,8 @@
-"""One optimiser step: Adam over dense weights, and over tables in one of two ways.
+"""One optimizer step: Adam over dense weights, and over tables in one of two ways.
 
 - `exact`: the published protocol. Every row of a table moves at every step, by its momentum and by the regulariser.
 - `fast`: only the rows of the batch move. A row that returns after k steps gets the regulariser of all k at once,
-  as l2 * k * row in its gradient; its moments stand still in between. The cost does not grow with the vocabulary.
+  as l2 * k * row in its gradient; its moments rest in between. The cost does not grow with the vocabulary.
 
 Where they differ, and by how much: docs/decisions/0003-two-updates.md. Shapes: V table rows, U rows of the batch.
 """
@@ -48,6 +48,7 @@ class Update:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
+        """Update all weights from their gradients, which it takes, and the averages from the new weights."""
         self.step_count += 1
         gradients = {name: self._take(name, table) for name, table in self._tables.items()}
         trained = {name: weight for name, weight in self._dense.items() if weight.grad is not None}
@@ -58,7 +59,7 @@ class Update:
         for name, gradient in gradients.items():
             square = square + self._square(self._tables[name].weight, gradient)
         norm = float(square.sqrt())
-        if not math.isfinite(norm):  # before any weight is touched
+        if not math.isfinite(norm):  # This must come before any weight changes.
             raise InputError(f"the gradient became {norm} at step {self.step_count}", fix=DIVERGED)
         clip = min(1.0, self._config.clip / (norm + 1e-6))
         if clip < 1.0:
@@ -91,7 +92,7 @@ class Update:
         return gradient
 
     def _square(self, weight_Vd: Tensor, gradient: RowGradient) -> Tensor:
-        """Squared norm of a table's gradient, the regulariser's share included."""
+        """Return the squared norm of a table's gradient, with the regulariser's share."""
         square = gradient.grad_Ud.square().sum()
         l2 = self._config.l2
         if self._fast or l2 == 0:
@@ -134,20 +135,33 @@ class Update:
         if not weights:
             return
         device = weights[0].device
-        steps = [
-            torch.tensor(float(self.step_count - 1), device=device) for _ in weights
-        ]  # Adam counts it up itself
+        # Adam itself counts the step up by one.
+        steps = [torch.tensor(float(self.step_count - 1), device=device) for _ in weights]
         adam(
-            weights, grads, first, second, [], steps, fused=True, amsgrad=False, beta1=BETA1, beta2=BETA2,
-            lr=learning_rate, weight_decay=l2, eps=EPS, maximize=False,
-        )  # fmt: skip
+            weights,
+            grads,
+            first,
+            second,
+            [],
+            steps,
+            fused=True,
+            amsgrad=False,
+            beta1=BETA1,
+            beta2=BETA2,
+            lr=learning_rate,
+            weight_decay=l2,
+            eps=EPS,
+            maximize=False,
+        )
 
     def state(self) -> dict[str, Tensor]:
+        """Return the tensors to save for resuming."""
         tensors = {f"first.{name}": value for name, value in self._first.items()}
         tensors |= {f"second.{name}": value for name, value in self._second.items()}
         return tensors | {f"touched.{name}": value for name, value in self._touched.items()}
 
     def load(self, tensors: dict[str, Tensor], step_count: int) -> None:
+        """Go on from saved tensors, after `step_count` steps."""
         for name, value in self.state().items():
             value.copy_(tensors[name])
         self.step_count = step_count

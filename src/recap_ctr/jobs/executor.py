@@ -1,0 +1,77 @@
+"""Jobs, and what runs them: this process here, processes of this machine in `local`.
+
+A job is a function of a module with plain arguments. It crosses to another process as the function's dotted name and
+its arguments as JSON, so it can be run again after a crash, by hand or on another machine, and nothing is pickled.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from recap_ctr.jobs.progress import board
+from recap_ctr.plugins import resolve
+
+
+@dataclass(frozen=True)
+class Job:
+    """A call of `function`, a function of a module, with arguments that JSON can hold."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if resolve(self.dotted_name) is not self.function:
+            raise ValueError(
+                f"another process could not find {self.dotted_name}: it is not a module's function"
+            )
+
+    @property
+    def dotted_name(self) -> str:
+        """Return the function's name as module:function, by which another process finds it."""
+        return f"{self.function.__module__}:{self.function.__qualname__}"
+
+
+class Executor(Protocol):
+    """What runs jobs."""
+
+    @property
+    def workers(self) -> int:
+        """Return how many jobs run at a time."""
+        ...
+
+    def run(
+        self,
+        jobs: Sequence[Job],
+        *,
+        title: str,
+        quiet: bool = False,
+        done: Callable[[int, Any], None] | None = None,
+    ) -> list[Any]:
+        """Run all jobs and return their results in order; call `done` with each job's index and result as it ends."""
+        ...
+
+
+@dataclass(frozen=True)
+class InThisProcess:
+    """Run jobs one after the other in this process."""
+
+    workers: int = 1
+
+    def run(
+        self,
+        jobs: Sequence[Job],
+        *,
+        title: str,
+        quiet: bool = False,
+        done: Callable[[int, Any], None] | None = None,
+    ) -> list[Any]:
+        """Run all jobs and return their results in order; call `done` with each job's index and result as it ends."""
+        results = []
+        with board(title, len(jobs), quiet=quiet) as shown:
+            for index, job in enumerate(jobs):
+                results.append(job.function(**job.arguments))
+                shown.finish(job.name)
+                if done is not None:
+                    done(index, results[-1])
+        return results

@@ -1,0 +1,93 @@
+"""Several runs side by side over one prepared data set, each in its own directory and with its logit tables."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recap_ctr.axes.logits import Estimator
+from recap_ctr.axes.predict import write_logits
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.jobs import machine
+from recap_ctr.jobs.executor import Executor, Job
+from recap_ctr.jobs.local import LocalProcesses
+from recap_ctr.training.report import RunReport, parse_report
+from recap_ctr.training.run import ARTIFACT, LOGITS, RunConfig, held_out_shards, run
+
+Runs = dict[Path, RunReport]
+"""Reports of finished runs, by directory."""
+
+
+def run_many(
+    configs: dict[Path, RunConfig],
+    data: PreparedData,
+    *,
+    title: str,
+    executor: Executor | None = None,
+    quiet: bool = False,
+    done: Callable[[Path, RunReport], None] | None = None,
+) -> Runs:
+    """Do the runs side by side, each in its directory and with its logit tables; each resumes by itself.
+
+    Without an `executor`, as many local processes run at a time as there are cores for their threads. `done` is
+    called with each run's directory and report as it ends.
+    """
+    if not configs:
+        return {}
+    if executor is None:
+        threads = max(config.threads for config in configs.values())
+        device = next(iter(configs.values())).device
+        executor = LocalProcesses(machine.side_by_side(threads, device))
+    directories = list(configs)
+    jobs = [
+        Job(
+            _job_name(directory),
+            run_and_write_logits,
+            {"data": str(data.path), "config": config.to_json(), "out": str(directory)},
+        )
+        for directory, config in configs.items()
+    ]
+    reports: Runs = {}
+
+    def receive(index: int, result: Any) -> None:
+        directory = directories[index]
+        reports[directory] = parse_report(result, str(directory))
+        if done is not None:
+            done(directory, reports[directory])
+
+    executor.run(jobs, title=title, quiet=quiet, done=receive)
+    return {directory: reports[directory] for directory in directories}
+
+
+def run_and_write_logits(data: str, config: dict[str, Any], out: str) -> dict[str, Any]:
+    """Do a run and write its logits over all rows as tables next to it. The arguments are plain, for a job."""
+    settings, directory, prepared = RunConfig.from_json(config), Path(out), PreparedData(Path(data))
+    report = run(settings, prepared, directory)
+    tables = {split: directory / LOGITS / split for split in ("train", *held_out_shards(prepared))}
+    missing = {split: path for split, path in tables.items() if not path.is_dir()}
+    if missing:
+        loaded = load_artifact(directory / ARTIFACT)
+        device = torch.device(settings.device)
+        count = len(loaded.routes)  # Fewer than were wanted, where the model does not have as many.
+        estimator = Estimator(
+            f"{settings.model}-seed-{settings.train.seed}", route=f"mean of {count}" if count > 1 else None
+        )
+        for split, path in missing.items():
+            write_logits(path, {estimator: loaded.model.to(device)}, prepared, split, device)
+    return report.to_json()
+
+
+def teacher_tables(directories: Sequence[Path], split: str) -> tuple[Path, ...]:
+    """Return the paths of the runs' logit tables over one split."""
+    return tuple(directory / LOGITS / split for directory in directories)
+
+
+def _job_name(directory: Path) -> str:
+    """Return a short name to show: the directory without its hash, with the one above it for a mere seed-N."""
+    parts = (
+        [directory.parent.name, directory.name] if directory.name.startswith("seed-") else [directory.name]
+    )
+    return " ".join(re.sub(r"-[0-9a-f]{10}$", "", part) for part in parts)

@@ -1,0 +1,180 @@
+"""The report of a run, and of a whole fit: what every table, page and command reads."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_serializer
+
+from recap_ctr.config import Record, TrainConfig
+from recap_ctr.data.quality import FieldQuality
+from recap_ctr.diagnose.results import Curve
+from recap_ctr.errors import InputError
+from recap_ctr.evaluation.evaluate import Metrics
+from recap_ctr.storage.files import read_json, write_json
+
+REPORT = "report.json"
+RouteChoice = Literal["late", "random", "greedy"]
+
+
+class Epoch(Record):
+    """One row of a run's history."""
+
+    epoch: int
+    step: int
+    learning_rate: float
+    train_loss: float
+    """Mean over steps, without the regulariser, which published logs add to it: on ML-1M 0.02 in FCN's first epoch."""
+    valid_auc: float
+    valid_logloss: float
+    beta: float | None = None
+    """β of the moving average that was best on validation."""
+    seconds: float
+    raw_auc: float | None = None
+    """Validation AUC of the weights that were averaged; None without an average."""
+
+
+class SplitCount(Record):
+    """How many rows a split has, and how many of them are clicks."""
+
+    rows: int
+    positives: int
+
+
+class DataSummary(Record):
+    """The prepared data that a run was trained and measured on."""
+
+    name: str
+    fingerprint: str
+    splits: dict[str, SplitCount] = Field(default_factory=dict)
+
+
+class ModelSummary(Record):
+    """A model by name, with all of its settings."""
+
+    name: str
+    config: dict[str, Any]
+
+
+class RouteSummary(Record):
+    """How many routes the artifact averages, and how they were chosen."""
+
+    count: int = 1
+    choice: RouteChoice = "late"
+
+
+class Reference(Record):
+    """A reference model's figures on one split."""
+
+    auc: float
+    logloss: float
+
+
+class Seconds(Record):
+    """How long a run took."""
+
+    train: float
+    evaluate: float
+
+
+class RunReport(Record):
+    """Everything about one finished run: what decided it, how it went, and how good it is."""
+
+    kind: Literal["report"] = "report"
+    format: int = 1
+    data: DataSummary
+    model: ModelSummary
+    train: TrainConfig
+    threads: int
+    device: str
+    teachers: list[str] = Field(default_factory=list)
+    """Checksums of the teachers' logit tables."""
+    calibration: str
+    negative_rate: float
+    reference: dict[str, dict[str, Reference]] | None = None
+    """Reference models by name, with their figures by split; None where none was trained."""
+    routes: RouteSummary = RouteSummary()
+    parameters: int
+    calibrated_by: dict[str, Any]
+    metrics: Metrics
+    metrics_by_routes: dict[str, Metrics] = Field(default_factory=dict)
+    """For a model with routes: its metrics on one route and on all, by the number of routes."""
+    fields: list[FieldQuality] | None = None
+    best_epoch: int
+    history: list[Epoch]
+    seconds: Seconds
+    versions: dict[str, str]
+    machine: dict[str, str | int]
+    date: str
+
+    @field_serializer("train")
+    def _whole_config(self, train: TrainConfig) -> dict[str, Any]:
+        """Write all of the training settings, whether they were set or are at their defaults."""
+        return train.model_dump(mode="json")
+
+    def on_routes(self, *, every: bool) -> "RunReport":
+        """Return the report with the metrics of one route, or of the mean over every route."""
+        if not self.metrics_by_routes:
+            return self
+        count = (max if every else min)(self.metrics_by_routes, key=int)
+        return self.model_copy(update={"metrics": self.metrics_by_routes[count]})
+
+
+class TeacherSummary(Record):
+    """What a fit's report says of one teacher."""
+
+    metrics: Metrics
+    seed: int
+    parameters: int
+    epochs: int
+    seconds: Seconds
+
+
+class EnsembleFigures(Record):
+    """The mean logit of the first teachers, calibrated and measured like a model."""
+
+    teachers: int
+    metrics: Metrics
+
+
+class FitReport(RunReport):
+    """The report of the student that a fit ships, and of all that it was made of."""
+
+    recipe: dict[str, Any]
+    plan: dict[str, Any]
+    student: str
+    """The directory of the shipped student's run, relative to that of the fit."""
+    students: dict[str, Metrics]
+    teacher_runs: dict[str, TeacherSummary]
+    """Teachers by the directory of their run."""
+    ensembles: list[EnsembleFigures]
+    """The ensembles of the first 1, 2, .. teachers."""
+    recovered: float | None = None
+    """The student's share of what the ensemble of all teachers gains in AUC over one of them."""
+    size_against_teacher: float | None = None
+    averaging: Curve | None = None
+    """What the mean of more and more teachers gains, with what Eq. 6 predicts from their disagreement."""
+
+
+def write_report(out: Path, report: RunReport) -> None:
+    """Write the report of the run or fit in the directory `out`."""
+    write_json(out / REPORT, report.to_json())
+
+
+def read_report(out: Path) -> RunReport | FitReport:
+    """Return the report of the finished run or fit in the directory `out`."""
+    if not (out / REPORT).is_file():
+        raise InputError(
+            f"{out} holds no {REPORT}", fix="name a directory that `recap fit` or `recap train` has finished"
+        )
+    return parse_report(read_json(out / REPORT), str(out / REPORT))
+
+
+def parse_report(values: Any, origin: str = "report") -> RunReport | FitReport:
+    """Return plain JSON values as a report; one that names its recipe is the report of a fit."""
+    kind = FitReport if isinstance(values, dict) and "recipe" in values else RunReport
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{origin} is not a report: {name}: {first['msg']}") from None
