@@ -18,7 +18,8 @@ from recap_ctr.axes.logits import LogitTable
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
-from recap_ctr.inference.artifact import Exported, Setting, add_graphs, read_artifact
+from recap_ctr.inference.artifact import ExportedGraph, add_graphs, read_artifact
+from recap_ctr.inference.setting import Setting
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe.probe import FURTHER, Arm
 from recap_ctr.recipe.stages import PRESETS, Plan, Recipe, batch_size, recipe_config, train_config
@@ -124,7 +125,7 @@ def test_calibration_and_routes_train_nothing_again_and_graphs_are_kept_where_th
     out = Path(shutil.copytree(done[0], tmp_path / "model"))
     weights = {path: path.stat().st_mtime_ns for path in out.rglob("state.safetensors")}
     cook(prepared, out).run()  # ships the student of these settings, whatever tests before have done
-    graph = Exported(Setting(1, 2), b"a graph", "float32", 0.0)
+    graph = ExportedGraph(Setting(1, 2), b"a graph", "float32", 0.0)
     add_graphs(read_artifact(out / "artifact"), [graph])
 
     again = cook(prepared, out).run()

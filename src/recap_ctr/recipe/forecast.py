@@ -31,7 +31,7 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.inference.costs import scoring_seconds
 from recap_ctr.inference.torch_backend import load_artifact
-from recap_ctr.jobs import machine as environment
+from recap_ctr.jobs import machine
 from recap_ctr.models.recap import Recap
 from recap_ctr.recipe.estimator_grid import survey_runs
 from recap_ctr.recipe.probe import RESULT as PROBED
@@ -170,7 +170,7 @@ def forecast(recipe: Recipe, *, runs: int = 2) -> Forecast:
     record = {
         "kind": "forecast", "format": 1, **asdict(found), "split": "valid", "data": about, "plan": asdict(plan),
         "recipe": recipe.config.model_dump(mode="json"), "budget": recipe.budget,
-        "versions": environment.versions(), "machine": environment.machine(),
+        "versions": machine.versions(), "machine": machine.machine(),
         "date": datetime.now(UTC).date().isoformat(),
     }  # fmt: skip
     write_json(recipe.out / FORECAST, record)

@@ -1,7 +1,8 @@
-"""Search spaces: which settings of a model and of its training are tried, and with which values.
+"""Search spaces: which settings of a model and of its training to tune, and the values to try.
 
-A space maps settings, such as model.dropout or train.l2, to a list of choices or to a range
-{low, high, log?, integer?, step?}. It is read from TOML (tables [model] and [train]), from Python, or built in.
+A space maps the name of a setting, such as model.dropout or train.l2, to a list of choices or to a range
+{low, high, log?, integer?, step?}. It comes from a TOML file (tables [model] and [train]), from a mapping in Python,
+or from `SPACES`, which has one for each model.
 """
 
 import json
@@ -26,7 +27,7 @@ class Range(Frozen):
     low: float
     high: float
     log: bool = False
-    """Whether factors count, not differences."""
+    """Whether to draw evenly by ratio instead of by difference."""
     integer: bool = False
     step: PositiveFloat | None = None
 
@@ -41,17 +42,18 @@ class Range(Frozen):
         if self.integer and any(number % 1 for number in (self.low, self.high, self.step or 1)):
             raise ValueError("a range of integers needs whole numbers")
         if self.step is not None and not _is_whole((self.high - self.low) / self.step):
-            raise ValueError(f"steps of {self.step:g} from {self.low:g} don't arrive at {self.high:g}")
+            raise ValueError(f"steps of {self.step:g} from {self.low:g} don't end at {self.high:g}")
         return self
 
     def holds(self, value: Any) -> bool:
+        """Return whether `value` is a number of the range."""
         if not isinstance(value, int | float) or not self.low <= value <= self.high:
             return False
         step = self.step or (1 if self.integer else None)
         return step is None or _is_whole((value - self.low) / step)
 
     def samples(self) -> list[float]:
-        """Its ends, and a value between them, which shows where whole numbers are needed."""
+        """Return both ends and a value between them; that value shows whether a setting needs whole numbers."""
         between = self.low + (self.step or (1 if self.integer else (self.high - self.low) / math.pi))
         return [int(value) if self.integer else value for value in (self.low, between, self.high)]
 
@@ -61,97 +63,105 @@ def _is_whole(ratio: float) -> bool:
 
 
 Choices = tuple[Any, ...]
-"""As JSON has them: lists for tuples."""
+"""Values as JSON has them: lists instead of tuples."""
 Space = dict[str, Choices | Range]
+"""What to try, by the name of the setting, such as model.dropout."""
 
 
-def parse_space(given: Mapping[str, Any], origin: str) -> Space:
-    """The space that a plain mapping describes, with dotted names or with a table for each part."""
+def parse_space(mapping: Mapping[str, Any], origin: str) -> Space:
+    """Return the space that `mapping` describes, with dotted names or with a table for each part.
+
+    `origin` is where the mapping came from; error messages begin with it.
+    """
     flat: dict[str, Any] = {}
-    for key, value in given.items():
-        own = (
-            {f"{key}.{name}": each for name, each in value.items()} if _is_part(key, value) else {key: value}
-        )
-        flat |= own
+    for key, value in mapping.items():
+        if key in PARTS and isinstance(value, Mapping):
+            flat |= {f"{key}.{name}": values for name, values in value.items()}
+        else:
+            flat[key] = value
     if not flat:
         raise InputError(f"{origin}: the space is empty", fix="name a setting, such as train.l2")
-    return {name: _setting(value, f"{origin}: {name}") for name, value in flat.items()}
+    return {name: _parse_values(values, f"{origin}: {name}") for name, values in flat.items()}
 
 
-def _is_part(key: str, value: Any) -> bool:
-    return key in PARTS and isinstance(value, Mapping)
-
-
-def _setting(value: Any, origin: str) -> Choices | Range:
-    if isinstance(value, Range):
-        return value
-    if isinstance(value, Mapping):
-        return parse(Range, dict(value), origin)
-    if not isinstance(value, list | tuple):
-        raise InputError(f"{origin}: {value!r} is neither a list of choices nor a range of low and high")
-    choices: Choices = tuple(json.loads(json.dumps(value)))
-    if not choices or any(choice in choices[:at] for at, choice in enumerate(choices)):
-        raise InputError(f"{origin}: {list(choices)}: choices must be one or more, each of them once")
+def _parse_values(values: Any, origin: str) -> Choices | Range:
+    if isinstance(values, Range):
+        return values
+    if isinstance(values, Mapping):
+        return parse(Range, dict(values), origin)
+    if not isinstance(values, list | tuple):
+        raise InputError(f"{origin}: {values!r} is neither a list of choices nor a range of low and high")
+    choices: Choices = tuple(json.loads(json.dumps(values)))
+    if not choices:
+        raise InputError(f"{origin}: the list of choices is empty", fix="add a choice, or remove the setting")
+    for index, choice in enumerate(choices):
+        if choice in choices[:index]:
+            raise InputError(f"{origin}: the choice {choice!r} is there twice", fix="remove one of them")
     return choices
 
 
-def plain(space: Space) -> dict[str, Any]:
-    """For JSON; `parse_space` reads it back."""
+def space_to_json(space: Space) -> dict[str, Any]:
+    """Return the space as plain JSON values, which `parse_space` reads back."""
     return {
-        name: each.model_dump(exclude_defaults=True) if isinstance(each, Range) else list(each)
-        for name, each in space.items()
+        name: values.model_dump(exclude_defaults=True) if isinstance(values, Range) else list(values)
+        for name, values in space.items()
     }
 
 
 def named_space(model: str, name: str | None) -> Space:
-    """A space from a TOML file, by the dotted name of a mapping, or, without a name, the model's own."""
+    """Return the space in the TOML file `name`, or the mapping with that dotted name; None: the model's own space."""
     if name is None:
         if model not in SPACES:
-            raise InputError(f"there is no space of {model} here", fix="give one: --space space.toml")
+            raise InputError(f"there is no built-in space for {model}", fix="name one: --space space.toml")
         return parse_space(SPACES[model], f"the space of {model}")
     if not is_dotted(name) or Path(name).is_file():
         return parse_space(read_toml(Path(name)), name)
-    found = load(name, "search space")
-    if not isinstance(found, Mapping):
-        raise InputError(f"search space {name!r} is no mapping of settings to values")
-    return parse_space(found, name)
+    mapping = load(name, "search space")
+    if not isinstance(mapping, Mapping):
+        raise InputError(f"search space {name!r} is not a mapping from settings to values")
+    return parse_space(mapping, name)
 
 
 def check_space(
     space: Space, model: str, model_settings: Mapping[str, Any], train: Mapping[str, Any], origin: str
 ) -> None:
-    """Refuse what no trial could be made of: settings that are not there, and values that they can't have.
+    """Refuse settings that do not exist, and values that no trial could have.
 
-    Values that only don't go together are no error: a draw that meets some is left out.
+    `model_settings` and `train` are what the space leaves alone. A value that is only refused together with the value
+    of another setting is not an error: a draw that combines the two is skipped.
     """
     kinds: dict[str, tuple[type[Frozen], Mapping[str, Any]]] = {
         "model": (config_class(model), model_settings),
         "train": (TrainConfig, train),
     }
-    for name, each in space.items():
+    for name, values in space.items():
         part, _, field = name.partition(".")
         if part not in PARTS:
-            raise InputError(f"{origin}: {name}: settings are called model.NAME or train.NAME")
+            raise InputError(f"{origin}: {name}: the name of a setting begins with model. or train.")
         kind, base = kinds[part]
         if field not in kind.model_fields or name == "train.seed":
-            known = ", ".join(known for known in kind.model_fields if known != "seed")
-            raise InputError(f"{origin}: {name}: no setting to search; known are {known}")
-        for value in each.samples() if isinstance(each, Range) else each:
+            choices = ", ".join(choice for choice in kind.model_fields if choice != "seed")
+            raise InputError(f"{origin}: {name} can't be searched; choose from {choices}")
+        for value in values.samples() if isinstance(values, Range) else values:
             try:
                 kind.model_validate({**base, field: value})
-            except ValidationError as error:
-                for found in error.errors():
-                    if found["loc"][:1] == (field,):
-                        raise InputError(f"{origin}: {name}: {found['msg']} (given: {value!r})") from None
+            except ValidationError as refusal:
+                for error in refusal.errors():
+                    if error["loc"][:1] == (field,):
+                        raise InputError(f"{origin}: {name}: {error['msg']} (value: {value!r})") from None
 
 
 _DROPOUT = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
 _LAYERS = {"low": 1, "high": 7, "integer": True}
 _UNITS = [
-    *([400] * layers for layers in (1, 2, 3)), [500] * 3, *([1000] * layers for layers in (2, 3, 4, 5)),
-    *([2000] * layers for layers in (2, 3, 4)), [5000] * 2,
-]  # fmt: skip
-_L2 = {"train.l2": {"low": 1e-9, "high": 0.1, "log": True}}  # as good as none, up to what few values want
+    *([400] * layers for layers in (1, 2, 3)),
+    [500] * 3,
+    *([1000] * layers for layers in (2, 3, 4, 5)),
+    *([2000] * layers for layers in (2, 3, 4)),
+    [5000] * 2,
+]
+# The low end is as good as no regulariser; the high end suits data with few values per field.
+_L2 = {"train.l2": {"low": 1e-9, "high": 0.1, "log": True}}
 _RATE = {"train.learning_rate": {"low": 3e-4, "high": 0.03, "log": True}}
 _DEEP = {**_L2, "model.units": _UNITS, "model.dropout": _DROPOUT, "model.batch_norm": [True, False]}
 _TOWER = {
@@ -162,8 +172,9 @@ _TOWER = {
 }
 
 SPACES: dict[str, dict[str, Any]] = {
-    # They hold what was published as tuned, over all data sets; a test sees to it. Vectors have 16 numbers and the rate
-    # is 0.001 in nearly all of it, so both are left alone; models without much else have their rate searched.
+    # Each space includes the settings that were published as tuned on any data set; a test checks it. Nearly all of
+    # them have embeddings of 16 numbers and a learning rate of 0.001, so neither is searched, except for the learning
+    # rate of models that have little else to tune.
     "lr": {**_L2, **_RATE},
     "fm": {**_L2, **_RATE},
     "dnn": _DEEP,
@@ -231,7 +242,7 @@ SPACES: dict[str, dict[str, Any]] = {
         "model.dropout2": _DROPOUT,
         "model.gating": [True, False],
     },
-    # The space of its paper; the heads are not stated there.
+    # The space that its paper searched, which does not state the number of heads.
     "rfm": {
         **_L2,
         "model.width": [16, 32, 48, 64, 80],

@@ -1,136 +1,119 @@
-"""Search for settings: trials side by side, each a training of its own, compared by validation AUC alone.
+"""Hyperparameter search: trials side by side, each a training run, compared by validation AUC alone.
 
-A study lives in SQLite (`study.db`, which Optuna's own tools read too). TPE proposes settings, and a trial that after
-some epochs is behind the median of the finished ones is pruned. Not sooner: a strong regulariser starts slowly and wins
-late (docs/decisions/0008). What a killed command had begun is taken up by the next one: the settings of a lost trial
-are queued again, and as a trial trains in a directory named after its settings, it goes on from its saved state.
+A killed search goes on with the next command: settings of a lost trial are queued again, and because a trial trains in
+a directory named after its settings, it resumes from its saved state.
 """
 
 import json
 import shutil
-import sqlite3
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import optuna
 import tomli_w
 import torch
-from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.pool import NullPool
+from pydantic import field_serializer
 
 from recap_ctr.axes.predict import predict
-from recap_ctr.config import TrainConfig, parse
+from recap_ctr.config import Record, TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
-from recap_ctr.jobs import machine as environment
-from recap_ctr.jobs.local import Job, run_jobs
+from recap_ctr.jobs import machine
+from recap_ctr.jobs.executor import Executor, Job
+from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.jobs.progress import meter, say
-from recap_ctr.models.catalogue import build, count_parameters, parse_model
+from recap_ctr.models.catalogue import build, count_parameters
 from recap_ctr.nn.weights import load_tensors
-from recap_ctr.recipe.spaces import Choices, Range, Space, check_space, parse_space, plain
+from recap_ctr.recipe.spaces import check_space
+from recap_ctr.recipe.study import (
+    ENDED,
+    EXHAUSTED,
+    REASON,
+    SETTINGS,
+    Search,
+    Settings,
+    best_trial,
+    draw_trial,
+    is_base,
+    open_study,
+    queue_base,
+    requeue_lost_trials,
+)
 from recap_ctr.storage.claims import claim
 from recap_ctr.storage.files import atomic_file, read_json, write_json
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
-from recap_ctr.training.loop import BEST, Epoch, derive_seed, train
+from recap_ctr.training.loop import BEST, train
 from recap_ctr.training.optimizer import DIVERGED
+from recap_ctr.training.report import DataSummary, Epoch, ModelSummary
 from recap_ctr.training.run import RunConfig
 
-STUDY, RESULT, TOML, TRIALS = "study.db", "tune.json", "best.toml", "trials"
-BASE, SETTINGS, REASON, EXHAUSTED = "base", "settings", "reason", "exhausted"  # attributes in the study
-DRAWS = 100  # in a row without anything new: then the space has been searched
-COMPARABLE = 4  # finished trials before any is pruned
-LOCK_SECONDS = 300
-_DRAWS = 2**43  # a stream apart from those of training
-ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
-Settings = dict[str, Any]
-"""Values by name, such as model.dropout; what is not among them is as in the base settings."""
+RESULT, TOML, TRIALS = "tune.json", "best.toml", "trials"
 
 
-@dataclass(frozen=True)
-class Search:
-    """All that decides what is tried, beside the data."""
+class TrialRecord(Record):
+    """One trial that has ended."""
 
-    base: RunConfig
-    """What the space leaves open, and the first trial."""
-    space: Space
-    prune_after: int = 8
-    """Epochs that every trial may have."""
-
-    def inputs(self, data: PreparedData) -> dict[str, Any]:
-        known = self.base.inputs(data)
-        return {name: known[name] for name in ("data", "model", "train", "threads", "device")} | {
-            "space": plain(self.space),
-            "prune_after": self.prune_after,
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "base": self.base.to_json(),
-            "space": plain(self.space),
-            "prune_after": self.prune_after,
-        }
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Search":
-        base, space = RunConfig.from_json(values["base"]), parse_space(values["space"], "space")
-        return cls(base, space, values["prune_after"])
-
-    def settings_of(self, config: RunConfig) -> Settings:
-        """What a run has for the settings that are searched."""
-        parts = {"model": config.model_config, "train": config.train}
-        dumped = {part: record.model_dump(mode="json") for part, record in parts.items()}
-        split = {name: name.partition(".") for name in self.space}
-        return {name: dumped[part][field] for name, (part, _, field) in split.items()}
-
-    def with_(self, settings: Settings) -> RunConfig:
-        """The run of a trial; what doesn't go together is an InputError."""
-        given: dict[str, Settings] = {"model": {}, "train": {}}
-        for name, value in settings.items():
-            part, _, field = name.partition(".")
-            given[part][field] = value
-        model = {**self.base.model_config.model_dump(mode="json"), **given["model"]}
-        settled = {**self.base.train.model_dump(mode="json"), **given["train"]}
-        return replace(
-            self.base,
-            model_config=parse_model(self.base.model, model),
-            train=parse(TrainConfig, settled, "train"),
-        )
+    number: int
+    state: Literal["complete", "pruned", "diverged"]
+    settings: Settings
+    valid_auc: float | None
+    """The best of `valid_aucs`; None if the trial diverged in its first epoch."""
+    valid_aucs: list[float]
+    """Validation AUC after each epoch."""
+    seconds: float
+    parameters: int
 
 
-@contextmanager
-def _study(out: Path, search: Search) -> Iterator[optuna.Study]:
-    """The study of a directory, without Optuna's own words about it."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = optuna.storages.RDBStorage(
-        "sqlite://",  # the path goes past the URL, where it would have to be escaped
-        engine_kwargs={
-            "creator": lambda: sqlite3.connect(out / STUDY, timeout=LOCK_SECONDS),
-            "poolclass": NullPool,
-        },
-    )
-    try:
-        yield optuna.create_study(
-            storage=storage,
-            study_name="recap",
-            load_if_exists=True,
-            direction="maximize",
-            pruner=optuna.pruners.MedianPruner(COMPARABLE, search.prune_after),
-        )
-    finally:
-        storage.remove_session()
-        optuna.logging.set_verbosity(before)
+class Gain(Record):
+    """How far the best trial is ahead of the base run in validation AUC."""
+
+    auc: float
+    standard_error: float | None
+    """None if the base run is the best, or if the validation rows have fewer than two clicks or non-clicks."""
+
+
+class TuneRecord(Record):
+    """The outcome of a search, with all that decided it: the content of `tune.json`."""
+
+    kind: Literal["tune"]
+    format: int
+    data: DataSummary
+    model: ModelSummary
+    train: TrainConfig
+    threads: int
+    device: str
+    space: dict[str, Any]
+    prune_after: int
+    exhausted: bool
+    """Whether the draws found nothing new any more."""
+    started_from: Settings
+    """The base run's values for the settings of the space."""
+    left_out: int
+    """Draws that were skipped because they were tried before or don't go together."""
+    best: TrialRecord
+    base: TrialRecord | None
+    """The trial of the base run; None if it diverged or has not ended."""
+    gain: Gain | None
+    trials: list[TrialRecord]
+    versions: dict[str, str]
+    machine: dict[str, str | int]
+    date: str
+
+    @field_serializer("train")
+    def _whole_config(self, train: TrainConfig) -> dict[str, Any]:
+        """Write all of the training settings, whether they were set or are at their defaults."""
+        return train.model_dump(mode="json")
+
+    def is_finished(self, num_trials: int) -> bool:
+        """Return whether a search for `num_trials` trials has nothing left to do."""
+        return self.exhausted or len(self.trials) >= num_trials
 
 
 def tune(
@@ -140,162 +123,83 @@ def tune(
     *,
     trials: int,
     minutes: float | None = None,
-    workers: int | None = None,
+    executor: Executor | None = None,
     force: bool = False,
     quiet: bool = False,
-) -> dict[str, Any]:
-    """Search until there are so many trials, or for so many minutes; returns the record, which is in `out` too."""
+) -> TuneRecord:
+    """Search until `trials` trials have ended or `minutes` have passed; write the record to `out` and return it.
+
+    Without an `executor`, as many local processes run at a time as there are cores for the threads of a trial.
+    """
     base = search.base
     torch.set_num_threads(base.threads)
     check_space(search.space, base.model, dict(base.model_config), dict(base.train), "space")
     if claim(out, search.inputs(data), finished=RESULT, force=force):
-        record: dict[str, Any] = read_json(out / RESULT)
-        if _is_done(record, trials):
+        record = TuneRecord.model_validate(read_json(out / RESULT))
+        if record.is_finished(trials):
             if not quiet:
-                say(f"{out} holds {len(record['trials'])} trials; nothing to do")
+                say(f"{out} holds {len(record.trials)} trials; nothing to do")
             return record
     (out / TRIALS).mkdir(exist_ok=True)
-    with locked(out), _study(out, search) as study:
-        _take_up(study)
+    executor = executor or LocalProcesses(machine.side_by_side(base.threads, base.device))
+    deadline = None if minutes is None else time.time() + 60 * minutes
+    with locked(out), open_study(out, search) as study:
+        requeue_lost_trials(study)
         if not study.get_trials(deepcopy=False):
-            study.enqueue_trial(_base_params(search) or {}, user_attrs={BASE: True})
+            queue_base(study, search)
         missing = max(trials - len(study.get_trials(deepcopy=False, states=ENDED)), 0)
-        room = workers or environment.side_by_side(base.threads, base.device)
-        deadline = None if minutes is None else time.time() + 60 * minutes
-        asked = {
-            "data": str(data.path), "search": search.to_json(), "out": str(out), "trials": trials, "deadline": deadline
-        }  # fmt: skip
-        jobs = [
-            Job(f"worker {n}", "recap_ctr.recipe.tune:work", asked) for n in range(1, min(room, missing) + 1)
-        ]
+        arguments = {
+            "data": str(data.path),
+            "search": search.to_json(),
+            "out": str(out),
+            "trials": trials,
+            "deadline": deadline,
+        }
+        num_workers = min(executor.workers, missing)
+        jobs = [Job(f"worker {number}", work, arguments) for number in range(1, num_workers + 1)]
         if not quiet:
             say(f"{missing} trials, {len(jobs)} at a time, over {', '.join(map(_short, search.space))}")
-        run_jobs(jobs, workers=room, title="tune", quiet=quiet)
-        _take_up(study)
-        _tidy(study, out)
+        executor.run(jobs, title="tune", quiet=quiet)
+        requeue_lost_trials(study)
+        _remove_weights(study, out)
         record = _record(study, search, data, out)
         with atomic_file(out / TOML) as file:
-            file.write(_toml(search, record).encode())
-        write_json(out / RESULT, record)
-    if not (quiet or _is_done(record, trials)):
-        say(f"out of time after {len(record['trials'])} of {trials} trials; the same command goes on")
+            file.write(_best_toml(search, record).encode())
+        write_json(out / RESULT, record.to_json())
+    if not (quiet or record.is_finished(trials)):
+        say(f"out of time after {len(record.trials)} of {trials} trials; run the same command again to go on")
     return record
 
 
-def _is_done(record: dict[str, Any], trials: int) -> bool:
-    return record["exhausted"] or len(record["trials"]) >= trials
-
-
-def _take_up(study: optuna.Study) -> None:
-    """Queue the settings of trials that nobody works on any more.
-
-    Killed between the two lines it will queue them twice; the second is then a draw of nothing new.
-    """
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        study.enqueue_trial(trial.params, user_attrs={BASE: _is_base(trial)})
-        study.tell(trial.number, state=TrialState.FAIL)
-
-
-def _is_base(trial: Trial | FrozenTrial) -> bool:
-    return bool(trial.user_attrs.get(BASE))
-
-
-# What a worker does.
-
-
 class _OutOfTimeError(Exception):
-    pass
+    """The deadline has passed."""
 
 
 def work(data: str, search: dict[str, Any], out: str, trials: int, deadline: float | None) -> int:
-    """Trial after trial, until there are enough; returns how many it did. The arguments are plain, for the engine."""
-    wanted, prepared, directory = Search.from_json(search), PreparedData(Path(data), verify=False), Path(out)
-    torch.set_num_threads(wanted.base.threads)
-    done = 0
-    with _study(directory, wanted) as study:
+    """Run one trial after the other until there are `trials` in all; return how many this worker ran.
+
+    `deadline` is in seconds since the epoch. The arguments are plain, for a job.
+    """
+    parsed, prepared, directory = Search.from_json(search), PreparedData(Path(data), verify=False), Path(out)
+    torch.set_num_threads(parsed.base.threads)
+    count = 0
+    with open_study(directory, parsed) as study:
         while deadline is None or time.time() < deadline:
-            with locked(directory / TRIALS, wait=True):  # so that no two workers draw the same
-                trial = _draw(study, wanted, trials)
+            with locked(directory / TRIALS, wait=True):  # Otherwise two workers could draw the same settings.
+                trial = draw_trial(study, parsed, trials)
             if trial is None:
                 break
             try:
-                _run(study, trial, wanted, prepared, directory, deadline)
+                _run_trial(study, trial, parsed, prepared, directory, deadline)
             except _OutOfTimeError:
                 break
             with locked(directory / TRIALS, wait=True):
-                _tidy(study, directory)
-            done += 1
-    return done
+                _remove_weights(study, directory)
+            count += 1
+    return count
 
 
-def _draw(study: optuna.Study, search: Search, trials: int) -> Trial | None:
-    """A trial whose settings are new and go together; None where there are enough, or no such settings are found."""
-    known = study.get_trials(deepcopy=False)
-    tried = [one.user_attrs.get(SETTINGS) for one in known if one.state in (*ENDED, TrialState.RUNNING)]
-    if len(tried) >= trials:
-        return None
-    for at in range(DRAWS):
-        # Seeded by the draw, so that neither workers nor another start repeat what was drawn. A proposal that is of no
-        # use is not made again: TPE would insist on it.
-        study.sampler = _sampler(search.base.train.seed, len(known) + at, informed=at == 0)
-        trial = study.ask()
-        try:
-            settings = _suggest(trial, search)
-            trial.set_user_attr(SETTINGS, settings)
-            reason = "tried before" if settings in tried else None
-        except InputError as error:
-            reason = error.message
-        if reason is None:
-            return trial
-        trial.set_user_attr(REASON, reason)
-        study.tell(trial, state=TrialState.FAIL)
-    study.set_user_attr(EXHAUSTED, True)
-    return None
-
-
-def _sampler(seed: int, draw: int, *, informed: bool) -> optuna.samplers.BaseSampler:
-    own = derive_seed(seed, _DRAWS + draw) % 2**32
-    if not informed:
-        return optuna.samplers.RandomSampler(own)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)  # of the liar, before Optuna 5
-        return optuna.samplers.TPESampler(seed=own, constant_liar=True)
-
-
-def _suggest(trial: Trial, search: Search) -> Settings:
-    """Values for all settings of the space; those of the base as they are, even where they lie outside of it."""
-    if _is_base(trial) and _base_params(search) is None:
-        return search.settings_of(search.base)
-    found = {name: _value(trial, name, each) for name, each in search.space.items()}
-    return search.settings_of(search.base if _is_base(trial) else search.with_(found))
-
-
-def _value(trial: Trial, name: str, each: Choices | Range) -> Any:
-    if not isinstance(each, Range):
-        return json.loads(trial.suggest_categorical(name, [json.dumps(choice) for choice in each]))
-    if each.integer:
-        low, high, step = int(each.low), int(each.high), int(each.step or 1)
-        return trial.suggest_int(name, low, high, step=step, log=each.log)
-    return float(f"{trial.suggest_float(name, each.low, each.high, step=each.step, log=each.log):.4g}")
-
-
-def _base_params(search: Search) -> dict[str, Any] | None:
-    """The base settings as the study has them; None if some lie outside of the space."""
-    own, found = search.settings_of(search.base), {}
-    for name, each in search.space.items():
-        value = own[name]
-        if not (each.holds(value) if isinstance(each, Range) else value in each):
-            return None
-        found[name] = value if isinstance(each, Range) else json.dumps(each[each.index(value)])
-    return found
-
-
-def _name(settings: Settings) -> str:
-    """The directory of a trial."""
-    return fingerprint(settings)[:10]
-
-
-def _run(
+def _run_trial(
     study: optuna.Study,
     trial: Trial,
     search: Search,
@@ -303,157 +207,166 @@ def _run(
     out: Path,
     deadline: float | None,
 ) -> None:
-    """Train, and tell the study how it went."""
+    """Train the trial's run, and record in the study how it ended."""
     settings: Settings = trial.user_attrs[SETTINGS]
-    directory = out / TRIALS / _name(settings)
+    config = search.run_config(settings)
+    directory = trial_directory(out, settings)
     directory.mkdir(exist_ok=True)
-    config, lines = search.with_(settings), list[Epoch]()
-
+    epochs: list[Epoch] = []
+    reason = None
     with meter(f"trial {trial.number}", config.train.max_epochs, "epochs") as shown:
 
-        def report(line: Epoch) -> None:
-            lines.append(line)
-            shown.advance(1, 1, f"valid AUC {line.valid_auc:.5f}")
-            trial.report(line.valid_auc, line.epoch)
-            if line.epoch >= search.prune_after and not _is_base(trial) and trial.should_prune():
+        def end_epoch(epoch: Epoch) -> None:
+            epochs.append(epoch)
+            shown.advance(1, 1, f"valid AUC {epoch.valid_auc:.5f}")
+            trial.report(epoch.valid_auc, epoch.epoch)
+            if epoch.epoch >= search.prune_after and not is_base(trial) and trial.should_prune():
                 raise optuna.TrialPruned
             if deadline is not None and time.time() >= deadline:
                 raise _OutOfTimeError
 
-        value, reason = None, None
         try:
             train(
-                config.model, config.model_config, config.train, data, directory,
-                device=torch.device(config.device), quiet=True, on_epoch=report,
-            )  # fmt: skip
-            value = max(line.valid_auc for line in lines)
+                config.model,
+                config.model_config,
+                config.train,
+                data,
+                directory,
+                device=torch.device(config.device),
+                quiet=True,
+                on_epoch=end_epoch,
+            )
         except optuna.TrialPruned:
             reason = "pruned"
         except InputError as error:
-            if error.fix != DIVERGED:  # else it is the settings' fault, and worth knowing for the sampler
+            # Only divergence is the settings' fault; then the trial counts, and the sampler learns from it.
+            if error.fix != DIVERGED:
                 raise
             reason = "diverged"
-    found = {
-        REASON: reason,
-        "seconds": sum(line.seconds for line in lines),
-        "parameters": count_parameters(config.model, config.model_config, data.layout),
-    }
-    for key, each in found.items():
-        trial.set_user_attr(key, each)
-    study.tell(trial, value, state=TrialState.COMPLETE if value is not None else TrialState.PRUNED)
-    outcome = reason or f"validation AUC {100 * (value or 0):.3f}"
-    say(f"trial {trial.number}: {outcome} after {len(lines)} epochs; {in_words(settings)}")
+    trial.set_user_attr(REASON, reason)
+    trial.set_user_attr("seconds", sum(epoch.seconds for epoch in epochs))
+    trial.set_user_attr("parameters", count_parameters(config.model, config.model_config, data.layout))
+    if reason is None:
+        best_auc = max(epoch.valid_auc for epoch in epochs)
+        study.tell(trial, best_auc, state=TrialState.COMPLETE)
+    else:
+        study.tell(trial, state=TrialState.PRUNED)
+    outcome = reason or f"validation AUC {100 * best_auc:.3f}"
+    say(f"trial {trial.number}: {outcome} after {len(epochs)} epochs; {in_words(settings)}")
 
 
-def _tidy(study: optuna.Study, out: Path) -> None:
-    """Of the trials that have ended, keep the weights of the best and of the base alone."""
+def trial_directory(out: Path, settings: Settings) -> Path:
+    """Return where the trial with these settings trains; equal settings share a directory."""
+    return out / TRIALS / fingerprint(settings)[:10]
+
+
+def _remove_weights(study: optuna.Study, out: Path) -> None:
+    """Remove the directories of trials that have ended, except those of the best and of the base run."""
     ended = study.get_trials(deepcopy=False, states=ENDED)
-    best = _best(ended)
-    for one in ended:
-        if one is not best and not _is_base(one):
-            shutil.rmtree(out / TRIALS / _name(one.user_attrs[SETTINGS]), ignore_errors=True)
+    best = best_trial(ended)
+    for trial in ended:
+        if trial is not best and not is_base(trial):
+            shutil.rmtree(trial_directory(out, trial.user_attrs[SETTINGS]), ignore_errors=True)
 
 
-def _best(trials: list[FrozenTrial]) -> FrozenTrial | None:
-    """By validation AUC; the first of equals."""
-    complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
-    return max(complete, key=lambda trial: (trial.value, -trial.number), default=None)
-
-
-# What is said of it.
-
-
-def _record(study: optuna.Study, search: Search, data: PreparedData, out: Path) -> dict[str, Any]:
-    known = study.get_trials(deepcopy=False)
-    ended = [trial for trial in known if trial.state in ENDED]
-    best = _best(ended)
+def _record(study: optuna.Study, search: Search, data: PreparedData, out: Path) -> TuneRecord:
+    """Return the record of the trials so far; without a complete one there is nothing to record."""
+    drawn = study.get_trials(deepcopy=False)
+    ended = [trial for trial in drawn if trial.state in ENDED]
+    best = best_trial(ended)
     if best is None and ended:
         raise InputError(f"all {len(ended)} trials diverged", fix=DIVERGED)
     if best is None:
         raise InputError("no trial has finished yet", fix="run the same command again: it goes on")
-    base = next((one for one in ended if _is_base(one) and one.state is TrialState.COMPLETE), None)
-    return {
-        "kind": "tune",
-        "format": 1,
-        **search.inputs(data),
-        "data": {"name": data.name, "fingerprint": data.fingerprint},
-        "exhausted": bool(study.user_attrs.get(EXHAUSTED)),
-        "started_from": search.settings_of(search.base),
-        "left_out": sum(trial.state is TrialState.FAIL and REASON in trial.user_attrs for trial in known),
-        "best": _told(best),
-        "base": None if base is None else _told(base),
-        "gain": None if base is None else _gain(best, base, search, data, out),
-        "trials": [_told(trial) for trial in ended],
-        "versions": environment.versions() | {"optuna": optuna.__version__},
-        "machine": environment.machine(),
-        "date": datetime.now(UTC).date().isoformat(),
-    }
+    base = next((trial for trial in ended if is_base(trial) and trial.state is TrialState.COMPLETE), None)
+    inputs = search.inputs(data)
+    return TuneRecord(
+        kind="tune",
+        format=1,
+        data=DataSummary(name=data.name, fingerprint=data.fingerprint),
+        model=ModelSummary(**inputs["model"]),
+        train=search.base.train,
+        threads=search.base.threads,
+        device=search.base.device,
+        space=inputs["space"],
+        prune_after=search.prune_after,
+        exhausted=bool(study.user_attrs.get(EXHAUSTED)),
+        started_from=search.settings_of(search.base),
+        left_out=sum(trial.state is TrialState.FAIL and REASON in trial.user_attrs for trial in drawn),
+        best=_trial_record(best),
+        base=None if base is None else _trial_record(base),
+        gain=None if base is None else _gain(best, base, search, data, out),
+        trials=[_trial_record(trial) for trial in ended],
+        versions=machine.versions() | {"optuna": optuna.__version__},
+        machine=machine.machine(),
+        date=datetime.now(UTC).date().isoformat(),
+    )
 
 
-def _told(trial: FrozenTrial) -> dict[str, Any]:
+def _trial_record(trial: FrozenTrial) -> TrialRecord:
     aucs = [trial.intermediate_values[epoch] for epoch in sorted(trial.intermediate_values)]
-    known = trial.user_attrs
-    return {
-        "number": trial.number,
-        "state": known[REASON] or "complete",
-        "settings": known[SETTINGS],
-        "valid_auc": max(aucs, default=None),
-        "valid_aucs": aucs,
-        "seconds": known["seconds"],
-        "parameters": known["parameters"],
-    }
+    attributes = trial.user_attrs
+    return TrialRecord(
+        number=trial.number,
+        state=attributes[REASON] or "complete",
+        settings=attributes[SETTINGS],
+        valid_auc=max(aucs, default=None),
+        valid_aucs=aucs,
+        seconds=attributes["seconds"],
+        parameters=attributes["parameters"],
+    )
 
 
-def _gain(
-    best: FrozenTrial, base: FrozenTrial, search: Search, data: PreparedData, out: Path
-) -> dict[str, float | None]:
-    """How far the best is ahead of the base settings, with the standard error where it can be had."""
+def _gain(best: FrozenTrial, base: FrozenTrial, search: Search, data: PreparedData, out: Path) -> Gain:
+    """Return how far the best trial is ahead of the base run, with the standard error if it can be computed."""
     assert best.value is not None and base.value is not None
     gain, valid = best.value - base.value, data.valid
     clicks = int(valid.labels.sum())
-    chosen = [trial.user_attrs[SETTINGS] for trial in (best, base)]
-    files = [out / TRIALS / _name(settings) / BEST for settings in chosen]
-    few = min(clicks, len(valid) - clicks) < 2
-    if best is base or few or not all(file.is_file() for file in files):
-        return {"auc": gain, "standard_error": None}
-    one, other = (
-        _logits(search.with_(settings), file, data) for settings, file in zip(chosen, files, strict=True)
+    too_few = min(clicks, len(valid) - clicks) < 2
+    settings_of_both = [trial.user_attrs[SETTINGS] for trial in (best, base)]
+    files = [trial_directory(out, settings) / BEST for settings in settings_of_both]
+    if best is base or too_few or not all(file.is_file() for file in files):
+        return Gain(auc=gain, standard_error=None)
+    best_logits, base_logits = (
+        _valid_logits(search.run_config(settings), file, data)
+        for settings, file in zip(settings_of_both, files, strict=True)
     )
-    error = metrics.auc_difference(valid.labels, one, other, valid.weights).standard_error
-    return {"auc": gain, "standard_error": error}
+    difference = metrics.auc_difference(valid.labels, best_logits, base_logits, valid.weights)
+    return Gain(auc=gain, standard_error=difference.standard_error)
 
 
-def _logits(config: RunConfig, weights: Path, data: PreparedData) -> npt.NDArray[np.float32]:
-    """Over the validation rows."""
+def _valid_logits(config: RunConfig, weights: Path, data: PreparedData) -> npt.NDArray[np.float32]:
+    """Return a trial's logits over the validation rows."""
     device = torch.device(config.device)
     model = build(config.model, config.model_config, data.layout).to(device)
     model.load_state_dict(load_tensors(weights)[0])
     return predict(model, data.valid, device)
 
 
-def _toml(search: Search, record: dict[str, Any]) -> str:
-    """The best settings, as `recap train --config` reads them: what was searched, and what differs from defaults."""
-    best = record["best"]
-    config = search.with_(best["settings"])
+def _best_toml(search: Search, record: TuneRecord) -> str:
+    """Return the best run's config for `recap train --config`: what was searched, and what differs from defaults."""
+    config = search.run_config(record.best.settings)
     tables: dict[str, Settings] = {"model": {"name": config.model}, "train": {}}
-    for part, own in (("model", config.model_config), ("train", config.train)):
+    for part, part_config in (("model", config.model_config), ("train", config.train)):
         searched = {_short(name) for name in search.space if name.startswith(f"{part}.")}
-        told = {*own.model_dump(exclude_defaults=True), *searched}
-        dumped = own.model_dump(mode="json", exclude_none=True)
-        tables[part] |= {name: value for name, value in dumped.items() if name in told}
+        written = searched | part_config.model_dump(exclude_defaults=True).keys()
+        dumped = part_config.model_dump(mode="json", exclude_none=True)
+        tables[part] |= {name: value for name, value in dumped.items() if name in written}
+    assert record.best.valid_auc is not None
     origin = (
-        f"# Found by `recap tune`: validation AUC {100 * best['valid_auc']:.3f}, the best of {len(record['trials'])}"
-        f" trials on {record['data']['name']}\n# (fingerprint {record['data']['fingerprint']}).\n"
+        f"# Found by `recap tune`: validation AUC {100 * record.best.valid_auc:.3f}, the best of {len(record.trials)}"
+        f" trials on {record.data.name}\n# (fingerprint {record.data.fingerprint}).\n"
     )
     return origin + tomli_w.dumps(tables)
 
 
 def _short(name: str) -> str:
+    """Return the name of a setting without its part: l2 for train.l2."""
     return name.partition(".")[2]
 
 
 def in_words(settings: Settings) -> str:
-    """Settings on one line.
+    """Return the settings as one line of text.
 
     >>> in_words({"train.l2": 0.001, "model.units": [64, 32], "model.batch_norm": True})
     'l2 0.001, units [64, 32], batch_norm true'

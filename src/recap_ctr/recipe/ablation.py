@@ -1,0 +1,105 @@
+"""A student with and without each axis of estimators: the runs that the demo and the paper's tables are made of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from recap_ctr.config import TrainConfig, parse
+from recap_ctr.errors import InputError
+from recap_ctr.models.recap import RecapConfig
+from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.training.parallel import Runs, teacher_tables
+from recap_ctr.training.report import REPORT, read_report
+from recap_ctr.training.run import RunConfig, is_finished
+
+PLAIN: dict[str, Any] = {
+    "schedule": "plateau",
+    "ema": None,
+    "ema_epochs": [],
+    "patience": 2,
+    "max_epochs": 100,
+}
+"""Training without an average: the published protocol, whose decaying rate is a fairer rival than a constant one."""
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Runs that differ in their seed alone."""
+
+    config: RunConfig
+    seeds: Sequence[int]
+
+
+def ablation_cells(
+    recipe: Recipe,
+    plan: Plan,
+    student: str,
+    trainings: Sequence[str],
+    seeds: Sequence[int],
+    teachers: Sequence[Path],
+) -> dict[str, Cell]:
+    """Return the cells of one model by training, which is plain, ema, kd or ema-kd."""
+    if not teachers:
+        raise InputError("this table compares with distillation", fix="set at least one teacher")
+    is_taught = any("kd" in training for training in trainings)
+    taught = taught_plan(recipe, plan, student, teachers) if is_taught else plan
+    return {
+        training: Cell(
+            student_run(recipe, taught if "kd" in training else plan, student, training, teachers), seeds
+        )
+        for training in dict.fromkeys(trainings)
+    }
+
+
+def taught_plan(recipe: Recipe, plan: Plan, student: str, teachers: Sequence[Path]) -> Plan:
+    """Return the plan with the regulariser of a taught student, which a probe of its own finds."""
+    l2 = recipe.student_l2(plan, student, recipe.config.model_config_of(student), teachers)
+    return replace(plan, l2=l2)
+
+
+def student_run(
+    recipe: Recipe, plan: Plan, student: str, training: str, teachers: Sequence[Path]
+) -> RunConfig:
+    """Return what a model's runs of one training have in common."""
+    model_config = recipe.config.model_config_of(student)
+    settings = recipe.student_training
+    if "ema" not in training:
+        settings = parse(TrainConfig, {**settings.model_dump(), **PLAIN}, "bench")
+    return replace(
+        recipe.run_config(plan, student, model_config, settings),
+        teachers=teacher_tables(teachers, "train") if "kd" in training else (),
+        routes=recipe.config.routes if isinstance(model_config, RecapConfig) else 1,
+        route_choice=recipe.config.route_choice,
+    )
+
+
+def train_cells(recipe: Recipe, cells: Mapping[Key, Cell], *, title: str) -> dict[Key, Runs]:
+    """Train all runs of all cells side by side; runs that any table trained before are found again."""
+    configs: dict[Path, RunConfig] = {}
+    directories: dict[Key, list[Path]] = {key: [] for key in cells}
+    for key, cell in cells.items():
+        for seed in cell.seeds:
+            directory = directory_of(recipe, cell.config) / f"seed-{seed}"
+            configs[directory] = cell.config.with_seed(seed)
+            directories[key].append(directory)
+    runs = recipe.train(configs, title)
+    return {key: {path: runs[path] for path in paths} for key, paths in directories.items()}
+
+
+def directory_of(recipe: Recipe, config: RunConfig) -> Path:
+    """Return where runs of this config are, whatever their seeds: the same place for every table."""
+    averaged = config.train.ema is not None or config.train.ema_epochs
+    words = [word for word, on in (("ema", averaged), ("kd", config.teachers)) if on]
+    return recipe.directory_of_runs(f"{config.model}-{'-'.join(words) or 'plain'}", config)
+
+
+def finished_runs(recipe: Recipe, config: RunConfig) -> Runs:
+    """Return all runs of this config that any table has finished, in the order of their seeds."""
+    runs = [
+        (path.parent, read_report(path.parent))
+        for path in directory_of(recipe, config).glob(f"seed-*/{REPORT}")
+        if is_finished(path.parent, config)
+    ]
+    return dict(sorted(runs, key=lambda run: run[1].train.seed))

@@ -1,0 +1,137 @@
+"""What `recap fit` does: the recipe's settings, its presets, and the training that follows from them."""
+
+import math
+from typing import Any, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from recap_ctr.config import Frozen, TrainConfig, parse
+from recap_ctr.errors import InputError
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.recipe.probe import ProbeConfig
+from recap_ctr.training.report import RouteChoice
+
+TEACHER_SEEDS = 1000  # Teacher m has seed 1000 + m, so that no student starts where a teacher did.
+STEPS_PER_EPOCH = 64  # At least, where batches of 128 rows allow it.
+
+
+class RecipeConfig(Frozen):
+    """What `recap fit` does; every table may be given in part."""
+
+    model: str = "recap"
+    """The student: a model by name, or auto: RECAP or FCN, whichever is better on validation."""
+    model_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the student's model."""
+    teacher_model: str = "fcn"
+    """The model of the teachers, by name."""
+    teacher_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the teachers' model."""
+    teachers: NonNegativeInt = 5
+    """M_seed of the paper; without teachers the student learns from labels alone."""
+    routes: PositiveInt = 8
+    """K of Eq. 15, for a student that has routes."""
+    route_choice: RouteChoice = "late"
+    """How routes are chosen: those that share all but their last steps, random ones, or greedily on validation."""
+    l2: float | None = Field(None, ge=0)
+    """Strength of the embedding regulariser; by default the probe finds it."""
+    learning_rate: PositiveFloat | None = None
+    """Adam's step size; by default the probe finds it with l2, and it is 0.001 where l2 is set."""
+    train: dict[str, Any] = Field(default_factory=dict)
+    """Training settings that differ from the recipe's own."""
+    teacher_train: dict[str, Any] = Field(default_factory=dict)
+    """Training settings that differ for teachers only."""
+    probe: ProbeConfig = ProbeConfig()
+    """What the probe tries, and for how long."""
+    student_factors: tuple[PositiveFloat, ...] = (1.0, 10**-0.5, 0.1)
+    """Strengths of l2 that a second probe tries for a taught student, relative to the teachers': soft targets
+    regularise too. There is no second probe where l2 or a budget is set."""
+    calibration: Literal["affine", "isotonic"] = "affine"
+    """How scores are calibrated on the validation rows."""
+    negative_rate: float = Field(1.0, gt=0, le=1)
+    """The share of negatives that was kept when the log was sampled."""
+    seed: int = Field(1, ge=0, lt=TEACHER_SEEDS)
+    """Seed of the student."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for table in ("train", "teacher_train"):
+            for name in getattr(self, table):
+                if name in ("l2", "learning_rate", "seed"):
+                    raise ValueError(f"{name} is a setting of the recipe itself: move it out of [{table}]")
+        return self
+
+    @property
+    def students(self) -> tuple[str, ...]:
+        """Return the models that are trained as students."""
+        return ("recap", "fcn") if self.model == "auto" else (self.model,)
+
+    def model_config_of(self, student: str) -> Frozen:
+        """Return a student's model config; a second student of the teachers' kind is built like them."""
+        settings = {self.teacher_model: self.teacher_settings, self.students[0]: self.model_settings}
+        return parse_model(student, settings.get(student, {}))
+
+
+PAPER = {
+    # What the paper states: Table 4 and section 4. What it leaves open: T, the depths and their weights, K and how
+    # routes are chosen, the fuse, the schedule of student and teachers. Our reading is in docs/decisions/0007.
+    "model": "recap",
+    "model_settings": {
+        "num_adapters": 8,
+        "lora_rank": 96,
+        "binding": "free",
+        "depth": 4,
+        "train_depths": [2, 3, 4],
+        "depth_weights": [1 / 3, 1 / 3, 1 / 3],
+    },
+    "teachers": 5,
+    "routes": 8,
+    "route_choice": "random",
+    "student_factors": [],
+    "probe": {"horizon_factors": [], "dropouts": [], "dim_factors": []},
+    "train": {"schedule": "cosine", "ema": 0.9995, "ema_epochs": [], "max_epochs": 20, "kd_weight": 1.0},
+    "teacher_train": {"schedule": "plateau", "ema": 0, "max_epochs": 100, "patience": 2},
+}
+PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER}
+
+
+def recipe_config(preset: str, settings: dict[str, Any], origin: str) -> RecipeConfig:
+    """Return a preset with `settings` on top of it, table by table; errors name `origin`."""
+    if preset not in PRESETS:
+        raise InputError(f"no preset {preset!r}", fix=f"choose from {', '.join(PRESETS)}")
+    merged = dict(PRESETS[preset])
+    for key, value in settings.items():
+        default = merged.get(key)
+        merged[key] = {**default, **value} if isinstance(default, dict) and isinstance(value, dict) else value
+    config = parse(RecipeConfig, merged, origin)
+    for student in config.students:  # Check models by name and settings before any work is done for them.
+        config.model_config_of(student)
+    parse_model(config.teacher_model, config.teacher_settings)
+    return config
+
+
+def batch_size(rows: int) -> int:
+    """Return the published 4096, or less where an epoch would have too few steps.
+
+    >>> batch_size(600_000), batch_size(120_000), batch_size(1_000)
+    (4096, 1024, 128)
+    """
+    return 1 << min(12, max(7, math.floor(math.log2(max(rows / STEPS_PER_EPOCH, 1.0)))))
+
+
+def training_of(config: RecipeConfig, rows: int, *, teacher: bool = False) -> TrainConfig:
+    """Return how students, or teachers, are trained: at a constant rate, whose noise the weights' average removes."""
+    defaults: dict[str, Any] = {
+        "schedule": "constant",
+        "ema_epochs": (4.0,),
+        "max_epochs": 60,
+        "patience": 3,
+        "batch_size": batch_size(rows),
+        "seed": config.seed,
+        "learning_rate": config.learning_rate or 1e-3,
+    }
+    settings = {**config.train, **(config.teacher_train if teacher else {})}
+    if teacher:  # A setting that only students use must not change the teachers' directories.
+        settings.pop("kd_weight", None)
+    if settings.get("ema") is not None:
+        defaults["ema_epochs"] = ()
+    return parse(TrainConfig, {**defaults, **settings}, "recipe")

@@ -1,0 +1,200 @@
+"""The headline call: from a click log, or prepared data, to one model that stands for an ensemble."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recap_ctr.config import read_toml
+from recap_ctr.data.shards import PreparedData, is_prepared
+from recap_ctr.data.split import Split
+from recap_ctr.data.table import RawTable, SplitKind, open_table
+from recap_ctr.errors import InputError
+from recap_ctr.inference.scorer import Scorer
+from recap_ctr.jobs.executor import Executor
+from recap_ctr.jobs.machine import pick_device
+from recap_ctr.jobs.progress import say
+from recap_ctr.pages.run import page
+from recap_ctr.recipe.config import RecipeConfig, recipe_config
+from recap_ctr.recipe.estimator_grid import read_diagnosis
+from recap_ctr.recipe.forecast import check_forecast
+from recap_ctr.recipe.stages import Recipe, Runner
+from recap_ctr.schema import Schema
+from recap_ctr.storage.claims import take
+from recap_ctr.storage.files import atomic_file
+from recap_ctr.training.report import FitReport
+from recap_ctr.training.run import ARTIFACT
+
+MARK = "recipe.json"  # The file that says that a directory holds a recipe's stages.
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """A finished fit: where everything is, and what came out."""
+
+    out: Path
+    data: PreparedData
+    report: FitReport
+    page: Path
+    """The report as an HTML page."""
+    summary: str
+    """The answer in one sentence, with its numbers."""
+    forecast_check: list[str]
+    """How good an earlier forecast of `recap plan` was, in words; empty without one."""
+
+    @property
+    def artifact(self) -> Path:
+        """Return the directory of the deployable model."""
+        return self.out / ARTIFACT
+
+    def load(self) -> Scorer:
+        """Return the model, ready to score raw rows."""
+        return Scorer.load(self.artifact)
+
+
+def fit(
+    data: RawTable | PreparedData,
+    *,
+    out: str | Path,
+    label: str | None = None,
+    schema: Schema | str | Path | None = None,
+    split: SplitKind | None = None,
+    config: RecipeConfig | str | Path | None = None,
+    preset: str = "default",
+    settings: Mapping[str, Any] | None = None,
+    budget: float | None = None,
+    threads: int | None = None,
+    device: str | None = None,
+    executor: Executor | None = None,
+    command: str = "",
+    quiet: bool = True,
+) -> FitResult:
+    """Train one model that stands for an ensemble, and return it with its report; resumable, nothing is done twice.
+
+    `data` is prepared data or their directory, raw files, or a data frame. Raw rows need a `label` column or a
+    `schema`, and are split 8:1:1, at random or by time.
+
+    The recipe is a `preset` with the file `config` and then `settings` on top of it, such as
+    {"teachers": 3, "train": {"max_epochs": 20}}; docs/reference/recipe.md has all keys. `budget` is in minutes:
+    teachers and epochs are cut to fit it. All stages, the report, a page and the artifact are in the directory `out`.
+    Interrupted anywhere, the same call goes on; with other settings, only the stages that they touch are redone.
+
+    `threads` are those of one run. `device` is cpu, cuda or mps; by default cuda if there is one, else cpu. `executor`
+    runs the jobs; by default local processes. `command` is quoted on the page as the way to make it again.
+    """
+    directory = Path(out)
+    recipe = _recipe_config(config, preset, settings or {})
+    _refuse_streams(data)
+    take(directory, MARK)
+    prepared = prepare_for_fit(data, directory, label=label, schema=schema, split=split, quiet=quiet)
+    stages = Recipe(
+        recipe,
+        prepared,
+        directory,
+        threads=threads,
+        device=pick_device(device),
+        runner=None if executor is None else Runner(executor, quiet),
+        budget=budget,
+        quiet=quiet,
+    )
+    report = stages.run()
+    shown = page(report, command, read_diagnosis(directory, prepared.fingerprint))
+    return FitResult(
+        out=directory,
+        data=prepared,
+        report=report,
+        page=shown.write(directory),
+        summary=shown.lead,
+        forecast_check=check_forecast(directory, report),
+    )
+
+
+def _recipe_config(
+    config: RecipeConfig | str | Path | None, preset: str, settings: Mapping[str, Any]
+) -> RecipeConfig:
+    if isinstance(config, RecipeConfig):
+        if settings or preset != "default":
+            raise InputError(
+                "a RecipeConfig is whole: it does not go with settings or a preset",
+                fix="pass settings alone, or RecipeConfig(...) alone",
+            )
+        return config
+    values = merge_settings(read_toml(Path(config)) if config is not None else {}, settings)
+    return recipe_config(preset, values, str(config or "fit"))
+
+
+def merge_settings(base: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `settings` on top, table by table.
+
+    >>> merge_settings({"teachers": 5, "train": {"patience": 3}}, {"train": {"max_epochs": 9}})
+    {'teachers': 5, 'train': {'patience': 3, 'max_epochs': 9}}
+    """
+    merged = dict(base)
+    for key, value in settings.items():
+        is_table = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = {**merged[key], **value} if is_table else value
+    return merged
+
+
+def _refuse_streams(data: RawTable | PreparedData) -> None:
+    """Refuse a pipe, which can be read only once: schema and fingerprint are needed before the rows."""
+    names = [data] if isinstance(data, str | Path) else data if isinstance(data, list | tuple) else []
+    for name in map(str, names):
+        path = Path(name)
+        if name == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+            raise InputError(
+                f"{'standard input' if name == '-' else name} can be read only once, and fit reads its rows twice",
+                fix="save them to a file first, or `recap prepare -` them and fit what that wrote",
+            )
+
+
+def prepare_for_fit(
+    data: RawTable | PreparedData,
+    out: Path,
+    *,
+    label: str | None = None,
+    schema: Schema | str | Path | None = None,
+    split: SplitKind | None = None,
+    quiet: bool = False,
+) -> PreparedData:
+    """Return prepared data as they are, and raw rows prepared in a stage of their own in `out`."""
+    prepared = _as_prepared(data)
+    if prepared is not None:
+        if label is not None or schema is not None or split is not None:
+            raise InputError("--label, --schema and --split are for raw files", fix="remove them")
+        return prepared
+    table = open_table(data, label=label, schema=schema)
+    if table.inferred is not None:
+        with atomic_file(out / "schema.toml") as file:
+            file.write(table.inferred.to_toml().encode())
+        if not quiet:
+            say(f"schema: {len(table.schema.fields)} fields, inferred; see {out / 'schema.toml'}")
+    rule = Split(kind=split or "random")
+    # Like all stages, it is named after what it is made from; reports show the table's own name.
+    name = f"{_table_name(data)}-{table.preparation(rule).fingerprint[:10]}"
+    prepared, up_to_date = table.prepared(out / name, rule, quiet=quiet)
+    if not quiet:
+        rows = {split: entry["rows"] for split, entry in prepared.manifest["splits"].items()}
+        listed = ", ".join(f"{count:,} {split}" for split, count in rows.items())
+        say(f"data: {'up to date' if up_to_date else 'prepared'}; rows: {listed}")
+    return prepared
+
+
+def _as_prepared(data: RawTable | PreparedData) -> PreparedData | None:
+    """Return prepared data or those in a directory; None if `data` are raw rows."""
+    if isinstance(data, PreparedData):
+        return data
+    if isinstance(data, list | tuple) and len(data) == 1:
+        data = data[0]
+    if isinstance(data, str | Path) and Path(data).is_dir() and is_prepared(Path(data)):
+        return PreparedData(Path(data))
+    return None
+
+
+def _table_name(data: RawTable) -> str:
+    """Return a short name for a raw table: that of its first file."""
+    first = data[0] if isinstance(data, list | tuple) else data
+    if not isinstance(first, str | Path):
+        return "frame"
+    return re.sub(r"\W+", "-", Path(first).name.partition(".")[0]).strip("-") or "data"
