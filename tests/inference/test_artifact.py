@@ -1,4 +1,4 @@
-"""The artifact is what was written, to the bit, or it is not loaded."""
+"""An artifact loads only if every bit of it is as it was written."""
 
 import errno
 import json
@@ -29,18 +29,25 @@ from recap_ctr.inference.artifact import (
     MANIFEST,
     SCHEMA,
     WEIGHTS,
-    _canonical,
+    read_artifact,
     read_artifact_manifest,
     write_artifact,
 )
-from recap_ctr.inference.scorer import Engine, Scorer
+from recap_ctr.inference.engine import Engine
+from recap_ctr.inference.scorer import Scorer
 from recap_ctr.inference.torch_backend import PackedModel, load_artifact
 from recap_ctr.models.catalogue import MODELS, build, parse_model
 from recap_ctr.nn.weights import to_arrays
 from recap_ctr.schema import Schema, read_schema
-from recap_ctr.storage.files import _exchange
-from recap_ctr.storage.hashes import fingerprint, sha256
+from recap_ctr.training.report import read_report
 from tests.conftest import contents
+from tests.support.forged_artifact import (
+    forge,
+    refused,
+    refused_with_a_flipped_bit,
+    swap_directories,
+    write_manifest,
+)
 
 FIELD = "vocabulary/0001.parquet"
 FILES = [MANIFEST, WEIGHTS, SCHEMA, CARD, *(f"vocabulary/{i:04d}.parquet" for i in (0, 1, 2, 4))]
@@ -48,48 +55,22 @@ FILES = [MANIFEST, WEIGHTS, SCHEMA, CARD, *(f"vocabulary/{i:04d}.parquet" for i 
 
 @pytest.fixture
 def copy(packed: Path, tmp_path: Path) -> Path:
-    """An artifact to do harm to."""
+    """Return an artifact that a test may damage."""
     return Path(shutil.copytree(packed, tmp_path / "copy"))
 
 
-def refused(path: Path, message: str = ".") -> None:
-    with pytest.raises(InputError, match=message):
-        load_artifact(path)
-
-
-def refused_with_a_flipped_bit(path: Path, name: str, whole: bytes, at: int, bit: int) -> None:
-    with (path / name).open("r+b", buffering=0) as file:
-        file.seek(at)
-        file.write(bytes([whole[at] ^ 1 << bit]))
-        with suppress(InputError):
-            load_artifact(path)
-            pytest.fail(f"nobody missed bit {bit} of byte {at} of {name}")
-        file.seek(at)
-        file.write(whole[at : at + 1])
-
-
 def test_a_model_without_routes_has_one_setting(packed: Path) -> None:
-    """Which may be asked for as it is listed: one route, no depth."""
+    """It is the default, and also the setting of one route."""
     engine = Engine.load(packed)
-    assert list(engine.settings) == [engine.setting(), *engine.settings[1:]] == [engine.setting(1)]
-    for asked in ((2, None), (None, 1), (1, 1)):
+    assert list(engine.settings) == [engine.setting()] == [engine.setting(1)]
+    for routes, depth in ((2, None), (None, 1), (1, 1)):
         with pytest.raises(InputError, match="neither routes nor depths"):
-            engine.setting(*asked)
+            engine.setting(routes, depth)
 
 
-def forge(path: Path, change: Callable[[dict[str, Any]], object] = lambda _: None) -> None:
-    """Change the manifest as someone would who knows how it is made: all its checksums are right again."""
-    manifest = json.loads((path / MANIFEST).read_bytes())
-    del manifest["checksum"]
-    for name in manifest["files"]:
-        if (path / name).is_file():
-            manifest["files"][name] = {"bytes": (path / name).stat().st_size, "sha256": sha256(path / name)}
-    change(manifest)
-    (path / MANIFEST).write_bytes(_canonical(manifest | {"checksum": fingerprint(manifest)}))
-
-
-def pack(out: Path, artifact: PackedModel, **other: Any) -> None:
-    given: dict[str, Any] = {
+def pack(out: Path, artifact: PackedModel, **changes: Any) -> None:
+    """Write the artifact again, with some of its parts changed."""
+    parts: dict[str, Any] = {
         "name": artifact.name,
         "config": artifact.config,
         "weights": artifact.weights,
@@ -98,7 +79,7 @@ def pack(out: Path, artifact: PackedModel, **other: Any) -> None:
         "shift": artifact.shift,
         **{part: artifact.manifest[part] for part in ("metrics", "dial", "data", "training")},
     }
-    write_artifact(out, **(given | other))
+    write_artifact(out, **(parts | changes))
 
 
 class TestRoundTrip:
@@ -107,12 +88,16 @@ class TestRoundTrip:
         manifest = read_artifact_manifest(packed)
         assert sorted(manifest["files"]) == sorted(set(FILES) - {MANIFEST})
         assert (packed / CARD).read_text().startswith("# FCN click model")
-        assert load_artifact(packed.parent).manifest == manifest, "the run stands for its artifact"
+        assert load_artifact(packed.parent).manifest == manifest, "a run's directory names its artifact"
 
-    def test_whoever_may_read_one_file_may_read_all(self, packed: Path) -> None:
+    def test_metrics_are_those_of_the_report(self, packed: Path) -> None:
+        metrics = read_report(packed.parent).metrics
+        assert read_artifact(packed).metrics == metrics.without_reliability()
+
+    def test_all_files_have_the_same_permissions(self, packed: Path) -> None:
         assert len({path.stat().st_mode for path in packed.rglob("*") if path.is_file()}) == 1
 
-    def test_nothing_names_the_machine_the_hour_or_its_user(self, packed: Path) -> None:
+    def test_nothing_names_the_machine_the_date_or_the_user(self, packed: Path) -> None:
         text = (packed / MANIFEST).read_text() + (packed / CARD).read_text()
         for private in (os.uname().nodename, str(Path.home()), str(packed.parent), time.strftime("%Y-%m-%d")):
             assert private not in text
@@ -140,18 +125,24 @@ class TestRoundTrip:
         model = build(name, config, prepared.layout).eval()
         weights = to_arrays(model.state_dict())
         pack(
-            tmp_path / "a", load_artifact(packed), name=name, config=config, weights=weights,
-            encoder=prepared.encoder, calibration=calibration, shift=-0.7,
-        )  # fmt: skip
-        found = load_artifact(tmp_path / "a")
-        assert (found.config, found.calibration, found.shift) == (config, calibration, -0.7)
-        assert found.manifest["parameters"] == sum(weight.numel() for weight in model.parameters())
+            tmp_path / "a",
+            load_artifact(packed),
+            name=name,
+            config=config,
+            weights=weights,
+            encoder=prepared.encoder,
+            calibration=calibration,
+            shift=-0.7,
+        )
+        loaded = load_artifact(tmp_path / "a")
+        assert (loaded.config, loaded.calibration, loaded.shift) == (config, calibration, -0.7)
+        assert loaded.manifest["parameters"] == sum(weight.numel() for weight in model.parameters())
         cpu = torch.device("cpu")
-        assert np.array_equal(predict(found.model, prepared.test, cpu), predict(model, prepared.test, cpu))
+        assert np.array_equal(predict(loaded.model, prepared.test, cpu), predict(model, prepared.test, cpu))
 
 
 class TestDamage:
-    """Accidents: bits, lengths, files that are gone or in each other's place."""
+    """Accidents: flipped bits, wrong lengths, missing and swapped files."""
 
     def test_every_byte_of_the_manifest(self, copy: Path) -> None:
         whole = (copy / MANIFEST).read_bytes()
@@ -169,7 +160,7 @@ class TestDamage:
         load_artifact(copy)
 
     @pytest.mark.parametrize("name", FILES)
-    def test_truncated_extended_emptied_or_gone(self, copy: Path, name: str) -> None:
+    def test_truncated_extended_emptied_or_missing(self, copy: Path, name: str) -> None:
         whole = (copy / name).read_bytes()
         for length in {0, 1, len(whole) // 2, len(whole) - 1}:
             (copy / name).write_bytes(whole[:length])
@@ -194,7 +185,7 @@ class TestDamage:
         load_artifact(copy)
 
     @pytest.mark.parametrize("name", FILES)
-    def test_a_link_is_no_file(self, copy: Path, packed: Path, name: str) -> None:
+    def test_a_link_is_refused(self, copy: Path, packed: Path, name: str) -> None:
         (copy / name).unlink()
         (copy / name).symlink_to(packed / name)
         refused(copy, "missing|holds no artifact")
@@ -205,29 +196,29 @@ class TestDamage:
         refused(copy, "missing")
 
     @pytest.mark.parametrize("name", FILES)
-    def test_a_pipe_is_no_file(self, copy: Path, name: str) -> None:
+    def test_a_pipe_is_refused(self, copy: Path, name: str) -> None:
         (copy / name).unlink()
         os.mkfifo(copy / name)
-        refused(copy, "missing|holds no artifact")  # and does not wait for it
+        refused(copy, "missing|holds no artifact")  # It must not wait for the pipe.
 
-    def test_another_one_that_takes_its_place_between_two_files(
+    def test_an_artifact_that_is_replaced_between_two_reads(
         self, copy: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         other = Path(shutil.copytree(packed, copy.with_name("other")))
         forge(other, lambda manifest: manifest.update(shift=1.0))
 
-        def exchanged(path: Path) -> Schema:
-            _exchange(other, copy)
+        def swap_and_read(path: Path) -> Schema:
+            swap_directories(other, copy)
             return read_schema(path)
 
-        monkeypatch.setattr("recap_ctr.inference.artifact.read_schema", exchanged)
+        monkeypatch.setattr("recap_ctr.inference.artifact.read_schema", swap_and_read)
         refused(copy, "was replaced while it was read")
 
-    def test_a_link_to_the_whole_is_fine(self, packed: Path, tmp_path: Path) -> None:
+    def test_a_link_to_the_directory_is_followed(self, packed: Path, tmp_path: Path) -> None:
         (tmp_path / "current").symlink_to(packed)
         load_artifact(tmp_path / "current")
 
-    def test_what_else_lies_there_is_not_read(self, copy: Path) -> None:
+    def test_other_files_are_ignored(self, copy: Path) -> None:
         (copy / "vocabulary" / "0003.parquet").write_bytes(b"junk")
         (copy / ".model.safetensors.partial").write_bytes(b"junk")
         load_artifact(copy)
@@ -237,7 +228,7 @@ class TestDamage:
         forge(copy, lambda manifest: manifest.update(format=version))
         refused(copy, f"format {version!r}; this version reads 1\n  fix: upgrade")
 
-    def test_nothing_there(self, tmp_path: Path, prepared: PreparedData) -> None:
+    def test_no_artifact(self, tmp_path: Path, prepared: PreparedData) -> None:
         refused(tmp_path, "holds no artifact")
         refused(tmp_path / "nowhere", "holds no artifact")
         refused(prepared.path, "holds no artifact")
@@ -248,7 +239,7 @@ def nested(depth: int) -> bytes:
 
 
 class TestHostileManifest:
-    """Malice: someone who can make checksums."""
+    """Malice: an attacker who can compute checksums."""
 
     @pytest.mark.parametrize(
         "raw",
@@ -281,27 +272,31 @@ class TestHostileManifest:
         (copy / MANIFEST).write_text(doubled)
         refused(copy, "damaged")
 
-    def test_a_manifest_without_end(self, copy: Path) -> None:
+    def test_a_huge_manifest(self, copy: Path) -> None:
         with (copy / MANIFEST).open("r+b") as file:
-            file.truncate(1 << 40)  # sparse: a terabyte that takes no room
+            file.truncate(1 << 40)  # A sparse file: a terabyte that takes no disk space.
         refused(copy, "damaged")
 
-    @pytest.mark.parametrize("key", ["kind", "model", "parameters", "fields", "calibration", "shift", "metrics",
-                                     "data", "training", "files"])  # fmt: skip
+    @pytest.mark.parametrize(
+        "key",
+        [
+            *("kind", "model", "parameters", "fields", "calibration", "shift"),
+            *("metrics", "data", "training", "files"),
+        ],
+    )
     def test_a_part_is_missing(self, copy: Path, key: str) -> None:
         forge(copy, lambda manifest: manifest.pop(key))
         refused(copy)
 
     def test_wrong_types_anywhere(self, copy: Path, click_log: pl.DataFrame) -> None:
-        """Each value in turn becomes something else: refused, or a model that scores; never another exception."""
+        """Replace each value in turn: the artifact is refused or scores, and no other exception is raised."""
         whole = json.loads((copy / MANIFEST).read_bytes())
         del whole["checksum"]
-        wrong: list[Any] = [None, True, 10**400, "x", [{}]]
+        wrong_values: list[Any] = [None, True, 10**400, "x", [{}]]
         loaded = 0
         for path in list(paths(whole)):
-            for value in wrong:
-                manifest = replaced(whole, path, value)
-                (copy / MANIFEST).write_bytes(_canonical(manifest | {"checksum": fingerprint(manifest)}))
+            for value in wrong_values:
+                write_manifest(copy, replaced(whole, path, value))
                 try:
                     scorer = Scorer.load(copy)
                 except InputError:
@@ -313,27 +308,43 @@ class TestHostileManifest:
         assert loaded > 0
 
     @pytest.mark.parametrize(
-        "name", ["../copy/model.safetensors", "/etc/passwd", "vocabulary/../schema.toml", "vocabulary/0009.parquet",
-                 "", ".", "a\0b", "schema.toml/"],
-    )  # fmt: skip
+        "name",
+        [
+            "../copy/model.safetensors",
+            "/etc/passwd",
+            "vocabulary/../schema.toml",
+            "vocabulary/0009.parquet",
+            "",
+            ".",
+            "a\0b",
+            "schema.toml/",
+        ],
+    )
     def test_a_path_that_leads_elsewhere(self, copy: Path, name: str) -> None:
         forge(copy, lambda manifest: manifest["files"].update({name: manifest["files"][SCHEMA]}))
         refused(copy, "damaged")
 
     @pytest.mark.parametrize("name", [WEIGHTS, SCHEMA, FIELD])
-    def test_a_file_that_nothing_vouches_for(self, copy: Path, name: str) -> None:
+    def test_a_file_without_a_checksum(self, copy: Path, name: str) -> None:
         forge(copy, lambda manifest: manifest["files"].pop(name))
         refused(copy, "damaged|not in the manifest")
 
-    def test_model_and_settings(self, copy: Path) -> None:
-        for model in ({"name": "nonsense", "config": {}}, {"name": "lr", "config": {}},
-                      {"name": "fcn", "config": {"dim": 8}}, {"name": "fcn", "config": {"dims": 4}},
-                      {"name": "os:system", "config": {}}):  # fmt: skip
-            forge(copy, lambda manifest, model=model: manifest.update(model=model))  # type: ignore[misc]
-            refused(copy)
+    @pytest.mark.parametrize(
+        "model",
+        [
+            {"name": "nonsense", "config": {}},
+            {"name": "lr", "config": {}},
+            {"name": "fcn", "config": {"dim": 8}},
+            {"name": "fcn", "config": {"dims": 4}},
+            {"name": "os:system", "config": {}},
+        ],
+    )
+    def test_another_model_or_config(self, copy: Path, model: dict[str, Any]) -> None:
+        forge(copy, lambda manifest: manifest.update(model=model))
+        refused(copy)
 
-    def test_sizes_are_believed_only_as_far_as_the_file_goes(self, copy: Path) -> None:
-        """A model of 2^40 weights, or of as many layers, is refused without building it."""
+    def test_sizes_beyond_the_file_of_weights(self, copy: Path) -> None:
+        """A model of 2^40 weights, or of as many layers, is refused before it is built."""
         for sizes in ({"dim": 2**20}, {"dim": 1_000}, {"num_linear_layers": 2**40}):
             forge(copy, lambda manifest, sizes=sizes: manifest["model"]["config"].update(sizes))  # type: ignore[misc]
             refused(copy, "more weights than the file")
@@ -346,26 +357,28 @@ class TestHostileManifest:
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of keys to every value inside `value`."""
     if path:
         yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, below in items:
-        yield from paths(below, (*path, key))
+    for key, child in items:
+        yield from paths(child, (*path, key))
 
 
 def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """Return a copy of `value` with `new` at `path`."""
     if not path:
         return new
-    other = value.copy()
-    other[path[0]] = replaced(value[path[0]], path[1:], new)
-    return other
+    changed = value.copy()
+    changed[path[0]] = replaced(value[path[0]], path[1:], new)
+    return changed
 
 
 class TestHostileFiles:
-    """Files with right checksums and wrong content."""
+    """Files whose checksums are right and whose content is wrong."""
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-    def test_weights_that_are_no_numbers(self, copy: Path, value: float) -> None:
+    def test_weights_that_are_not_finite(self, copy: Path, value: float) -> None:
         for name, tensor in load_file(copy / WEIGHTS).items():
             tensors = load_file(copy / WEIGHTS)
             if not tensor.is_floating_point():
@@ -412,7 +425,7 @@ class TestHostileFiles:
         ],
         ids=["empty", "pickle", "noise", "long header", "no tensors", "overflow"],
     )
-    def test_weights_that_are_no_safetensors(self, copy: Path, raw: bytes) -> None:
+    def test_weights_that_are_not_safetensors(self, copy: Path, raw: bytes) -> None:
         (copy / WEIGHTS).write_bytes(raw)
         forge(copy)
         refused(copy)
@@ -465,23 +478,23 @@ class TestWriting:
     def test_a_full_disk_keeps_the_old_artifact(
         self, call: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """At whichever call it happens: the error is told, the old artifact stands whole, no litter remains."""
+        """Whichever call fails, it raises, the old artifact is still whole, and no other file remains."""
         artifact = load_artifact(packed)
         pack(tmp_path / "a", artifact)
         before = contents(tmp_path)
         owner: Any = os if call == "fsync" else Path
-        real, left = getattr(owner, call), 0
+        real, calls_left = getattr(owner, call), 0
 
         def failing(*arguments: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
+            nonlocal calls_left
+            calls_left -= 1
+            if calls_left == 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return real(*arguments)
 
         monkeypatch.setattr(owner, call, failing)
         for failing_at in range(1, 100):
-            left = failing_at
+            calls_left = failing_at
             try:
                 pack(tmp_path / "a", artifact, shift=1.0)
             except OSError as error:

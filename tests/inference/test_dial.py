@@ -1,4 +1,4 @@
-"""The dial: costs that rise with rows and quality, a table, a sentence, a page."""
+"""The dial: its settings, and costs that rise with rows and quality."""
 
 import json
 from itertools import pairwise
@@ -13,59 +13,55 @@ from hypothesis import strategies as st
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.inference.artifact import Setting, dial_settings, read_artifact
-from recap_ctr.inference.dial import (
-    BATCHES,
-    CostTable,
-    Position,
-    cells,
-    in_words,
-    measure_costs,
-    page,
-    positions,
-)
-from recap_ctr.inference.scorer import Engine
+from recap_ctr.inference.artifact import read_artifact
+from recap_ctr.inference.dial import BATCH_SIZES, CostTable, measure_costs, positions
+from recap_ctr.inference.engine import Engine
+from recap_ctr.inference.setting import Setting, dial_settings
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.training.run import ARTIFACT, RunConfig, run
 from tests.conftest import Recap
 
-TOP, BOTTOM = Setting(4, 2), Setting(1, 1)
+TOP = Setting(4, 2)
 
 
 @pytest.fixture(scope="module")
 def routed(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the artifact of a run on four routes, without graphs."""
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("routed") / "run"
     settings = {"dim": 4, "depth": 2, "train_depths": [1, 2], "num_adapters": 6, "lora_rank": 2}
     train = TrainConfig(batch_size=256, learning_rate=3e-2, l2=1e-4, max_epochs=1)
-    run(
-        RunConfig("recap", parse_model("recap", settings), train, reference=False, routes=4),
-        prepared,
-        out,
-        quiet=True,
+    config = RunConfig(
+        "recap",
+        parse_model("recap", settings),
+        train,
+        train_baseline=False,
+        report_fields=False,
+        routes=4,
     )
+    run(config, prepared, out, quiet=True)
     return out / ARTIFACT
 
 
 @given(st.integers(0, 40), st.sets(st.integers(1, 9), min_size=1))
 def test_settings_fall_in_routes_then_in_depth(routes: int, depths: set[int]) -> None:
-    found = dial_settings(routes, sorted(depths))
+    dial = dial_settings(routes, sorted(depths))
     if not routes:
-        assert found == (Setting(1, None),)
+        assert dial == (Setting(1, None),)
         return
-    assert found[0] == Setting(routes, max(depths)), "nothing is lost by asking for nothing"
-    assert len(set(found)) == len(found)
-    full = [one.routes for one in found if one.depth == max(depths)]
-    assert full == sorted(full, reverse=True) and full[-1] == 1
-    assert all(above <= 2 * below for above, below in pairwise(full))
-    assert [one.depth for one in found if one.routes == 1] == sorted(depths, reverse=True)
+    assert dial[0] == Setting(routes, max(depths)), "the default is the most accurate setting"
+    assert len(set(dial)) == len(dial)
+    at_full_depth = [setting.routes for setting in dial if setting.depth == max(depths)]
+    assert at_full_depth == sorted(at_full_depth, reverse=True) and at_full_depth[-1] == 1
+    assert all(more <= 2 * fewer for more, fewer in pairwise(at_full_depth))
+    assert [setting.depth for setting in dial if setting.routes == 1] == sorted(depths, reverse=True)
 
 
 class TestCosts:
     @given(st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=3).map(sorted), st.integers(1, 5_000))
     def test_between_and_beyond_what_was_measured(self, measured: list[float], rows: int) -> None:
-        table = CostTable(BATCHES, {TOP: tuple(measured)})
-        for size, seconds in zip(BATCHES, measured, strict=True):
+        table = CostTable(BATCH_SIZES, {TOP: tuple(measured)})
+        for size, seconds in zip(BATCH_SIZES, measured, strict=True):
             assert table.seconds(TOP, size) == pytest.approx(seconds)
         assert table.seconds(TOP, rows + 1) >= table.seconds(TOP, rows) * (1 - 1e-12)
         assert table.seconds(TOP, 5_120) == pytest.approx(10 * measured[2])
@@ -74,57 +70,27 @@ class TestCosts:
         engine = Engine.load(routed, threads=1)
         table = measure_costs(engine, (64, 1, 8, 8), seconds=0.0)
         assert table.sizes == (1, 8, 64)
-        lines = [table.measured[setting] for setting in engine.settings]
-        assert len(lines) == 4 and all(one > 0 for line in lines for one in line)
-        assert all(list(line) == sorted(line) for line in lines)
-        for above, below in pairwise(lines):
-            assert all(one >= other for one, other in zip(above, below, strict=True))
+        costs = [table.seconds_by_setting[setting] for setting in engine.settings]
+        assert len(costs) == 4 and all(seconds > 0 for row in costs for seconds in row)
+        assert all(list(row) == sorted(row) for row in costs)
+        for better, cheaper in pairwise(costs):
+            assert all(more >= less for more, less in zip(better, cheaper, strict=True))
 
     @pytest.mark.parametrize("sizes", [(), (0, 1)])
-    def test_batches_of_nothing(self, sizes: tuple[int, ...], packed: Path) -> None:
+    def test_batches_without_rows(self, sizes: tuple[int, ...], packed: Path) -> None:
         with pytest.raises(InputError, match="can't be measured"):
             measure_costs(Engine.load(packed, threads=1), sizes)
-
-
-def position(setting: Setting, micros: float, auc: float | None = None) -> Position:
-    return Position(setting, (20 * micros, 2 * micros, micros), auc, None if auc is None else 1 - auc)
-
-
-class TestWords:
-    def test_what_a_millisecond_buys(self) -> None:
-        found = [position(TOP, 100.0, 0.8), position(BOTTOM, 25.0, 0.79)]
-        assert in_words(found) == (
-            "A millisecond scores 10.0 rows with 4 routes at depth 2, and 40.0 with 1 route at depth 1,"
-            " which on validation rows changes AUC by -1.000 points and logloss by +0.01000."
-        )
-        assert cells(found[1]) == [
-            "1 route at depth 1",
-            "0.79000",
-            "0.21000",
-            "500.0",
-            "50.0",
-            "25.0",
-            "40.0",
-        ]
-
-    def test_what_is_not_known_is_not_said(self) -> None:
-        found = [position(TOP, 100.0), position(BOTTOM, 25.0, 0.79)]
-        assert "not in the artifact: recap export ARTIFACT --data PREPARED" in in_words(found)
-        assert cells(found[0])[1:3] == ["", ""]
-        assert [len(series.x) for series in page("x", found, 1).charts[0].series] == [1]
-        assert page("x", found[:1], 1).charts == []
-
-    def test_nothing_to_turn(self) -> None:
-        assert in_words([position(Setting(1, None), 50.0, 0.8)]).endswith("; there is nothing to turn.")
 
 
 def test_quality_comes_from_the_manifest(routed: Path) -> None:
     engine = Engine.load(routed, threads=1)
     costs = CostTable((1,), dict.fromkeys(engine.settings, (0.001,)))
     stored = read_artifact(routed).manifest["dial"]
-    found = positions(engine, costs)
-    assert [one.setting for one in found] == [Setting(4, 2), Setting(2, 2), Setting(1, 2), Setting(1, 1)]
-    assert [(one.auc, one.logloss) for one in found] == [(one["auc"], one["logloss"]) for one in stored]
+    dial = positions(engine, costs)
+    assert [entry.setting for entry in dial] == [Setting(4, 2), Setting(2, 2), Setting(1, 2), Setting(1, 1)]
+    assert [(entry.auc, entry.logloss) for entry in dial] == [
+        (quality["auc"], quality["logloss"]) for quality in stored
+    ]
 
 
 def test_the_command(routed: Path, packed: Path, tmp_path: Path, recap: Recap) -> None:

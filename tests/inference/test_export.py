@@ -1,4 +1,4 @@
-"""An exported artifact: equal to torch, alone or in company, without torch; and refused if anything in it is wrong."""
+"""An exported artifact scores as torch does, in any batch and without torch, and is refused if anything is wrong."""
 
 import errno
 import json
@@ -27,19 +27,27 @@ from recap_ctr.data.encode import Encoded
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
+from recap_ctr.inference import engine as engine_module
 from recap_ctr.inference import export as export_module
-from recap_ctr.inference import scorer as score
-from recap_ctr.inference.artifact import CARD, MANIFEST, WEIGHTS, Setting, add_graphs, read_artifact
-from recap_ctr.inference.export import Line, Rounding, export, to_onnx
-from recap_ctr.inference.onnx_backend import OUTPUTS, Graphs, open_session, run
-from recap_ctr.inference.scorer import Engine, Scorer
-from recap_ctr.inference.torch_backend import load_artifact, with_model
+from recap_ctr.inference.artifact import CARD, MANIFEST, WEIGHTS, add_graphs, read_artifact
+from recap_ctr.inference.engine import Engine
+from recap_ctr.inference.export import (
+    GraphReport,
+    Rounding,
+    export,
+    measure_graph,
+    stored_graph,
+    to_onnx,
+)
+from recap_ctr.inference.onnx_backend import OUTPUTS, OnnxBackend, open_session, run
+from recap_ctr.inference.scorer import Scorer
+from recap_ctr.inference.setting import Setting
+from recap_ctr.inference.torch_backend import TorchBackend, load_artifact, load_model
 from recap_ctr.models.catalogue import parse_model
-from recap_ctr.storage.files import _exchange
 from recap_ctr.training.run import ARTIFACT, RunConfig
 from recap_ctr.training.run import run as run_training
 from tests.conftest import Recap, contents
-from tests.inference.test_artifact import forge, refused_with_a_flipped_bit
+from tests.support.forged_artifact import forge, refused_with_a_flipped_bit, swap_directories
 
 BACKBONE = {"dim": 8, "depth": 2, "train_depths": [1, 2], "num_adapters": 6, "lora_rank": 4}
 FULL, HOME, SHALLOW = Setting(2, 2), Setting(1, 2), Setting(1, 1)
@@ -48,18 +56,25 @@ HIDDEN = ("torch", "scipy", "sklearn", "matplotlib", "onnx", "onnxscript")
 
 @pytest.fixture(scope="module")
 def trained(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifact of a run on two routes, without graphs."""
+    """Return the artifact of a run on two routes, without graphs."""
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("trained") / "run"
     train = TrainConfig(batch_size=256, learning_rate=3e-2, l2=1e-4, max_epochs=2)
-    config = RunConfig("recap", parse_model("recap", BACKBONE), train, reference=False, routes=2)
+    config = RunConfig(
+        "recap",
+        parse_model("recap", BACKBONE),
+        train,
+        train_baseline=False,
+        report_fields=False,
+        routes=2,
+    )
     run_training(config, prepared, out, quiet=True)
     return out / ARTIFACT
 
 
 @pytest.fixture(scope="module")
 def exported(trained: Path, prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with graphs. Copy it before changing anything."""
+    """Return the same artifact with graphs. Copy it before changing anything."""
     out = Path(shutil.copytree(trained, tmp_path_factory.mktemp("exported") / "artifact"))
     export(out, data=prepared, quiet=True)
     return out
@@ -77,7 +92,7 @@ def engines(exported: Path) -> dict[str, Engine]:
 
 @pytest.fixture(scope="module")
 def odd_rows(click_log: pl.DataFrame) -> pl.DataFrame:
-    """10,000 raw rows with unseen, missing and multi values."""
+    """Return 10,000 raw rows with unseen, missing and multi values."""
     rng = np.random.default_rng(7)
     rows = click_log.sample(10_000, with_replacement=True, seed=1)
 
@@ -110,10 +125,9 @@ class TestContents:
             assert before[name][0] == after[name][0], name
         manifest = read_artifact(exported).manifest
         assert names <= manifest["files"].keys()
-        assert [(one["routes"], one["depth"], one["precision"]) for one in manifest["graphs"]] == [
-            (2, 2, "float32"), (1, 2, "float32"), (1, 1, "float32"),
-        ]  # fmt: skip
-        assert all(0 <= one["parity"] <= 1e-5 for one in manifest["graphs"])
+        assert [Setting.from_dict(entry) for entry in manifest["graphs"]] == [FULL, HOME, SHALLOW]
+        assert {entry["precision"] for entry in manifest["graphs"]} == {"float32"}
+        assert all(0 <= entry["parity"] <= 1e-5 for entry in manifest["graphs"])
 
     def test_nothing_names_the_machine_or_its_code(self, exported: Path) -> None:
         for path in exported.rglob("*.onnx"):
@@ -125,16 +139,15 @@ class TestContents:
         table = load_file(exported / WEIGHTS)["embedding.table.weight"]
         for setting in artifact.graphs:
             model = onnx.load_from_string(artifact.read_graph(setting))
-            assert [one.name for one in model.graph.input] == ["ids", "values", "embedding.table.weight"]
-            assert [one.name for one in model.graph.output] == list(OUTPUTS)
-            shapes = [tuple(one.dims) for one in model.graph.initializer]
+            assert [value.name for value in model.graph.input] == ["ids", "values", "embedding.table.weight"]
+            assert [value.name for value in model.graph.output] == list(OUTPUTS)
+            shapes = [tuple(constant.dims) for constant in model.graph.initializer]
             assert table.shape not in shapes
-            # D = 40: products are of 20 × 40, heads of 40 × 1; thin ones, of rank 4, are for routes that branch.
+            # D = 40: products are of 20 × 40, heads of 40 × 1; only routes that branch have products of rank 4.
             assert any(4 in shape for shape in shapes) == (setting.routes > 1)
             if setting.routes == 1:
-                assert (
-                    node_types(artifact.read_graph(setting)).count("MatMul") == 2 * (setting.depth or 0) + 2
-                )
+                products = node_types(artifact.read_graph(setting)).count("MatMul")
+                assert products == 2 * (setting.depth or 0) + 2
 
     def test_the_same_model_gives_the_same_bytes(self, exported: Path) -> None:
         assert to_onnx(load_artifact(exported), SHALLOW) == read_artifact(exported).read_graph(SHALLOW)
@@ -142,27 +155,25 @@ class TestContents:
     def test_the_dial_is_in_manifest_and_card(
         self, trained: Path, exported: Path, prepared: PreparedData, engines: dict[str, Engine]
     ) -> None:
-        """Already when the model is packed; measured anew through the graphs, figures are the same to rounding."""
+        """It is written with the model; the graphs, measured later, give the same figures up to rounding."""
         packed, measured = (read_artifact(path).manifest["dial"] for path in (trained, exported))
         batch = prepared.valid.batch(slice(None))
         encoded = Encoded(batch.ids_BW, batch.values_BN, *np.zeros((2, 0), np.int64))
-        for one, other, setting in zip(packed, measured, (FULL, HOME, SHALLOW), strict=True):
-            assert (one["routes"], one["depth"]) == (other["routes"], other["depth"])
-            assert Setting(one["routes"], one["depth"]) == setting
+        for before, after, setting in zip(packed, measured, (FULL, HOME, SHALLOW), strict=True):
+            assert Setting.from_dict(before) == Setting.from_dict(after) == setting
             logits = engines["torch"].score(encoded, setting).logit_B
-            assert one["rows"] == other["rows"] == len(prepared.valid)
+            assert before["rows"] == after["rows"] == len(prepared.valid)
             for figure in ("auc", "logloss"):
-                assert one[figure] == pytest.approx(other[figure], abs=1e-5)
+                assert before[figure] == pytest.approx(after[figure], abs=1e-5)
                 expected = getattr(metrics, figure)(prepared.valid.labels, logits)
-                assert one[figure] == pytest.approx(expected, abs=1e-5)
-        valid = read_artifact(trained).manifest["metrics"]["valid"]["calibrated"]
-        assert packed[0]["auc"] == pytest.approx(valid["auc"], abs=1e-9)
+                assert before[figure] == pytest.approx(expected, abs=1e-5)
+        valid = read_artifact(trained).metrics.valid.calibrated
+        assert packed[0]["auc"] == pytest.approx(valid.auc, abs=1e-9)
         assert f"| 1 route at depth 1 | {measured[2]['auc']:.5f} |" in (exported / CARD).read_text()
 
-    def test_one_more_graph(
+    def test_the_command_adds_a_graph_through_a_link(
         self, copy: Path, odd_rows: pl.DataFrame, prepared: PreparedData, recap: Recap, tmp_path: Path
     ) -> None:
-        """By the command, through a link, which stays one."""
         (tmp_path / "link").symlink_to(copy)
         before = contents(copy)
         done = recap("export", tmp_path / "link", "--depth", 1, "--data", prepared.path, "--threads", 1)
@@ -173,12 +184,15 @@ class TestContents:
         assert {path.name for path in tmp_path.iterdir()} == {"copy", "link"}
         after = contents(copy)
         assert all(after[setting.file][0] == before[setting.file][0] for setting in (FULL, HOME, SHALLOW))
-        engine, other = Engine.load(copy, threads=1), Engine.load(copy, backend="torch", threads=1)
-        assert engine.settings == (FULL, HOME, Setting(2, 1), SHALLOW)
-        assert [one["depth"] for one in engine.manifest["dial"]] == [2, 2, 1, 1]
-        rows = engine.encode(odd_rows.head(50))
-        one, two = (each.score(rows, Setting(2, 1)).logit_B for each in (engine, other))
-        np.testing.assert_allclose(one, two, atol=1e-5)
+        by_graph, by_torch = Engine.load(copy, threads=1), Engine.load(copy, backend="torch", threads=1)
+        assert by_graph.settings == (FULL, HOME, Setting(2, 1), SHALLOW)
+        assert [entry["depth"] for entry in by_graph.manifest["dial"]] == [2, 2, 1, 1]
+        rows = by_graph.encode(odd_rows.head(50))
+        np.testing.assert_allclose(
+            by_graph.score(rows, Setting(2, 1)).logit_B,
+            by_torch.score(rows, Setting(2, 1)).logit_B,
+            atol=1e-5,
+        )
 
 
 class TestEquality:
@@ -186,12 +200,13 @@ class TestEquality:
         rows = engines["onnx"].encode(odd_rows)
         assert (rows.num_missing[[1, 3, 4]] > 0).all() and (rows.num_unseen[[0, 2, 4]] > 0).all()
         for setting in (FULL, HOME, SHALLOW):
-            one, other = (engines[name].score(rows, setting) for name in ("onnx", "torch"))
-            np.testing.assert_allclose(one.probability_B, other.probability_B, atol=1e-5)
-            np.testing.assert_allclose(one.raw_logit_B, other.raw_logit_B, atol=1e-5, rtol=1e-5)
-            np.testing.assert_allclose(one.disagreement_B, other.disagreement_B, atol=1e-5)
-            assert (one.disagreement_B > 0).any() == (setting.routes > 1)
-            np.testing.assert_array_equal(one.logit_B, engines["onnx"].calibration.apply(one.raw_logit_B))
+            by_graph, by_torch = (engines[name].score(rows, setting) for name in ("onnx", "torch"))
+            np.testing.assert_allclose(by_graph.probability_B, by_torch.probability_B, atol=1e-5)
+            np.testing.assert_allclose(by_graph.raw_logit_B, by_torch.raw_logit_B, atol=1e-5, rtol=1e-5)
+            np.testing.assert_allclose(by_graph.disagreement_B, by_torch.disagreement_B, atol=1e-5)
+            assert (by_graph.disagreement_B > 0).any() == (setting.routes > 1)
+            calibrated = engines["onnx"].calibration.apply(by_graph.raw_logit_B)
+            np.testing.assert_array_equal(by_graph.logit_B, calibrated)
 
     def test_the_third_output_is_the_calibrated_logit(
         self, exported: Path, engines: dict[str, Engine], odd_rows: pl.DataFrame
@@ -199,8 +214,8 @@ class TestEquality:
         session = open_session(read_artifact(exported).read_graph(FULL), threads=1)
         rows = engines["onnx"].encode(odd_rows)
         tables = {"embedding.table.weight": load_file(exported / WEIGHTS)["embedding.table.weight"]}
-        (found,) = run(session, rows.ids_BW, rows.values_BN, tables, OUTPUTS[2:])
-        np.testing.assert_allclose(found, engines["torch"].score(rows).logit_B, atol=1e-5, rtol=1e-5)
+        (calibrated,) = run(session, rows.ids_BW, rows.values_BN, tables, OUTPUTS[2:])
+        np.testing.assert_allclose(calibrated, engines["torch"].score(rows).logit_B, atol=1e-5, rtol=1e-5)
 
     @pytest.mark.parametrize("backend", ["onnx", "torch"])
     @settings(deadline=None, max_examples=25, derandomize=True)
@@ -231,8 +246,8 @@ class TestEquality:
         jobs = [(part, (FULL, HOME, SHALLOW)[i % 3]) for i, part in enumerate(parts)]
 
         def work(job: tuple[pl.DataFrame, Setting]) -> list[float]:
-            found = engine.score(engine.encode(job[0]), job[1])
-            return [*found.probability_B.tolist(), *found.disagreement_B.tolist()]
+            scores = engine.score(engine.encode(job[0]), job[1])
+            return [*scores.probability_B.tolist(), *scores.disagreement_B.tolist()]
 
         alone = [work(job) for job in jobs]
         with ThreadPoolExecutor(8) as pool:
@@ -240,16 +255,16 @@ class TestEquality:
 
     def test_no_rows(self, engines: dict[str, Engine], odd_rows: pl.DataFrame) -> None:
         for engine in engines.values():
-            found = engine.score(engine.encode(odd_rows.head(0)))
-            assert len(found.probability_B) == len(found.disagreement_B) == 0
+            scores = engine.score(engine.encode(odd_rows.head(0)))
+            assert len(scores.probability_B) == len(scores.disagreement_B) == 0
 
 
 def without(hidden: tuple[str, ...], script: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own in which some packages can't be imported."""
-    first = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in hidden)
-    source = Path(score.__file__).parents[1]
+    """Run a script in its own process, in which the `hidden` packages can't be imported."""
+    hide = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in hidden)
+    source = Path(engine_module.__file__).parents[2]
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", first + script],
+        [sys.executable, "-W", "error", "-c", hide + script],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(source)},
         capture_output=True,
@@ -289,9 +304,9 @@ class TestBaseInstall:
         assert "recap export ARTIFACT --routes 2 --depth 1" in done.stderr
         for name, setting in (("all", FULL), ("fast", SHALLOW)):
             expected = engines["torch"].score(engines["torch"].encode(odd_rows), setting)
-            found = pl.read_parquet(tmp_path / f"{name}.parquet")
-            np.testing.assert_allclose(found["score"], expected.probability_B, atol=1e-5)
-            np.testing.assert_allclose(found["logit"], expected.logit_B, atol=1e-5, rtol=1e-5)
+            scored = pl.read_parquet(tmp_path / f"{name}.parquet")
+            np.testing.assert_allclose(scored["score"], expected.probability_B, atol=1e-5)
+            np.testing.assert_allclose(scored["logit"], expected.logit_B, atol=1e-5, rtol=1e-5)
         figures = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
         expected_auc = metrics.auc(
             odd_rows["click"].to_numpy(), pl.read_parquet(tmp_path / "all.parquet")["logit"]
@@ -299,11 +314,11 @@ class TestBaseInstall:
         assert figures["calibrated"]["auc"] == pytest.approx(expected_auc, abs=1e-9)
         assert (tmp_path / "dial" / "report.html").is_file()
 
-    def test_what_is_missing_is_said(self, trained: Path, exported: Path, tmp_path: Path) -> None:
+    def test_errors_name_what_is_missing(self, trained: Path, exported: Path, tmp_path: Path) -> None:
         script = """
 from pathlib import Path
 from recap_ctr.errors import InputError
-from recap_ctr.inference.scorer import Engine
+from recap_ctr.inference.engine import Engine
 for path, backend in (CASES):
     try:
         Engine.load(Path(path), backend=backend)
@@ -323,13 +338,13 @@ for path, backend in (CASES):
         assert "graphs need ONNX Runtime\n  fix: pip install onnxruntime" in done.stdout
         assert "holds no exported graphs\n  fix: recap export" in done.stdout
 
-    def test_auto_takes_graphs_where_there_are_any(
+    def test_auto_prefers_graphs(
         self, trained: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        kinds = {path: type(Engine.load(path, threads=1)._backend).__name__ for path in (trained, exported)}
-        assert kinds == {trained: "Eager", exported: "Graphs"}
-        monkeypatch.setattr(score, "_installed", lambda package: package != "onnxruntime")
-        assert type(Engine.load(exported, threads=1)._backend).__name__ == "Eager"
+        assert isinstance(Engine.load(trained, threads=1).backend, TorchBackend)
+        assert isinstance(Engine.load(exported, threads=1).backend, OnnxBackend)
+        monkeypatch.setattr(engine_module, "is_installed", lambda package: package != "onnxruntime")
+        assert isinstance(Engine.load(exported, threads=1).backend, TorchBackend)
 
     def test_a_setting_without_a_graph_is_scored_by_torch(
         self, exported: Path, odd_rows: pl.DataFrame, engines: dict[str, Engine]
@@ -339,7 +354,7 @@ for path, backend in (CASES):
         np.testing.assert_allclose(scorer.score_frame(odd_rows), expected.probability_B, atol=1e-6)
 
     def test_code_of_a_model_from_outside_is_not_needed(self, copy: Path, odd_rows: pl.DataFrame) -> None:
-        """Nor is it imported: the graph has all there is to compute."""
+        """It is not imported either: the graph has everything to compute."""
         forge(copy, lambda manifest: manifest["model"].update(name="antigravity:Net"))
         engine = Engine.load(copy, threads=1)
         assert np.isfinite(engine.score(engine.encode(odd_rows.head(5))).logit_B).all()
@@ -359,7 +374,7 @@ def swap(path: Path, setting: Setting, graph: bytes) -> None:
 
 
 class TestDamage:
-    def test_bits_of_graphs(self, copy: Path) -> None:
+    def test_flipped_bits_of_graphs(self, copy: Path) -> None:
         rng = np.random.default_rng(0)
         for setting in (FULL, SHALLOW):
             whole = (copy / setting.file).read_bytes()
@@ -390,19 +405,19 @@ class TestDamage:
             artifact.read_graph(FULL)
 
     def test_an_artifact_that_is_replaced_while_it_is_read(self, copy: Path) -> None:
-        """Weights of the one must not meet the calibration of the other: both are whole, and neither is damaged."""
+        """The weights of one must not be combined with the calibration of the other, though both are whole."""
         other = Path(shutil.copytree(copy, copy.with_name("other")))
         forge(other, lambda manifest: manifest.update(shift=manifest["shift"] + 1.0))
         artifact = read_artifact(copy)
-        _exchange(other, copy)
-        for load in (lambda: Graphs(artifact, 1), lambda: with_model(artifact)):
+        swap_directories(other, copy)
+        for load in (lambda: OnnxBackend(artifact, 1), lambda: load_model(artifact)):
             with pytest.raises(InputError, match=r"copy was replaced while it was read\n  fix: run"):
                 load()
         assert Engine.load(copy, threads=1).manifest["shift"] == artifact.shift + 1.0
 
 
 class TestMalice:
-    """Someone who can make checksums."""
+    """Attacks by someone who can compute checksums."""
 
     @pytest.mark.parametrize(
         "change",
@@ -427,7 +442,7 @@ class TestMalice:
         refused(copy)
 
     @pytest.mark.parametrize("graph", [b"", b"\x80\x04\x95.", b"\xff" * 64, b"\x08\x0a" * 100])
-    def test_bytes_that_are_no_graph(
+    def test_bytes_that_are_not_a_graph(
         self, copy: Path, graph: bytes, capfd: pytest.CaptureFixture[str]
     ) -> None:
         swap(copy, FULL, graph)
@@ -446,8 +461,8 @@ class TestMalice:
         swap(copy, FULL, model.SerializeToString())
         refused(copy, "refers to data outside of itself")
 
-    def test_graphs_that_are_not_of_this_model(self, copy: Path) -> None:
-        """Another input, another table, another output: refused when it is loaded, not when a row comes."""
+    def test_graphs_of_another_model(self, copy: Path) -> None:
+        """Other inputs, tables and outputs are refused at loading, not when the first row is scored."""
         x, y = (
             helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["b", 1]) for n in ("values", "logit")
         )
@@ -461,7 +476,7 @@ class TestMalice:
             swap(copy, FULL, helper.make_model(made, opset_imports=opset, ir_version=10).SerializeToString())
             refused(copy, "don't fit together|holds no 'nothing.weight'")
 
-    def test_tables_that_are_no_numbers_or_too_small(self, copy: Path) -> None:
+    def test_tables_that_are_not_finite_or_too_small(self, copy: Path) -> None:
         tensors = load_file(copy / WEIGHTS)
         for change in ("nan", "small"):
             table = tensors["embedding.table.weight"].copy()
@@ -474,8 +489,8 @@ class TestMalice:
             forge(copy)
             refused(copy, "NaN or infinity" if change == "nan" else "don't fit together")
 
-    def test_weights_of_a_graph_that_are_no_numbers(self, copy: Path, odd_rows: pl.DataFrame) -> None:
-        """Never a score of NaN."""
+    def test_weights_of_a_graph_that_are_not_finite(self, copy: Path, odd_rows: pl.DataFrame) -> None:
+        """A score is never NaN."""
         model = onnx.load_from_string((copy / FULL.file).read_bytes())
         for tensor in model.graph.initializer:
             if tensor.data_type == onnx.TensorProto.FLOAT:
@@ -495,16 +510,16 @@ class TestRefusal:
         before = contents(copy)
         real = export_module.to_onnx
 
-        def wrong(*arguments: Any) -> bytes:
-            """A bias in one place."""
+        def biased(*arguments: Any) -> bytes:
+            """Return the graph with 5e-5 added to its logit."""
             model = onnx.load_from_string(real(*arguments))
             node = next(node for node in model.graph.node if "logit" in node.output)
             node.output[0] = "right"
-            model.graph.node.append(helper.make_node("Add", ["right", "bit"], ["logit"]))
-            model.graph.initializer.append(numpy_helper.from_array(np.array(5e-5, np.float32), "bit"))
+            model.graph.node.append(helper.make_node("Add", ["right", "bias"], ["logit"]))
+            model.graph.initializer.append(numpy_helper.from_array(np.array(5e-5, np.float32), "bias"))
             return bytes(model.SerializeToString())
 
-        monkeypatch.setattr(export_module, "to_onnx", wrong)
+        monkeypatch.setattr(export_module, "to_onnx", biased)
         with pytest.raises(InputError, match=r"2 routes at depth 2 differs from torch by .*e-05 in a logit"):
             export(copy, quiet=True)
         assert contents(copy) == before
@@ -513,19 +528,19 @@ class TestRefusal:
         self, exported: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         artifact = read_artifact(copy)
-        graphs = [export_module._stored(load_artifact(copy), setting) for setting in (FULL, HOME)]
-        before, real, left = contents(copy.parent), os.fsync, 0
+        graphs = [stored_graph(load_artifact(copy), setting) for setting in (FULL, HOME)]
+        before, real, calls_left = contents(copy.parent), os.fsync, 0
 
         def failing(fd: int) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
+            nonlocal calls_left
+            calls_left -= 1
+            if calls_left == 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             real(fd)
 
         monkeypatch.setattr(os, "fsync", failing)
         for failing_at in range(1, 100):
-            left = failing_at
+            calls_left = failing_at
             try:
                 add_graphs(artifact, graphs)
             except OSError:
@@ -536,13 +551,13 @@ class TestRefusal:
         assert failing_at > 5
         assert Engine.load(copy, threads=1).settings == (FULL, HOME)
 
-    def test_other_data_and_missing_data(self, trained: Path, prepared: PreparedData, recap: Recap) -> None:
+    def test_wrong_options(self, trained: Path, prepared: PreparedData, recap: Recap) -> None:
         done = recap("export", trained, "--int8")
         assert done.code == 2 and "--int8 needs --data" in done.err
         done = recap("export", trained, "--format", "pmml")
-        assert done.code == 2 and "known is onnx" in done.err
+        assert done.code == 2 and "onnx" in done.err
         for arguments, words in (
-            (("--routes", 3), "3 routes, where the artifact has 2"),
+            (("--routes", 3), "3 routes are wanted, but the artifact has 2"),
             (("--depth", 3), "depth 3 was not trained"),
         ):
             done = recap("export", trained, *arguments)
@@ -555,79 +570,82 @@ class TestRefusal:
 
 
 @pytest.fixture(scope="module")
-def line(exported: Path, prepared: PreparedData) -> Line:
+def report(exported: Path, prepared: PreparedData) -> GraphReport:
+    """Return the report on a graph in int8 that is as fast and as good as it must be to be stored."""
     packed = load_artifact(exported)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export_module, "_speed", lambda *_: 1.3)
+        patch.setattr(export_module, "relative_speed", lambda *_: 1.3)
         patch.setattr(export_module, "LARGEST_LOSS", 1e-2)
-        return export_module._line(packed, export_module._stored(packed, FULL), int8=True, data=prepared)
+        return measure_graph(packed, stored_graph(packed, FULL), int8=True, data=prepared)
 
 
 @pytest.fixture
-def rounded(line: Line, copy: Path) -> Engine:
-    add_graphs(read_artifact(copy), [line.exported])
+def rounded(report: GraphReport, copy: Path) -> Engine:
+    add_graphs(read_artifact(copy), [report.exported])
     return Engine.load(copy, threads=1)
 
 
 class TestInt8:
     def test_what_is_stored(
-        self, line: Line, rounded: Engine, engines: dict[str, Engine], odd_rows: pl.DataFrame
+        self, report: GraphReport, rounded: Engine, engines: dict[str, Engine], odd_rows: pl.DataFrame
     ) -> None:
         assert rounded.manifest["graphs"][0]["precision"] == "int8"
-        # The steps of both towers, two of them branching; heads and thin products are too small to be worth it.
-        assert node_types(line.exported.graph).count("MatMulInteger") == 4
+        # These are the steps of both towers, two of them branching; heads and thin products are too small.
+        assert node_types(report.exported.graph).count("MatMulInteger") == 4
         rows = rounded.encode(odd_rows)
         gap = np.abs(rounded.score(rows).raw_logit_B - engines["onnx"].score(rows).raw_logit_B)
         assert 0 < gap.mean() < 0.02
-        assert line.exported.parity > 1e-5
+        assert report.exported.parity > 1e-5
 
     def test_the_change_is_measured_on_validation_rows(
-        self, line: Line, rounded: Engine, engines: dict[str, Engine], prepared: PreparedData
+        self, report: GraphReport, rounded: Engine, engines: dict[str, Engine], prepared: PreparedData
     ) -> None:
         batch = prepared.valid.batch(slice(None))
         encoded = Encoded(batch.ids_BW, batch.values_BN, *np.zeros((2, 0), np.int64))
-        assert line.rounding is not None
+        assert report.rounding is not None
         for figure in ("auc", "logloss"):
-            one, other = (
+            in_8_bits, in_32_bits = (
                 getattr(metrics, figure)(prepared.valid.labels, engine.score(encoded).logit_B)
                 for engine in (rounded, engines["onnx"])
             )
-            assert getattr(line.rounding, figure) == pytest.approx(one - other, abs=1e-6)
+            assert getattr(report.rounding, figure) == pytest.approx(in_8_bits - in_32_bits, abs=1e-6)
 
     def test_a_row_scores_the_same_in_any_batch(self, rounded: Engine, odd_rows: pl.DataFrame) -> None:
-        """A row has a scale of its own, also beside one a thousand times as large."""
+        """Each row has its own scale, even next to a row a thousand times as large."""
         rows = rounded.encode(odd_rows.head(200))
         rows.values_BN[10] *= 1e3
         whole = rounded.score(rows).probability_B
         for at in ([0], [7, 3], [10, 11], list(range(50, 117))):
             np.testing.assert_allclose(rounded.score(take(rows, at)).probability_B, whole[at], atol=1e-6)
 
-    def test_rows_of_zeros(self, line: Line, exported: Path) -> None:
-        """They have no scale."""
-        session = open_session(line.exported.graph, threads=1)
+    def test_rows_of_zeros(self, report: GraphReport, exported: Path) -> None:
+        """Their scale would be 0, by which nothing can be divided."""
+        session = open_session(report.exported.graph, threads=1)
         table = np.zeros_like(load_file(exported / WEIGHTS)["embedding.table.weight"])
         layout = read_artifact(exported).encoder.layout
         rows = np.zeros((3, layout.num_columns), np.int32), np.ones((3, layout.num_values), np.float32)
         plain = open_session(read_artifact(exported).read_graph(FULL), threads=1)
-        found, expected = (run(one, *rows, {"embedding.table.weight": table})[0] for one in (session, plain))
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        in_8_bits, in_32_bits = (
+            run(opened, *rows, {"embedding.table.weight": table})[0] for opened in (session, plain)
+        )
+        np.testing.assert_allclose(in_8_bits, in_32_bits, atol=1e-6)
 
     @pytest.mark.parametrize(
         ("loss", "speed", "reason"),
-        [(2e-4, 1.3, "more than 0.0001 of logloss"), (5e-5, 0.9, "it is no faster")],
+        [(2e-4, 1.3, "more than 0.0001 of logloss"), (5e-5, 0.9, "it is not faster")],
     )
-    def test_left_out_where_it_costs_too_much_or_brings_nothing(
+    def test_not_stored_where_it_costs_too_much_or_is_not_faster(
         self, loss: float, speed: float, reason: str
     ) -> None:
         rounding = Rounding(auc=0.0, logloss=loss, speed=speed)
         assert not rounding.pays and str(rounding).endswith(reason)
         assert Rounding(0.0, 1e-4, 1.3).pays and str(Rounding(0.0, -1e-5, 1.3)).endswith(": stored")
 
-    def test_what_does_not_pay_leaves_the_graph_in_32_bits(
+    def test_the_graph_in_32_bits_stays_where_rounding_does_not_pay(
         self, exported: Path, prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         packed = load_artifact(exported)
-        plain = export_module._stored(packed, FULL)
+        plain = stored_graph(packed, FULL)
         monkeypatch.setattr(export_module, "LARGEST_LOSS", -1.0)
-        line = export_module._line(packed, plain, int8=True, data=prepared)
-        assert line.exported is plain and line.rounding is not None and not line.rounding.pays
+        report = measure_graph(packed, plain, int8=True, data=prepared)
+        assert report.exported is plain and report.rounding is not None and not report.rounding.pays

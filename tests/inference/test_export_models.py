@@ -1,4 +1,4 @@
-"""Every model can be exported, and one that can't says why."""
+"""Every model can be exported, and the error for one that can't says why."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +10,9 @@ from torch import nn
 
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.calibrate import AffineCalibration, Calibration, IsotonicCalibration
-from recap_ctr.inference.artifact import Setting
 from recap_ctr.inference.export import Graph, export_setting
-from recap_ctr.inference.torch_backend import Eager, PackedModel
+from recap_ctr.inference.setting import Setting
+from recap_ctr.inference.torch_backend import PackedModel, TorchBackend
 from recap_ctr.models.catalogue import MODELS, parse_model
 from recap_ctr.nn.embedding import Embedding
 from recap_ctr.nn.interface import Inputs, Output
@@ -25,7 +25,7 @@ def test_every_model_exports(name: str) -> None:
 
 
 class FixedRows(nn.Module):
-    """A model that takes the number of rows for a constant."""
+    """A model that treats the number of rows as a constant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,11 +44,11 @@ def packed(model: nn.Module, calibration: Calibration) -> PackedModel:
 def test_a_model_for_one_size_of_batch_is_refused() -> None:
     model = packed(FixedRows(), AffineCalibration(1.0, 0.0))
     with pytest.raises(InputError, match=r"batches of one size only\n.*write x\.shape\[0\]"):
-        export_setting(model, Eager(model), Setting(1, None))
+        export_setting(model, TorchBackend(model), Setting(1, None))
 
 
 def test_an_isotonic_calibration_stays_outside() -> None:
-    """On its steep steps the rounding of 32 bits would show."""
+    """On the steep steps of such a calibration the rounding of 32 bits would show."""
     cases: list[tuple[Calibration, int]] = [
         (AffineCalibration(2.0, 1.0), 3),
         (IsotonicCalibration((0.0, 1e-9), (-1.0, 1.0)), 2),
@@ -57,9 +57,6 @@ def test_an_isotonic_calibration_stays_outside() -> None:
         graph = Graph(packed(fresh("lr"), calibration), Setting(1, None))
         inputs = rows(5)
         with torch.no_grad():
-            found = graph(*inputs, [dict(graph.named_parameters())[path] for path in graph_tables(graph)])
-        assert len(found) == len(graph.outputs) == outputs
-
-
-def graph_tables(graph: Graph) -> list[str]:
-    return [f"model.{path}" for path in graph.paths]
+            tables = [graph.get_parameter(f"model.{path}") for path in graph.paths]
+            arrays = graph(*inputs, tables)
+        assert len(arrays) == len(graph.outputs) == outputs

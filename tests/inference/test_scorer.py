@@ -1,4 +1,4 @@
-"""Raw rows to scores: whatever file they come in, and whoever shares their batch, the same row scores the same."""
+"""Raw rows to scores: the same row scores the same in any file format and in any batch."""
 
 import dataclasses
 import gzip
@@ -20,22 +20,26 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from recap_ctr.bench.synthetic import synthetic_schema
 from recap_ctr.config import TrainConfig
+from recap_ctr.data import csv as csv_module
 from recap_ctr.data import source as source_module
-from recap_ctr.data.prepare import Preparation, Split, prepare
+from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.sink import open_sink
 from recap_ctr.data.source import Block, FileSource, FrameSource, Source
+from recap_ctr.data.split import Split
 from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.calibrate import AffineCalibration
 from recap_ctr.evaluation.metrics import sigmoid
-from recap_ctr.inference import scorer as score_module
-from recap_ctr.inference.scorer import Engine, Scorer, Tally, evaluate_rows, score
+from recap_ctr.inference import engine as engine_module
+from recap_ctr.inference.engine import Engine
+from recap_ctr.inference.scorer import Scorer, Tally, evaluate_rows, score
 from recap_ctr.inference.torch_backend import PackedModel, load_artifact
 from recap_ctr.models.catalogue import parse_model
+from recap_ctr.training.report import RunReport
 from recap_ctr.training.run import RunConfig, run
 
-RATE = 0.25  # of the negatives that a sampled log has kept
+RATE = 0.25  # The share of negatives that the sampled log has kept.
 WRITE: dict[str, Callable[[pl.DataFrame, Path], Any]] = {
     ".csv": lambda frame, path: frame.write_csv(path),
     ".tsv": lambda frame, path: frame.write_csv(path, separator="\t"),
@@ -56,7 +60,7 @@ def artifact(packed: Path) -> PackedModel:
 
 @pytest.fixture(scope="module")
 def rows(click_log: pl.DataFrame) -> pl.DataFrame:
-    """Rows with everything in them: unseen values, missing ones, and a column that is no field."""
+    """Return rows with unseen and missing values, and with a column that is not a field."""
     return (
         click_log.head(200)
         .with_columns(
@@ -79,7 +83,7 @@ def run_score(artifact: PackedModel, source: Source, out: Path) -> tuple[pl.Data
 
 
 def as_text(frame: pl.DataFrame) -> pl.DataFrame:
-    """How rows look once they have been through a text file: the empty string is quoted there, so it stays."""
+    """Return rows as a text file gives them back; the empty string stays, because it is quoted there."""
     return frame.with_columns(pl.all().cast(pl.String))
 
 
@@ -90,13 +94,13 @@ class TestFormats:
     ) -> None:
         WRITE[suffix](rows, path := tmp_path / f"rows{suffix}")
 
-        found, tally = run_score(artifact, FileSource([path]), tmp_path / "out.parquet")
+        scored, tally = run_score(artifact, FileSource([path]), tmp_path / "out.parquet")
 
-        assert found.columns == [*rows.columns, "score", "logit"]
-        kept = found.select(rows.columns)
+        assert scored.columns == [*rows.columns, "score", "logit"]
+        kept = scored.select(rows.columns)
         assert kept.equals(rows if suffix in (".parquet", ".arrow") else as_text(rows))
-        assert found["logit"].to_list() == logits(artifact, rows).tolist()
-        assert found["score"].to_list() == sigmoid(found["logit"].to_numpy()).tolist()
+        assert scored["logit"].to_list() == logits(artifact, rows).tolist()
+        assert scored["score"].to_list() == sigmoid(scored["logit"].to_numpy()).tolist()
         counts = {
             name: len(rows.filter(pl.col("row") % step == 0)) for name, step in (("ad", 13), ("user", 11))
         }
@@ -118,41 +122,41 @@ class TestFormats:
         piped = SimpleNamespace(buffer=io.BytesIO((tmp_path / "rows").read_bytes()))
         monkeypatch.setattr(sys, "stdin", piped)
 
-        found, _ = run_score(artifact, FileSource(["-"]), tmp_path / "out.parquet")
+        scored, _ = run_score(artifact, FileSource(["-"]), tmp_path / "out.parquet")
 
-        assert found["logit"].to_list() == logits(artifact, rows).tolist()
+        assert scored["logit"].to_list() == logits(artifact, rows).tolist()
 
-    def test_several_files_follow_each_other(
+    def test_several_files_are_scored_in_order(
         self, artifact: PackedModel, rows: pl.DataFrame, tmp_path: Path
     ) -> None:
         rows.head(150).write_csv(tmp_path / "1.csv")
         rows.tail(50).select(reversed(rows.columns)).write_csv(tmp_path / "2.csv")
 
-        found, _ = run_score(artifact, FileSource([tmp_path / "*.csv"]), tmp_path / "out.parquet")
+        scored, _ = run_score(artifact, FileSource([tmp_path / "*.csv"]), tmp_path / "out.parquet")
 
-        assert found["row"].to_list() == [str(row) for row in range(200)]
-        assert found["logit"].to_numpy() == pytest.approx(logits(artifact, rows), abs=1e-6)
+        assert scored["row"].to_list() == [str(row) for row in range(200)]
+        assert scored["logit"].to_numpy() == pytest.approx(logits(artifact, rows), abs=1e-6)
 
     def test_files_larger_than_a_block(
         self, artifact: PackedModel, rows: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         whole = logits(artifact, rows)
-        monkeypatch.setattr(source_module, "BLOCK_BYTES", 300)
+        monkeypatch.setattr(csv_module, "BLOCK_BYTES", 300)
         monkeypatch.setattr(source_module, "BLOCK_ROWS", 7)
-        monkeypatch.setattr(score_module, "EVAL_ROWS", 5)
+        monkeypatch.setattr(engine_module, "EVAL_ROWS", 5)
         for suffix in (".csv", ".csv.gz", ".parquet"):
             WRITE[suffix](rows, path := tmp_path / f"rows{suffix}")
             assert sum(1 for _ in FileSource([path]).blocks()) > 20
 
-            found, tally = run_score(artifact, FileSource([path]), tmp_path / "out.parquet")
+            scored, tally = run_score(artifact, FileSource([path]), tmp_path / "out.parquet")
 
-            assert found["row"].cast(pl.Int64).to_list() == rows["row"].to_list()
-            assert found["logit"].to_numpy() == pytest.approx(whole, abs=1e-6)
+            assert scored["row"].cast(pl.Int64).to_list() == rows["row"].to_list()
+            assert scored["logit"].to_numpy() == pytest.approx(whole, abs=1e-6)
             assert tally.rows == 200
 
 
 class TestValues:
-    """What a row means does not depend on how its columns are stored."""
+    """The score of a row does not depend on how its columns are stored."""
 
     @pytest.mark.parametrize(
         "change",
@@ -200,7 +204,7 @@ class TestValues:
 
         scores = scorer.score_frame(pl.DataFrame([empty, odd]))
 
-        assert ((scores >= 0) & (scores <= 1)).all()  # NaN would not be
+        assert ((scores >= 0) & (scores <= 1)).all()  # NaN would fail this.
         assert scorer.tally.missing == dict.fromkeys(empty, 1)
         assert scorer.tally.unseen == {"site": 1, "ad": 1, "user": 1, "price": 0, "tags": 3}
 
@@ -210,11 +214,11 @@ class TestValues:
 
 @settings(deadline=None, max_examples=40, derandomize=True)
 @given(chosen=st.lists(st.integers(0, 199), min_size=1, max_size=64))
-def test_a_row_scores_the_same_in_any_company(
+def test_a_row_scores_the_same_in_any_batch(
     chosen: list[int], artifact: PackedModel, rows: pl.DataFrame
 ) -> None:
-    alone_or_not = Scorer(Engine.of(artifact)).score_frame(rows[chosen])
-    assert alone_or_not == pytest.approx(Scorer(Engine.of(artifact)).score_frame(rows)[chosen], abs=1e-6)
+    in_this_batch = Scorer(Engine.of(artifact)).score_frame(rows[chosen])
+    assert in_this_batch == pytest.approx(Scorer(Engine.of(artifact)).score_frame(rows)[chosen], abs=1e-6)
 
 
 class TestMap:
@@ -223,7 +227,9 @@ class TestMap:
         scorer = Scorer(Engine.of(artifact), {"ad": "advert", "price": "cost"})
         assert scorer.score_frame(renamed).tolist() == Scorer(Engine.of(artifact)).score_frame(rows).tolist()
 
-    def test_a_mapped_column_wins_over_its_namesake(self, artifact: PackedModel, rows: pl.DataFrame) -> None:
+    def test_a_mapped_column_wins_over_one_of_the_field_s_name(
+        self, artifact: PackedModel, rows: pl.DataFrame
+    ) -> None:
         both = rows.with_columns(pl.col("ad").alias("advert"), pl.lit("wrong").alias("ad"))
         scorer = Scorer(Engine.of(artifact), {"ad": "advert"})
         assert scorer.score_frame(both).tolist() == Scorer(Engine.of(artifact)).score_frame(rows).tolist()
@@ -239,7 +245,7 @@ class TestMap:
         by_hand = Scorer(Engine.of(artifact)).score_frame(rows.with_columns(pl.col("site").alias("ad")))
         assert shared.tolist() == by_hand.tolist()
 
-    def test_the_output_keeps_the_names_it_came_with(
+    def test_the_output_keeps_the_names_of_the_input(
         self, artifact: PackedModel, rows: pl.DataFrame, tmp_path: Path
     ) -> None:
         renamed = rows.rename({"ad": "advert"})
@@ -247,20 +253,20 @@ class TestMap:
             score(Scorer(Engine.of(artifact), {"ad": "advert"}), FrameSource(renamed), sink, quiet=True)
         assert pl.read_parquet(tmp_path / "out.parquet").columns == [*renamed.columns, "score", "logit"]
 
-    def test_only_a_column_without_a_role_is_proposed(
+    def test_only_a_column_without_a_role_is_suggested(
         self, artifact: PackedModel, rows: pl.DataFrame
     ) -> None:
         scorer = Scorer(Engine.of(artifact), {"site": "place"})
-        given = rows.rename({"ad": "advert", "site": "place"}).select(
+        without_ad = rows.rename({"ad": "advert", "site": "place"}).select(
             "click", "row", "place", "advert", "user"
         )
         with pytest.raises(InputError, match=r"no column 'ad' \(field 2 of 5") as error:
-            scorer.score_frame(given)
+            scorer.score_frame(without_ad)
         assert "unused: 'advert'\n  fix: rename the column, or pass --map ad=advert" in str(error.value)
         with pytest.raises(
             InputError, match=r"unused: none\n  fix: rename the column, or pass --map ad=COLUMN"
         ):
-            scorer.score_frame(given.drop("advert"))
+            scorer.score_frame(without_ad.drop("advert"))
 
     def test_wrong_names_are_refused(self, artifact: PackedModel, rows: pl.DataFrame) -> None:
         with pytest.raises(InputError, match="no field 'adverts'"):
@@ -271,7 +277,7 @@ class TestMap:
 
 class TestRefused:
     @pytest.mark.parametrize("name", ["score", "logit"])
-    def test_a_column_of_ours(
+    def test_a_column_with_the_name_of_an_output(
         self, artifact: PackedModel, rows: pl.DataFrame, name: str, tmp_path: Path
     ) -> None:
         source = FrameSource(rows.with_columns(pl.lit(1).alias(name)))
@@ -284,15 +290,17 @@ class TestRefused:
             logits(artifact, rows.drop("ad"))
 
     @pytest.mark.parametrize("value", ["inf", "-Infinity", "ten"])
-    def test_what_is_no_number(self, artifact: PackedModel, rows: pl.DataFrame, value: str) -> None:
+    def test_a_value_that_is_not_a_number(
+        self, artifact: PackedModel, rows: pl.DataFrame, value: str
+    ) -> None:
         bad = as_text(rows).with_columns(
             pl.when(pl.col("row") == "41").then(pl.lit(value)).otherwise("price").alias("price")
         )
         with pytest.raises(InputError, match="row 42, field 'price'"):
             logits(artifact, bad)
 
-    def test_a_logit_that_is_no_number(self, packed: Path, rows: pl.DataFrame) -> None:
-        """Weights may be finite and still overflow: never a score of NaN."""
+    def test_a_logit_that_is_not_a_number(self, packed: Path, rows: pl.DataFrame) -> None:
+        """Finite weights may overflow, but a score is never NaN."""
         broken = load_artifact(packed)
         with torch.no_grad():
             for weight in broken.model.parameters():
@@ -308,26 +316,39 @@ def fresh(click_log: pl.DataFrame) -> pl.DataFrame:
 
 class TestEvaluate:
     def test_figures_are_those_of_scikit_learn(self, artifact: PackedModel, fresh: pl.DataFrame) -> None:
-        found = evaluate_rows(Scorer(Engine.of(artifact)), FrameSource(fresh), quiet=True)
+        result = evaluate_rows(Scorer(Engine.of(artifact)), FrameSource(fresh), quiet=True)
 
         label = fresh["click"].to_numpy()
         calibrated = Scorer(Engine.of(artifact)).score_frame(fresh)
         raw = sigmoid(Scorer(Engine.of(artifact)).raw_logits(Block(fresh, 1, "rows")))
-        for name, scores in (("raw", raw), ("calibrated", calibrated)):
-            assert found[name]["auc"] == pytest.approx(roc_auc_score(label, scores), abs=1e-12)
-            assert found[name]["logloss"] == pytest.approx(log_loss(label, scores), abs=1e-9)
-            assert found[name]["mean_prediction"] == pytest.approx(scores.mean(), abs=1e-12)
+        for figures, scores in ((result.raw, raw), (result.calibrated, calibrated)):
+            assert figures.auc == pytest.approx(roc_auc_score(label, scores), abs=1e-12)
+            assert figures.logloss == pytest.approx(log_loss(label, scores), abs=1e-9)
+            assert figures.mean_prediction == pytest.approx(scores.mean(), abs=1e-12)
         rate = label.mean()
-        assert found["base_rate"] == pytest.approx(rate)
-        assert found["base_rate_logloss"] == pytest.approx(log_loss(label, np.full(1_000, rate)))
-        entropy = found["calibrated"]["logloss"] / found["base_rate_logloss"]
-        assert found["calibrated"]["normalised_entropy"] == pytest.approx(entropy)
+        assert result.base_rate == pytest.approx(rate)
+        assert result.base_rate_logloss == pytest.approx(log_loss(label, np.full(1_000, rate)))
+        entropy = result.calibrated.logloss / result.base_rate_logloss
+        assert result.calibrated.normalised_entropy == pytest.approx(entropy)
         bins = np.array_split(np.argsort(calibrated), 20)
         error = sum(abs(calibrated[part].mean() - label[part].mean()) * len(part) for part in bins) / 1_000
-        # Bins of ours keep ties together, numpy's cut through them.
-        assert found["calibrated"]["calibration_error"] == pytest.approx(error, abs=0.01)
-        assert sum(part["rows"] for part in found["reliability"]) == found["rows"] == 1_000
-        assert found["values"]["rows"] == 1_000
+        # Our bins keep ties together, numpy's cut through them.
+        assert result.calibrated.calibration_error == pytest.approx(error, abs=0.01)
+        assert result.reliability is not None
+        assert sum(part.rows for part in result.reliability) == result.rows == 1_000
+        assert result.values.rows == 1_000
+
+    def test_result_as_json(self, artifact: PackedModel, fresh: pl.DataFrame) -> None:
+        result = evaluate_rows(Scorer(Engine.of(artifact)), FrameSource(fresh), quiet=True).to_json()
+
+        assert list(result) == [
+            *("rows", "base_rate", "base_rate_logloss", "raw", "calibrated"),
+            *("reliability", "reliability_raw", "values"),
+        ]
+        assert result["raw"].keys() == {
+            *("auc", "auc_error", "logloss", "normalised_entropy", "calibration_error", "mean_prediction"),
+        }
+        assert result["values"].keys() == {"rows", "missing", "unseen"}
 
     def test_groups_and_weights(self, artifact: PackedModel, fresh: pl.DataFrame) -> None:
         schema = artifact.encoder.schema.model_copy(update={"group": "site", "weight": "times"})
@@ -336,31 +357,33 @@ class TestEvaluate:
         weighted = fresh.with_columns((pl.col("row") % 3).alias("times"))
         repeated = weighted.select(pl.all().repeat_by("times")).explode(weighted.columns).drop("times")
 
-        found = evaluate_rows(Scorer(Engine.of(with_roles)), FrameSource(weighted), quiet=True)
+        by_weight = evaluate_rows(Scorer(Engine.of(with_roles)), FrameSource(weighted), quiet=True)
 
-        flat = evaluate_rows(Scorer(Engine.of(with_roles)), FrameSource(repeated), quiet=True)
-        for name in ("raw", "calibrated"):
+        by_copies = evaluate_rows(Scorer(Engine.of(with_roles)), FrameSource(repeated), quiet=True)
+        for figures, expected in (
+            (by_weight.raw, by_copies.raw),
+            (by_weight.calibrated, by_copies.calibrated),
+        ):
             for figure in ("auc", "logloss", "mean_prediction"):
-                assert found[name][figure] == pytest.approx(flat[name][figure], abs=1e-9)
+                assert getattr(figures, figure) == pytest.approx(getattr(expected, figure), abs=1e-9)
             parts = [
                 (roc_auc_score(part["click"], Scorer(Engine.of(artifact)).score_frame(part)), part.height)
                 for part in repeated.partition_by("site")
                 if part["click"].n_unique() == 2
             ]
             mean = np.average([auc for auc, _ in parts], weights=[height for _, height in parts])
-            assert found[name]["group_auc"]["auc"] == pytest.approx(mean, abs=1e-9)
-        without = evaluate_rows(
+            assert figures.group_auc is not None
+            assert figures.group_auc.auc == pytest.approx(mean, abs=1e-9)
+        one_group = evaluate_rows(
             Scorer(Engine.of(with_roles)), FrameSource(fresh.drop("site").with_columns(site=1)), quiet=True
         )
-        assert without["raw"]["group_auc"]["num_groups"] == 1
+        assert one_group.raw.group_auc is not None and one_group.raw.group_auc.num_groups == 1
 
-    def test_groups_of_one_class_only_are_no_failure(
-        self, artifact: PackedModel, fresh: pl.DataFrame
-    ) -> None:
+    def test_groups_of_one_class_only_have_no_auc(self, artifact: PackedModel, fresh: pl.DataFrame) -> None:
         schema = artifact.encoder.schema.model_copy(update={"group": "row"})
         encoder = type(artifact.encoder)(schema, artifact.encoder.fields)
         scorer = Scorer(Engine.of(dataclasses.replace(artifact, encoder=encoder)))
-        assert evaluate_rows(scorer, FrameSource(fresh), quiet=True)["raw"]["group_auc"] is None
+        assert evaluate_rows(scorer, FrameSource(fresh), quiet=True).raw.group_auc is None
 
     def test_a_role_must_be_in_all_files_or_none(
         self, artifact: PackedModel, fresh: pl.DataFrame, tmp_path: Path
@@ -416,15 +439,16 @@ def data(sampled: pl.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Pre
 
 
 class TestSampledNegatives:
-    """A log that kept a quarter of its negatives, beside the log it was sampled from."""
+    """A log that kept a quarter of its negatives, compared with the log it was sampled from."""
 
-    def train(self, data: PreparedData, out: Path, **settings: Any) -> dict[str, Any]:
+    def train(self, data: PreparedData, out: Path, **options: Any) -> RunReport:
         config = RunConfig(
             model="lr",
             model_config=parse_model("lr", {}),
             train=TrainConfig(batch_size=256, learning_rate=0.02, update="fast", max_epochs=4),
-            reference=False,
-            **settings,
+            train_baseline=False,
+            report_fields=False,
+            **options,
         )
         return run(config, data, out, quiet=True)
 
@@ -436,42 +460,43 @@ class TestSampledNegatives:
         artifact = load_artifact(tmp_path / "run")
 
         assert artifact.shift == pytest.approx(np.log(RATE))
-        # Validation rows, weighted as the unsampled log has them: exact by construction of the calibration.
-        valid = report["metrics"]["valid"]
+        # On validation rows, weighted as in the unsampled log, the calibration makes it exact.
+        valid = report.metrics.valid
         label = data.valid.labels
         rate = label.sum() / (label.sum() + (label == 0).sum() / RATE)
-        assert valid["base_rate"] == pytest.approx(rate)
-        assert valid["calibrated"]["mean_prediction"] == pytest.approx(rate, abs=2e-4)
-        # All rows, none of them sampled: the error of a rate of 0.1 over about 1,400 sampled clicks is 0.003.
-        everything = evaluate_rows(Scorer(Engine.of(artifact)), FrameSource(full), quiet=True)
-        assert everything["calibrated"]["mean_prediction"] == pytest.approx(everything["base_rate"], abs=0.01)
-        assert everything["raw"]["mean_prediction"] == pytest.approx(everything["base_rate"], abs=0.02)
-        # The sampled rows, corrected, tell the same.
-        again = evaluate_rows(
+        assert valid.base_rate == pytest.approx(rate)
+        assert valid.calibrated.mean_prediction == pytest.approx(rate, abs=2e-4)
+        # On all rows of the unsampled log, a rate of 0.1 from about 1,400 sampled clicks has an error of 0.003.
+        whole = evaluate_rows(Scorer(Engine.of(artifact)), FrameSource(full), quiet=True)
+        assert whole.calibrated.mean_prediction == pytest.approx(whole.base_rate, abs=0.01)
+        assert whole.raw.mean_prediction == pytest.approx(whole.base_rate, abs=0.02)
+        # The sampled rows, corrected, give the same figures.
+        part = evaluate_rows(
             Scorer(Engine.of(artifact)), FrameSource(sampled), negative_rate=RATE, quiet=True
         )
-        assert again["base_rate"] == pytest.approx(everything["base_rate"], abs=0.004)
-        assert again["calibrated"]["logloss"] == pytest.approx(everything["calibrated"]["logloss"], abs=0.01)
-        assert again["calibrated"]["auc"] == pytest.approx(everything["calibrated"]["auc"], abs=0.01)
+        assert part.base_rate == pytest.approx(whole.base_rate, abs=0.004)
+        assert part.calibrated.logloss == pytest.approx(whole.calibrated.logloss, abs=0.01)
+        assert part.calibrated.auc == pytest.approx(whole.calibrated.auc, abs=0.01)
 
-    def test_without_correction_they_are_not(
+    def test_without_correction_predictions_are_too_high(
         self, full: pl.DataFrame, data: PreparedData, tmp_path: Path
     ) -> None:
         self.train(data, tmp_path / "run")
-        found = evaluate_rows(Scorer.load(tmp_path / "run"), FrameSource(full), quiet=True)
-        assert found["calibrated"]["mean_prediction"] > 2 * found["base_rate"]
+        result = evaluate_rows(Scorer.load(tmp_path / "run"), FrameSource(full), quiet=True)
+        assert result.calibrated.mean_prediction is not None and result.base_rate is not None
+        assert result.calibrated.mean_prediction > 2 * result.base_rate
 
-    def test_weights_are_sklearn_s(self, sampled: pl.DataFrame, data: PreparedData, tmp_path: Path) -> None:
+    def test_weights_are_those_of_scikit_learn(
+        self, sampled: pl.DataFrame, data: PreparedData, tmp_path: Path
+    ) -> None:
         self.train(data, tmp_path / "run", negative_rate=RATE)
         scorer = Scorer.load(tmp_path / "run")
-        found = evaluate_rows(scorer, FrameSource(sampled), negative_rate=RATE, quiet=True)
+        result = evaluate_rows(scorer, FrameSource(sampled), negative_rate=RATE, quiet=True)
         label, scores = sampled["click"].to_numpy(), scorer.score_frame(sampled)
         weights = np.where(label == 1, 1.0, 1 / RATE)
-        assert found["calibrated"]["logloss"] == pytest.approx(log_loss(label, scores, sample_weight=weights))
-        assert found["calibrated"]["auc"] == pytest.approx(
-            roc_auc_score(label, scores, sample_weight=weights)
-        )
-        assert found["calibrated"]["mean_prediction"] == pytest.approx(np.average(scores, weights=weights))
+        assert result.calibrated.logloss == pytest.approx(log_loss(label, scores, sample_weight=weights))
+        assert result.calibrated.auc == pytest.approx(roc_auc_score(label, scores, sample_weight=weights))
+        assert result.calibrated.mean_prediction == pytest.approx(np.average(scores, weights=weights))
 
 
 def test_calibration_is_applied_after_the_shift(artifact: PackedModel, rows: pl.DataFrame) -> None:

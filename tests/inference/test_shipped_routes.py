@@ -1,4 +1,4 @@
-"""A run that ships several routes: what its artifact holds, how it scores, and what it refuses."""
+"""A run that ships several routes: what its artifact holds, how it scores, and what is refused."""
 
 import json
 import shutil
@@ -21,18 +21,20 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.calibrate import fit_affine
 from recap_ctr.evaluation.metrics import sigmoid
 from recap_ctr.inference.artifact import MANIFEST
-from recap_ctr.inference.scorer import Engine, Scorer
+from recap_ctr.inference.engine import Engine
+from recap_ctr.inference.scorer import Scorer
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.recap import Recap, RecapConfig, Route
 from recap_ctr.nn.weights import load_tensors
 from recap_ctr.sklearn import CTRClassifier
-from recap_ctr.training.run import ARTIFACT, GREEDY_CANDIDATES, ROUTE_SEED, RunConfig, read_report, run
+from recap_ctr.training.report import read_report
+from recap_ctr.training.run import ARTIFACT, GREEDY_CANDIDATES, ROUTE_SEED, RunConfig, run
 from tests.conftest import contents
-from tests.inference.test_artifact import forge, refused
+from tests.support.forged_artifact import forge, refused
 
 CPU = torch.device("cpu")
-# Two steps with three adapters each: nine ways through a tower, 81 routes.
+# Two steps with three adapters each give nine ways through a tower, and 81 routes.
 BACKBONE: dict[str, Any] = {
     "dim": 4,
     "depth": 2,
@@ -44,30 +46,38 @@ Choice = Literal["late", "random", "greedy"]
 
 
 def backbone() -> RecapConfig:
-    found = parse_model("recap", BACKBONE)
-    assert isinstance(found, RecapConfig)
-    return found
+    config = parse_model("recap", BACKBONE)
+    assert isinstance(config, RecapConfig)
+    return config
 
 
 def routed_config(choice: Choice = "late", routes: int = 4) -> RunConfig:
     train = TrainConfig(batch_size=256, learning_rate=3e-2, l2=1e-4, max_epochs=2, ema_epochs=(0.5,))
-    return RunConfig("recap", backbone(), train, reference=False, routes=routes, route_choice=choice)
+    return RunConfig(
+        "recap",
+        backbone(),
+        train,
+        train_baseline=False,
+        report_fields=False,
+        routes=routes,
+        route_choice=choice,
+    )
 
 
 @pytest.fixture(scope="module")
 def shipped(
     prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Choice, int], Path]:
-    """Directories of finished runs, made once each. Copy one before changing anything."""
+    """Return a function that gives the directory of a finished run. Copy it before changing anything."""
     base = tmp_path_factory.mktemp("shipped")
 
-    def made(choice: Choice, routes: int) -> Path:
+    def run_once(choice: Choice, routes: int) -> Path:
         out = base / f"{choice}-{routes}"
         if not out.exists():
             run(routed_config(choice, routes), prepared, out, quiet=True)
         return out
 
-    return made
+    return run_once
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +91,7 @@ def copy(four: Path, tmp_path: Path) -> Path:
 
 
 def trained(out: Path, data: PreparedData) -> Recap:
-    """The backbone from its weights, without the artifact's code."""
+    """Return the backbone, built from the weights of the run without the code of the artifact."""
     model = build("recap", backbone(), data.layout)
     model.load_state_dict(load_tensors(out / "best.safetensors")[0])
     assert isinstance(model, Recap)
@@ -89,7 +99,7 @@ def trained(out: Path, data: PreparedData) -> Recap:
 
 
 def mean_of(model: Recap, routes: list[Route], shard: Shard) -> np.ndarray:
-    """The mean over passes of one route each."""
+    """Return the mean of the routes' logits, each from its own forward pass."""
     inputs = to_inputs(shard.batch(slice(None)), CPU)
     with torch.no_grad():
         logits_KB = torch.stack([model(inputs, route).logit_B for route in routes])
@@ -120,37 +130,32 @@ def test_an_artifact_holds_its_routes_and_gives_their_mean(
     assert weights.keys() == trained(four, prepared).state_dict().keys()
 
 
-def test_the_report_tells_what_the_routes_gain(four: Path, prepared: PreparedData) -> None:
+def test_the_report_has_the_figures_of_one_route_and_of_all(four: Path, prepared: PreparedData) -> None:
     report, model = read_report(four), trained(four, prepared)
-    assert report["routes"] == {"count": 4, "choice": "late"}
-    found = report["metrics_by_routes"]
-    assert list(found) == ["1", "4"]
+    assert (report.routes.count, report.routes.choice) == (4, "late")
+    by_routes = report.metrics_by_routes
+    assert list(by_routes) == ["1", "4"]
+    assert by_routes["4"] == report.metrics.without_reliability()
     for split, shard in (("valid", prepared.valid), ("test", prepared.test)):
-        whole = {
-            key: value for key, value in report["metrics"][split].items() if not key.startswith("reliability")
-        }
-        assert found["4"][split] == whole
         for count in (1, 4):
             logits = mean_of(model, late_routes(backbone(), count), shard)
-            figures = found[str(count)][split]["raw"]
-            assert figures["auc"] == pytest.approx(metrics.auc(shard.labels, logits), abs=1e-4)
-            assert figures["logloss"] == pytest.approx(metrics.logloss(shard.labels, logits), abs=1e-6)
-    # Each has a calibration of its own.
+            figures = by_routes[str(count)].on(split).raw
+            assert figures.auc == pytest.approx(metrics.auc(shard.labels, logits), abs=1e-4)
+            assert figures.logloss == pytest.approx(metrics.logloss(shard.labels, logits), abs=1e-6)
+    # One route has its own calibration.
     home = mean_of(model, [backbone().home], prepared.valid)
-    own = fit_affine(prepared.valid.labels, home, None).apply(home)
-    calibrated = found["1"]["valid"]["calibrated"]["logloss"]
-    assert calibrated == pytest.approx(metrics.logloss(prepared.valid.labels, own), abs=1e-6)
+    calibrated = fit_affine(prepared.valid.labels, home, None).apply(home)
+    expected = metrics.logloss(prepared.valid.labels, calibrated)
+    assert by_routes["1"].valid.calibrated.logloss == pytest.approx(expected, abs=1e-6)
 
 
 def test_one_route_is_the_home_route(shipped: Callable[[Choice, int], Path], prepared: PreparedData) -> None:
     out = shipped("late", 1)
     assert stored_routes(out) == [backbone().home]
-    report = read_report(out)
-    assert list(report["metrics_by_routes"]) == ["1"]
-    found = predict(load_artifact(out).model, prepared.test, CPU)
-    np.testing.assert_allclose(
-        found, predict(trained(out, prepared), prepared.test, CPU), atol=1e-6, rtol=1e-5
-    )
+    assert list(read_report(out).metrics_by_routes) == ["1"]
+    shipped_logits = predict(load_artifact(out).model, prepared.test, CPU)
+    home_logits = predict(trained(out, prepared), prepared.test, CPU)
+    np.testing.assert_allclose(shipped_logits, home_logits, atol=1e-6, rtol=1e-5)
 
 
 def test_random_routes_follow_the_seed(shipped: Callable[[Choice, int], Path]) -> None:
@@ -169,7 +174,7 @@ def test_greedy_routes_are_the_best_on_validation(
     labels = prepared.valid.labels
     best = min(metrics.logloss(labels, logits_NK[:, at]) for at in range(len(candidates)))
     assert metrics.logloss(labels, logits_NK[:, chosen[0]]) == best
-    assert list(read_report(out)["metrics_by_routes"]) == ["1", "3"]
+    assert list(read_report(out).metrics_by_routes) == ["1", "3"]
 
 
 def test_the_weights_do_not_depend_on_the_routes(four: Path, shipped: Callable[[Choice, int], Path]) -> None:
@@ -179,30 +184,30 @@ def test_the_weights_do_not_depend_on_the_routes(four: Path, shipped: Callable[[
 
 def test_a_model_without_routes_ships_none(finished: Path) -> None:
     assert load_artifact(finished).manifest["routes"] == []
-    assert read_report(finished)["metrics_by_routes"] == {}
+    assert read_report(finished).metrics_by_routes == {}
 
 
 HOME = {"exponential": [0, 1], "linear": [0, 1]}
 
 
 class TestForgedRoutes:
-    """The checksums are right; the routes are not."""
+    """The checksums are right, but the routes are not."""
 
     @pytest.mark.parametrize(
         ("route", "message"),
         [
-            ({"exponential": [0, 1, 2], "linear": [0, 1]}, "a route of 3 steps, where the recursion has 2"),
-            ({"exponential": [0, 1], "linear": [0]}, "a route of 1 steps"),
-            ({"exponential": [], "linear": []}, "a route of 0 steps"),
-            ({"exponential": [1, 1], "linear": [0, 1]}, "takes adapter 1 at step 1"),
-            ({"exponential": [0, 1], "linear": [0, 2]}, "takes adapter 2 at step 2"),
-            ({"exponential": [0, 1], "linear": [0, 7]}, "takes adapter 7 at step 2"),
-            ({"exponential": [-2, 1], "linear": [0, 1]}, "takes adapter -2 at step 1"),
+            ({"exponential": [0, 1, 2], "linear": [0, 1]}, "a route has 3 steps, but the model has depth 2"),
+            ({"exponential": [0, 1], "linear": [0]}, "a route has 1 steps"),
+            ({"exponential": [], "linear": []}, "a route has 0 steps"),
+            ({"exponential": [1, 1], "linear": [0, 1]}, "uses adapter 1 at step 1"),
+            ({"exponential": [0, 1], "linear": [0, 2]}, "uses adapter 2 at step 2"),
+            ({"exponential": [0, 1], "linear": [0, 7]}, "uses adapter 7 at step 2"),
+            ({"exponential": [-2, 1], "linear": [0, 1]}, "uses adapter -2 at step 1"),
             ({"exponential": [0, 1]}, "linear"),
             (HOME | {"cubic": [0, 1]}, "cubic: unknown setting"),
         ],
     )
-    def test_impossible_ones(self, copy: Path, route: dict[str, Any], message: str) -> None:
+    def test_impossible_routes(self, copy: Path, route: dict[str, Any], message: str) -> None:
         forge(copy, lambda manifest: manifest["routes"].append(route))
         refused(copy, rf"the parts of the artifact don't fit together: .*{message}")
 
@@ -221,7 +226,7 @@ class TestForgedRoutes:
             [{"exponential": [0, "1"], "linear": [0, 1]}],
         ],
     )
-    def test_what_is_no_list_of_routes(self, copy: Path, routes: Any) -> None:
+    def test_values_that_are_not_a_list_of_routes(self, copy: Path, routes: Any) -> None:
         forge(copy, lambda manifest: manifest.update(routes=routes))
         refused(copy, rf"{MANIFEST}: routes")
 
@@ -230,7 +235,7 @@ class TestForgedRoutes:
         forge(other, lambda manifest: manifest.update(routes=[HOME]))
         refused(other, "fcn has no routes")
 
-    def test_other_possible_routes_are_believed(self, copy: Path) -> None:
+    def test_other_possible_routes_are_accepted(self, copy: Path) -> None:
         forge(copy, lambda manifest: manifest.update(routes=[HOME], dial=[]))
         assert stored_routes(copy) == [backbone().home]
 
@@ -241,37 +246,36 @@ def test_a_classifier_keeps_the_routes_of_what_it_loads_and_saves(four: Path, tm
     assert {name: data for name, (data, _) in old.items()} == {name: data for name, (data, _) in new.items()}
 
 
-def test_fewer_routes_or_steps_of_an_artifact(four: Path, prepared: PreparedData) -> None:
+def test_fewer_routes_or_less_depth(four: Path, prepared: PreparedData) -> None:
     artifact, model = load_artifact(four), trained(four, prepared)
-    assert artifact.dialled() is artifact
+    assert artifact.with_setting() is artifact
     for count in (1, 3, 4):
-        found = predict(artifact.dialled(routes=count).model, prepared.test, CPU)
+        logits = predict(artifact.with_setting(routes=count).model, prepared.test, CPU)
         expected = mean_of(model, late_routes(backbone(), count), prepared.test)
-        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-5)
+        np.testing.assert_allclose(logits, expected, atol=1e-6, rtol=1e-5)
     shallow = predict_routes(model, prepared.test, late_routes(backbone(), 4), CPU, depth=1).mean(axis=1)
-    found = predict(artifact.dialled(depth=1).model, prepared.test, CPU)
-    np.testing.assert_allclose(found, shallow, atol=1e-6, rtol=1e-5)
+    logits = predict(artifact.with_setting(depth=1).model, prepared.test, CPU)
+    np.testing.assert_allclose(logits, shallow, atol=1e-6, rtol=1e-5)
     for routes in (0, 5):
-        with pytest.raises(InputError, match=f"{routes} routes, where the artifact has 4"):
-            artifact.dialled(routes=routes)
+        with pytest.raises(InputError, match=f"{routes} routes are wanted, but the artifact has 4"):
+            artifact.with_setting(routes=routes)
     with pytest.raises(InputError, match="depth 3 was not trained"):
-        artifact.dialled(depth=3)
+        artifact.with_setting(depth=3)
 
 
-def test_artifacts_from_before_there_were_routes(
+def test_old_artifacts_without_routes_use_the_home_route(
     copy: Path, packed: Path, prepared: PreparedData, tmp_path: Path
 ) -> None:
-    """They mean the home route."""
     old = Path(shutil.copytree(packed, tmp_path / "fcn"))
     for path in (copy, old):
         expected = load_artifact(path).model
         forge(path, lambda manifest: [manifest.pop(part) for part in ("routes", "dial")])
-        found = load_artifact(path).model
+        model = load_artifact(path).model
         if isinstance(expected, Routed):
-            assert isinstance(found, Recap)
+            assert isinstance(model, Recap)
             expected = Routed(expected.model, [backbone().home])
         np.testing.assert_allclose(
-            predict(found, prepared.test, CPU), predict(expected, prepared.test, CPU), atol=1e-6, rtol=1e-5
+            predict(model, prepared.test, CPU), predict(expected, prepared.test, CPU), atol=1e-6, rtol=1e-5
         )
 
 
@@ -287,7 +291,8 @@ class TestConfig:
                 TrainConfig(ema=0.99, seed=7, checkpoints=3, schedule="cosine"),
                 calibration="isotonic",
                 negative_rate=0.25,
-                reference=False,
+                train_baseline=False,
+                report_fields=False,
                 threads=3,
             ),
             RunConfig("lr", parse_model("lr", {}), TrainConfig(ema_epochs=(0.1, 1 / 3))),
@@ -305,7 +310,7 @@ class TestConfig:
         others: list[tuple[str, Frozen]] = [(name, parse_model(name, {})) for name in ("fcn", "ecn", "lr")]
         for name, config in others:
             RunConfig(name, config, TrainConfig(), routes=1)
-            with pytest.raises(InputError, match=rf"{name} has no routes\n  fix: leave out --routes"):
+            with pytest.raises(InputError, match=rf"{name} has no routes\n  fix: remove --routes"):
                 RunConfig(name, config, TrainConfig(), routes=2)
 
     @pytest.mark.parametrize("routes", [0, -1])
@@ -314,24 +319,21 @@ class TestConfig:
             routed_config(routes=routes)
 
     def test_the_same_from_another_seed(self) -> None:
-        base = routed_config()
-        other = base.with_(seed=9, teachers=(Path("t"),), routes=2, route_choice="random")
+        config = replace(routed_config("random", 2), teachers=(Path("t"),))
+        other = config.with_seed(9)
         assert (other.train.seed, other.teachers, other.routes) == (9, (Path("t"),), 2)
         assert other.route_choice == "random"
-        back = other.with_(seed=1, routes=4)
-        assert back == base
+        assert other.with_seed(config.train.seed) == config
 
     def test_other_routes_are_packed_without_training_again(
         self, four: Path, prepared: PreparedData, tmp_path: Path
     ) -> None:
         copy = Path(shutil.copytree(four, tmp_path / "run"))
         state = (copy / "state.safetensors").read_bytes()
-        (copy / "logits").mkdir(exist_ok=True)  # those of the four
+        (copy / "logits").mkdir(exist_ok=True)  # As if four routes had written logits there.
         report = run(routed_config(routes=3), prepared, copy, quiet=True)
-        assert len(load_artifact(copy).routes) == 3 and "3" in report["metrics_by_routes"]
+        assert len(load_artifact(copy).routes) == 3 and "3" in report.metrics_by_routes
         assert (copy / "state.safetensors").read_bytes() == state
         assert not (copy / "logits").exists()
-        assert (
-            load_artifact(four).manifest["files"]["model.safetensors"]
-            == (load_artifact(copy).manifest["files"]["model.safetensors"])
-        )
+        before, after = (load_artifact(path).manifest["files"] for path in (four, copy))
+        assert after["model.safetensors"] == before["model.safetensors"]

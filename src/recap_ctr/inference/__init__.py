@@ -1,0 +1,1 @@
+"""An artifact and everything that scores with it."""

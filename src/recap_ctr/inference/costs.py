@@ -1,7 +1,8 @@
-"""What scoring costs: measured in one process, interleaved, because machines are noisy."""
+"""What scoring with torch models costs."""
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 
 from recap_ctr.axes.predict import predict
 from recap_ctr.data.shards import Shard
+from recap_ctr.inference.stopwatch import interleaved_seconds
 
 ROWS = 16_384
 
@@ -17,30 +19,26 @@ ROWS = 16_384
 def scoring_seconds(
     models: Mapping[str, Sequence[nn.Module]], shard: Shard, device: torch.device, repeats: int = 12
 ) -> dict[str, float]:
-    """Of each entry's models, one after the other, for a row; medians over rounds.
+    """Return the median seconds per row of each entry, whose models score one after the other.
 
-    On a CPU it is the process's own time, which others disturb less. Rows of a small shard are taken again. Each round
-    begins with another entry: what comes first finds the caches cold.
+    On a CPU this is CPU time of the process, which other processes disturb less. Rows of a small shard are repeated.
     """
-    part = shard.take(np.arange(ROWS) % len(shard))
+    rows = shard.take(np.arange(ROWS) % len(shard))
+    calls = {name: partial(_score, entry, rows, device) for name, entry in models.items()}
     clock = time.process_time if device.type == "cpu" else time.perf_counter
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    names = list(models)
-    for repeat in range(repeats + 1):
-        first = repeat % len(names)
-        for name in names[first:] + names[:first]:
-            began = clock()
-            for model in models[name]:
-                predict(model, part, device)
-            if repeat:  # the first round warms up
-                seconds[name].append(clock() - began)
-    return {name: median(times) / ROWS for name, times in seconds.items()}
+    times = interleaved_seconds(calls, rounds=repeats, clock=clock)
+    return {name: median(seconds) / ROWS for name, seconds in times.items()}
+
+
+def _score(models: Sequence[nn.Module], rows: Shard, device: torch.device) -> None:
+    for model in models:
+        predict(model, rows, device)
 
 
 def relative_costs(
     models: Mapping[str, Sequence[nn.Module]], shard: Shard, device: torch.device, repeats: int = 12
 ) -> dict[str, float]:
-    """The same, over that of the first entry."""
+    """Return the seconds per row of each entry, divided by those of the first one."""
     seconds = scoring_seconds(models, shard, device, repeats)
     unit = next(iter(seconds.values()))
-    return {name: time / unit for name, time in seconds.items()}
+    return {name: cost / unit for name, cost in seconds.items()}

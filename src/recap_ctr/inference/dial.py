@@ -3,98 +3,93 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from recap_ctr.data.encode import random_rows
 from recap_ctr.errors import InputError
-from recap_ctr.inference.scorer import Engine, Setting
-from recap_ctr.jobs.machine import machine
-from recap_ctr.pages.charts import Chart, Series
-from recap_ctr.pages.page import Page, Section, Table
-from recap_ctr.storage.files import write_json
+from recap_ctr.inference.engine import Engine
+from recap_ctr.inference.setting import Setting
+from recap_ctr.inference.stopwatch import interleaved_seconds
 
-BATCHES = (1, 64, 512)
-FILE = "dial.json"
-ROUNDS = 5  # at the least: fewer say little on a machine with other work to do
+BATCH_SIZES = (1, 64, 512)
+ROUNDS = 5  # At least: fewer say little on a machine with other work to do.
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Seconds for a batch, by setting and number of rows, as measured."""
+    """Measured seconds to score a batch, by setting and number of rows."""
 
     sizes: tuple[int, ...]
-    measured: Mapping[Setting, tuple[float, ...]]
+    seconds_by_setting: Mapping[Setting, tuple[float, ...]]
 
     def seconds(self, setting: Setting, rows: int) -> float:
-        """What some rows should take: between sizes on a straight line, beyond the last in proportion.
+        """Return what `rows` rows should take: linear between the sizes, in proportion beyond the last one.
 
         >>> table = CostTable((1, 100), {Setting(1, None): (0.001, 0.010)})
         >>> [round(table.seconds(Setting(1, None), rows), 4) for rows in (1, 45, 100, 1000)]
         [0.001, 0.005, 0.01, 0.1]
         """
-        known = self.measured[setting]
+        measured = self.seconds_by_setting[setting]
         if rows > self.sizes[-1]:
-            return known[-1] * rows / self.sizes[-1]
-        return float(np.interp(rows, self.sizes, known))
+            return measured[-1] * rows / self.sizes[-1]
+        return float(np.interp(rows, self.sizes, measured))
 
 
-def measure_costs(engine: Engine, batch_sizes: Sequence[int] = BATCHES, seconds: float = 2.0) -> CostTable:
-    """Score random rows for about so many seconds, all settings by turns; each gets the lower quartile of its times.
+def measure_costs(
+    engine: Engine, batch_sizes: Sequence[int] = BATCH_SIZES, seconds: float = 2.0
+) -> CostTable:
+    """Score random rows at every setting for about `seconds`, and return the lower quartile of each setting's times.
 
-    Other work on the machine only ever adds to a time, so the low ones say what a setting itself takes; for an engine
-    of one thread it is left out altogether, by counting CPU time.
+    Other work on the machine can only add to a time, so the low times show what a setting itself takes. With an
+    engine of one thread, CPU time leaves other work out altogether.
 
-    More rows or a better setting never count as cheaper: what the clock says against that is noise.
+    A larger batch or a more accurate setting never counts as cheaper: where the clock says so, that is noise.
     """
     sizes = tuple(sorted(set(batch_sizes)))
     if not sizes or sizes[0] < 1:
         raise InputError(f"batches of {', '.join(map(str, batch_sizes)) or 'no'} rows can't be measured")
     rows = {size: random_rows(engine.encoder.layout, size, seed=size) for size in sizes}
-    jobs = [(setting, size) for setting in engine.settings for size in sizes]
-    taken: dict[tuple[Setting, int], list[float]] = {job: [] for job in jobs}
-    for setting, size in jobs:  # the first call makes room
-        engine.score(rows[size], setting)
+    calls = {
+        (setting, size): partial(engine.score, rows[size], setting)
+        for setting in engine.settings
+        for size in sizes
+    }
     clock = time.thread_time if engine.threads == 1 else time.perf_counter
-    end = time.perf_counter() + seconds
-    while min(map(len, taken.values())) < ROUNDS or time.perf_counter() < end:
-        for setting, size in jobs:
-            start = clock()
-            engine.score(rows[size], setting)
-            taken[setting, size].append(clock() - start)
-    taken_SN = np.array(
-        [[np.quantile(taken[setting, size], 0.25) for size in sizes] for setting in engine.settings]
+    times = interleaved_seconds(calls, rounds=ROUNDS, seconds=seconds, clock=clock)
+    seconds_SN = np.array(
+        [[np.quantile(times[setting, size], 0.25) for size in sizes] for setting in engine.settings]
     )
-    rising_SN = np.maximum.accumulate(taken_SN, axis=1)
+    rising_SN = np.maximum.accumulate(seconds_SN, axis=1)
     rising_SN = np.maximum.accumulate(rising_SN[::-1], axis=0)[::-1]
-    return CostTable(
-        sizes,
-        {setting: tuple(line) for setting, line in zip(engine.settings, rising_SN.tolist(), strict=True)},
-    )
+    return CostTable(sizes, dict(zip(engine.settings, map(tuple, rising_SN.tolist()), strict=True)))
 
 
 @dataclass(frozen=True)
 class Position:
-    """A setting with all that is known of it."""
+    """One setting of the dial with its cost and its quality."""
 
     setting: Setting
-    micros: tuple[float, ...]
-    """Per row, in batches of `BATCHES`."""
+    microseconds: tuple[float, ...]
+    """Per row, in batches of `BATCH_SIZES`."""
     auc: float | None
+    """On validation rows; None, like the logloss, where the artifact does not say."""
     logloss: float | None
 
     @property
     def rows_per_millisecond(self) -> float:
-        return 1_000 / self.micros[-1]
+        """Return how many rows a millisecond scores in the largest batches."""
+        return 1_000 / self.microseconds[-1]
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the position as plain JSON values."""
         return {
             "routes": self.setting.routes,
             "depth": self.setting.depth,
             "microseconds_per_row": {
-                str(size): cost for size, cost in zip(BATCHES, self.micros, strict=True)
+                str(size): cost for size, cost in zip(BATCH_SIZES, self.microseconds, strict=True)
             },
             "auc": self.auc,
             "logloss": self.logloss,
@@ -102,76 +97,11 @@ class Position:
 
 
 def positions(engine: Engine, costs: CostTable) -> list[Position]:
-    """The dial from top to bottom."""
-    known = {Setting(one["routes"], one["depth"]): one for one in engine.manifest.get("dial", [])}
-    found = []
+    """Return every setting of the engine with its cost and quality, most accurate first."""
+    qualities = {Setting.from_dict(entry): entry for entry in engine.manifest.get("dial", [])}
+    dial = []
     for setting in engine.settings:
-        micros = tuple(1e6 * costs.seconds(setting, size) / size for size in BATCHES)
-        quality = known.get(setting, {})
-        found.append(Position(setting, micros, quality.get("auc"), quality.get("logloss")))
-    return found
-
-
-HEADER = ("setting", "AUC", "logloss", *(f"µs a row by {size}" for size in BATCHES), "rows a millisecond")
-
-
-def cells(position: Position) -> list[str]:
-    """A line of the table."""
-    quality = ["" if value is None else f"{value:.5f}" for value in (position.auc, position.logloss)]
-    costs = [f"{cost:.1f}" for cost in position.micros]
-    return [str(position.setting), *quality, *costs, f"{position.rows_per_millisecond:.1f}"]
-
-
-def in_words(found: Sequence[Position]) -> str:
-    """What a millisecond buys at both ends of the dial."""
-    top, bottom = found[0], found[-1]
-    said = f"A millisecond scores {top.rows_per_millisecond:.1f} rows with {top.setting}"
-    if len(found) == 1:
-        return f"{said}; there is nothing to turn."
-    said += f", and {bottom.rows_per_millisecond:.1f} with {bottom.setting}"
-    if top.auc is None or top.logloss is None or bottom.auc is None or bottom.logloss is None:
-        return f"{said}; how good they are is not in the artifact: recap export ARTIFACT --data PREPARED."
-    return (
-        f"{said}, which on validation rows changes AUC by {100 * (bottom.auc - top.auc):+.3f} points"
-        f" and logloss by {bottom.logloss - top.logloss:+.5f}."
-    )
-
-
-def page(name: str, found: Sequence[Position], threads: int) -> Page:
-    """The curve to look at."""
-    known = [one for one in found if one.auc is not None and one.logloss is not None]
-    here = machine()
-    where = f"{threads} thread{'s' * (threads > 1)} on {here['processor']}, {BATCHES[-1]} rows at a time"
-    charts = tuple(
-        Chart(
-            f"dial-{figure}",
-            f"{label} on validation rows, against cost",
-            "µs a row",
-            label,
-            (
-                Series(
-                    "dial",
-                    tuple(one.micros[-1] for one in known),
-                    tuple(float(getattr(one, figure)) for one in known),
-                    labels=tuple(str(one.setting) for one in known),
-                ),
-            ),
-            note=f"From right to left the dial is turned down. Measured with {where}.",
-            log_x=True,
-            digits=5,
-        )
-        for figure, label in (("auc", "AUC"), ("logloss", "logloss"))
-        if known
-    )
-    table = Table(HEADER, tuple(tuple(cells(one)) for one in found), ours=0, note=f"Cost with {where}.")
-    return Page(
-        f"The dial of {name}", in_words(found), (Section("Settings", tables=(table,), charts=charts),)
-    )
-
-
-def write(directory: Path, name: str, found: Sequence[Position], threads: int) -> Path:
-    """The page, its charts, and all numbers."""
-    written = page(name, found, threads).write(directory)
-    about = {"kind": "dial", "threads": threads, "machine": machine()}
-    write_json(directory / FILE, {**about, "settings": [one.to_dict() for one in found]})
-    return written
+        microseconds = tuple(1e6 * costs.seconds(setting, size) / size for size in BATCH_SIZES)
+        quality = qualities.get(setting, {})
+        dial.append(Position(setting, microseconds, quality.get("auc"), quality.get("logloss")))
+    return dial

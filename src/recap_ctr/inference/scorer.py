@@ -1,171 +1,49 @@
-"""Raw rows and an artifact to scores. Needs no torch where the artifact holds exported graphs.
-
-Shapes: B rows.
-"""
+"""Raw files and tables to scores and figures, a block at a time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from recap_ctr.data.encode import Encoded, Ints, as_text, column
-from recap_ctr.data.encode import Floats as Values
-from recap_ctr.data.prepare import labels, weights
+from recap_ctr.data.csv import ColumnNames
+from recap_ctr.data.roles import read_groups, read_labels, read_weights
 from recap_ctr.data.sink import Sink
-from recap_ctr.data.source import Block, FileSource, Names, Source
+from recap_ctr.data.source import Block, FileSource, Source
 from recap_ctr.errors import InputError
-from recap_ctr.evaluation.evaluate import evaluate
-from recap_ctr.evaluation.metrics import sigmoid
+from recap_ctr.evaluation.evaluate import SplitFigures, evaluate
 from recap_ctr.evaluation.sampling import weigh_negatives
-from recap_ctr.inference.artifact import Artifact, read_artifact
-from recap_ctr.inference.artifact import Setting as Setting
-from recap_ctr.inference.onnx_backend import Graphs
-from recap_ctr.jobs.machine import num_cores
+from recap_ctr.inference.engine import Engine, Floats, Scores, is_installed
+from recap_ctr.inference.setting import Setting
 from recap_ctr.jobs.progress import meter
 
-if TYPE_CHECKING:
-    from recap_ctr.inference.torch_backend import PackedModel
-
 OUTPUT_COLUMNS = ("score", "logit")
-EVAL_ROWS = 512  # at a time: what lies between inputs and logits stays in the processor's cache
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """What is known of each row."""
-
-    probability_B: Floats
-    """Calibrated."""
-    logit_B: Floats
-    """Calibrated."""
-    raw_logit_B: Floats
-    """The model's own, with the correction for sampled negatives, before calibration."""
-    disagreement_B: Floats
-    """The standard deviation of the raw logit over routes: how unsure the model is of itself. Zero for one route."""
-
-
-class Backend(Protocol):
-    """What runs a model: encoded rows to raw logits and their disagreement."""
-
-    settings: tuple[Setting, ...]
-    threads: int
-
-    def logits(
-        self, setting: Setting, ids_BW: Ints, values_BN: Values
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]: ...
-
-
-class Engine:
-    """An artifact ready to score: any number of threads at once, and the same row scores the same in any company."""
-
-    def __init__(self, artifact: Artifact, backend: Backend) -> None:
-        self._artifact, self._backend = artifact, backend
-        self.manifest, self.encoder = artifact.manifest, artifact.encoder
-        self.calibration = artifact.calibration
-        self.settings = backend.settings
-        """What can be asked for, most accurate and most costly first; the first is the default."""
-        self.threads = backend.threads
-        """That work on one call."""
-        # Vocabularies are sorted at their first use: now, and not at the first request.
-        names = [fitted.field.name for fitted in self.encoder.fields]
-        self.encode(pl.DataFrame({name: [None] for name in names}, dict.fromkeys(names, pl.String)))
-
-    @classmethod
-    def load(
-        cls,
-        path: Path,
-        *,
-        backend: Literal["auto", "onnx", "torch"] = "auto",
-        threads: int | None = None,
-    ) -> "Engine":
-        """`auto`: the artifact's graphs if it has any, else torch. Without `threads`, all cores."""
-        artifact = read_artifact(path)
-        graphs, runtime, torch = bool(artifact.graphs), _installed("onnxruntime"), _installed("torch")
-        if backend == "auto":
-            backend = "onnx" if graphs and (runtime or not torch) else "torch"
-            if backend == "torch" and not torch:
-                raise InputError(
-                    f"{path} holds no exported graphs, and without them PyTorch is needed",
-                    fix="run `recap export` where the model was trained, or pip install 'recap-ctr[train]'",
-                )
-        if backend == "torch" and not torch:
-            raise InputError("this needs PyTorch", fix="pip install 'recap-ctr[train]'")
-        if backend == "onnx" and not graphs:
-            raise InputError(f"{path} holds no exported graphs", fix=f"recap export {path}")
-        if backend == "onnx" and not runtime:
-            raise InputError("exported graphs need ONNX Runtime", fix="pip install onnxruntime")
-        if backend == "onnx":
-            return cls(artifact, Graphs(artifact, threads or num_cores()))
-        from recap_ctr.inference.torch_backend import use_threads, with_model
-
-        use_threads(threads)
-        return cls.of(with_model(artifact))
-
-    @classmethod
-    def of(cls, model: "PackedModel") -> "Engine":
-        """An engine of a model in memory, by torch."""
-        from recap_ctr.inference.torch_backend import Eager
-
-        return cls(model, Eager(model))
-
-    def setting(self, routes: int | None = None, depth: int | None = None) -> Setting:
-        """The setting with so many routes, by default all, at that depth, by default the full one."""
-        return self.settings[0] if routes is None and depth is None else self._artifact.setting(routes, depth)
-
-    def encode(self, frame: pl.DataFrame) -> Encoded:
-        """Raw rows as the model sees them; unseen and missing values among them."""
-        return self.encoder.encode(Block(frame, 1, "the rows"))
-
-    def score(
-        self,
-        encoded: Encoded,
-        setting: Setting | None = None,
-        *,
-        origin: str = "the rows",
-        first_row: int = 1,
-    ) -> Scores:
-        """All there is to say of some rows; `origin` and `first_row` name a row that can't be scored."""
-        setting = setting or self.settings[0]
-        raw_B, disagreement_B = np.empty((2, len(encoded.ids_BW)))
-        for start in range(0, len(raw_B), EVAL_ROWS):
-            part = slice(start, start + EVAL_ROWS)
-            raw_B[part], disagreement_B[part] = self._backend.logits(
-                setting, encoded.ids_BW[part], encoded.values_BN[part]
-            )
-        bad = np.flatnonzero(~np.isfinite(raw_B))
-        if len(bad):
-            raise InputError(
-                f"{origin}: row {first_row + bad[0]}: the model's logit is {raw_B[bad[0]]}",
-                fix="look for extreme numbers in the row; else train the model anew",
-            )
-        logit_B = self.calibration.apply(raw_B)
-        return Scores(sigmoid(logit_B), logit_B, raw_B, disagreement_B)
-
-
-def _installed(package: str) -> bool:
-    return find_spec(package) is not None
 
 
 @dataclass
 class Tally:
-    """What scoring met: rows, and per field how many values were missing or unseen."""
+    """How many rows were scored, and per field how many of their values were missing or unseen."""
 
     rows: int
     missing: dict[str, int]
     unseen: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the counts as plain JSON values."""
         return {"rows": self.rows, "missing": self.missing, "unseen": self.unseen}
 
 
+class RowsEvaluation(SplitFigures):
+    """Figures on raw labelled rows, with the counts of missing and unseen values in them."""
+
+    values: Tally
+
+
 class Scorer:
-    """Scores raw tables with an engine; `columns` says under which name a field stands in the rows."""
+    """Scores raw tables with an engine; `columns` maps fields to the columns that hold them under another name."""
 
     def __init__(
         self,
@@ -175,15 +53,14 @@ class Scorer:
     ) -> None:
         self.engine, self.setting = engine, setting
         self._columns = dict(columns or {})
-        names = [fitted.field.name for fitted in engine.encoder.fields]
-        known = {*names, *engine.encoder.schema.roles.values()}
+        fields = [fitted.field.name for fitted in engine.encoder.fields]
         for name in self._columns:
-            if name not in known:
+            if name not in {*fields, *engine.encoder.schema.roles.values()}:
                 raise InputError(
                     f"the artifact has no field {name!r}, which --map names",
-                    fix=f"--map FIELD=COLUMN; fields are {', '.join(names)}",
+                    fix=f"--map FIELD=COLUMN; the fields are {', '.join(fields)}",
                 )
-        self.tally = Tally(0, dict.fromkeys(names, 0), dict.fromkeys(names, 0))
+        self.tally = Tally(0, dict.fromkeys(fields, 0), dict.fromkeys(fields, 0))
 
     @classmethod
     def load(
@@ -195,46 +72,54 @@ class Scorer:
         depth: int | None = None,
         threads: int | None = None,
     ) -> "Scorer":
-        """`routes` and `depth` trade accuracy for cost, where the model has them."""
+        """Load the artifact in `path`; fewer `routes` or less `depth` cost accuracy and save time."""
         engine = Engine.load(path, threads=threads)
         setting = engine.setting(routes, depth)
-        if setting not in engine.settings and _installed("torch"):  # which needs no graph for it
+        if setting not in engine.settings and is_installed("torch"):  # Torch needs no graph for the setting.
             engine = Engine.load(path, backend="torch", threads=threads)
         return cls(engine, columns, setting)
 
-    def source(self, rows: Sequence[str | Path]) -> FileSource:
-        """Files to score. Those of a schema without header lines may have one, or lack the label."""
+    def source(self, patterns: Sequence[str | Path]) -> FileSource:
+        """Return files as a source of rows to score.
+
+        Where the schema is for files without a header line, they may have one nevertheless, or lack the label.
+        """
         schema = self.engine.encoder.schema
         if schema.columns is None:
-            return FileSource(rows)
+            return FileSource(patterns)
         fields = frozenset(self._columns.get(field.name, field.name) for field in schema.fields)
-        return FileSource(rows, Names(schema.columns, fields, schema.label))
+        return FileSource(patterns, ColumnNames(schema.columns, fields, schema.label))
 
     def renamed(self, block: Block) -> Block:
-        """The block with each mapped field under its own name; all at once, so that two fields can be swapped."""
-        for given in self._columns.values():
-            if given not in block.frame.columns:
-                raise InputError(f"{block.origin} has no column {given!r}, which --map names")
-        missing = [
-            (number, fitted.field.name)
-            for number, fitted in enumerate(self.engine.encoder.fields, start=1)
-            if fitted.field.name not in (*block.frame.columns, *self._columns)
-        ]
-        if missing:
-            number, name = missing[0]
-            schema = self.engine.encoder.schema
-            used = {*(field.name for field in schema.fields), *schema.roles.values(), *self._columns.values()}
-            unused = [column for column in block.frame.columns if column not in used][:12]
-            listed = ", ".join(map(repr, unused)) or "none"
-            raise InputError(
-                f"{block.origin} has no column {name!r} (field {number} of {len(schema.fields)} in the artifact's"
-                f" schema)\n  columns present but unused: {listed}",
-                fix=f"rename the column, or pass --map {name}={unused[0] if unused else 'COLUMN'}",
-            )
-        mapped = [block.frame[given].alias(name) for name, given in self._columns.items()]
+        """Return the block with each mapped field under its own name.
+
+        All are renamed at once, so that two fields can be swapped.
+        """
+        for column in self._columns.values():
+            if column not in block.frame.columns:
+                raise InputError(f"{block.origin} has no column {column!r}, which --map names")
+        self._refuse_missing_fields(block)
+        mapped = [block.frame[column].alias(name) for name, column in self._columns.items()]
         return Block(block.frame.with_columns(mapped), block.first_row, block.origin)
 
+    def _refuse_missing_fields(self, block: Block) -> None:
+        """Raise an error for the first field without a column; it lists columns that could be meant."""
+        schema = self.engine.encoder.schema
+        present = {*block.frame.columns, *self._columns}
+        for number, fitted in enumerate(self.engine.encoder.fields, start=1):
+            name = fitted.field.name
+            if name in present:
+                continue
+            used = {*(field.name for field in schema.fields), *schema.roles.values(), *self._columns.values()}
+            unused = [column for column in block.frame.columns if column not in used][:12]
+            raise InputError(
+                f"{block.origin} has no column {name!r} (field {number} of {len(schema.fields)} in the artifact's"
+                f" schema)\n  columns present but unused: {', '.join(map(repr, unused)) or 'none'}",
+                fix=f"rename the column, or pass --map {name}={unused[0] if unused else 'COLUMN'}",
+            )
+
     def scores(self, block: Block) -> Scores:
+        """Score a block of rows, and add them to the tally."""
         encoded = self.engine.encoder.encode(block)
         self.tally.rows += block.frame.height
         for i, name in enumerate(self.tally.missing):
@@ -243,68 +128,72 @@ class Scorer:
         return self.engine.score(encoded, self.setting, origin=block.origin, first_row=block.first_row)
 
     def raw_logits(self, block: Block) -> Floats:
-        """The model's own logits, before calibration; correction for sampled negatives included."""
+        """Return the logits before calibration, corrected for sampled negatives."""
         return self.scores(block).raw_logit_B
 
     def logits(self, block: Block) -> Floats:
-        """Calibrated logits."""
+        """Return the calibrated logits."""
         return self.scores(block).logit_B
 
     def score_frame(self, frame: pl.DataFrame) -> Floats:
-        """Calibrated probabilities of rows in memory."""
+        """Return the calibrated probabilities of rows in memory."""
         return self.scores(self.renamed(Block(frame, 1, "the data frame"))).probability_B
 
 
 def score(scorer: Scorer, source: Source, sink: Sink, *, quiet: bool = False) -> Tally:
-    """Append score and logit to every row, in order, a block at a time."""
+    """Write every row to `sink` in order, with its score and logit, a block at a time."""
     for block, renamed in _blocks(scorer, source, "scoring", quiet):
         for name in OUTPUT_COLUMNS:
             if name in block.frame.columns:
                 raise InputError(
                     f"{block.origin} has a column {name!r} already", fix="rename it before scoring"
                 )
-        found = scorer.scores(renamed)
-        scored = pl.Series("score", found.probability_B), pl.Series("logit", found.logit_B)
-        sink.write(block.frame.with_columns(scored))
+        scores = scorer.scores(renamed)
+        columns = pl.Series("score", scores.probability_B), pl.Series("logit", scores.logit_B)
+        sink.write(block.frame.with_columns(columns))
     return scorer.tally
 
 
 def evaluate_rows(
     scorer: Scorer, source: Source, *, negative_rate: float = 1.0, quiet: bool = False
-) -> dict[str, Any]:
-    """All figures on raw labelled rows; labels, logits and groups are all that is kept of them."""
+) -> RowsEvaluation:
+    """Return all figures on raw labelled rows, of which a share `negative_rate` of the negatives was kept.
+
+    Only labels, logits, weights and groups are held in memory.
+    """
     schema = scorer.engine.encoder.schema
-    found_labels, found_logits = [], []
-    found_weights: list[npt.NDArray[np.float32]] = []
-    found_groups: list[pl.Series] = []
+    label_parts, logit_parts = [], []
+    weight_parts: list[npt.NDArray[np.float32]] = []
+    group_parts: list[pl.Series] = []
     for _, block in _blocks(scorer, source, "evaluating", quiet):
-        found_labels.append(labels(block, schema.label))
-        found_logits.append(scorer.raw_logits(block))
-        # Weights and groups may be absent, but not from some of the files only.
-        if schema.weight and (found_weights or schema.weight in block.frame.columns):
-            found_weights.append(weights(block, schema.weight))
-        if schema.group and (found_groups or schema.group in block.frame.columns):
-            found_groups.append(as_text(column(block, schema.group, "group")).alias("").fill_null(""))
-    label = np.concatenate(found_labels)
-    if label.min() == label.max():
+        label_parts.append(read_labels(block, schema.label))
+        logit_parts.append(scorer.raw_logits(block))
+        # Weights and groups may be absent from all files, but not from some only.
+        if schema.weight and (weight_parts or schema.weight in block.frame.columns):
+            weight_parts.append(read_weights(block, schema.weight))
+        if schema.group and (group_parts or schema.group in block.frame.columns):
+            group_parts.append(read_groups(block, schema.group).fill_null(""))
+    labels = np.concatenate(label_parts)
+    if labels.min() == labels.max():
         raise InputError(
-            f"all {len(label):,} rows have label {label[0]}: one class only", fix="evaluate on more rows"
+            f"all {len(labels):,} rows have label {labels[0]}: one class only", fix="evaluate on more rows"
         )
-    row_weights = np.concatenate(found_weights) if found_weights else None
-    groups = pl.concat(found_groups).rank("dense").to_numpy().astype(np.int64) if found_groups else None
-    result = evaluate(
-        label,
-        np.concatenate(found_logits),
+    weights = np.concatenate(weight_parts) if weight_parts else None
+    groups = pl.concat(group_parts).rank("dense").to_numpy().astype(np.int64) if group_parts else None
+    figures = evaluate(
+        labels,
+        np.concatenate(logit_parts),
         scorer.engine.calibration,
-        weights=weigh_negatives(label, row_weights, negative_rate),
+        weights=weigh_negatives(labels, weights, negative_rate),
         groups=groups,
         reliability=True,
     )
-    return result | {"values": scorer.tally.to_dict()}
+    return RowsEvaluation(**dict(figures), values=scorer.tally)
 
 
 def _blocks(scorer: Scorer, source: Source, title: str, quiet: bool) -> Iterator[tuple[Block, Block]]:
-    with meter(title, source.total_bytes or None, "rows", quiet=quiet) as shown:
+    """Yield each block as it is in the source, and with its fields under their own names."""
+    with meter(title, source.total_bytes or None, "rows", quiet=quiet) as progress:
         for block, size in source.blocks():
             yield block, scorer.renamed(block)
-            shown.advance(block.frame.height, size)
+            progress.advance(block.frame.height, size)

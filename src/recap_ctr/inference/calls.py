@@ -1,0 +1,88 @@
+"""Score and evaluate with an artifact in one call: the Python doors of `recap predict` and `recap evaluate`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from recap_ctr.data.sink import Sink, open_sink
+from recap_ctr.data.source import Source
+from recap_ctr.data.table import open_source
+from recap_ctr.errors import InputError
+from recap_ctr.inference.scorer import RowsEvaluation, Scorer, score
+from recap_ctr.inference.scorer import evaluate_rows as measure_rows
+
+Rows = str | Path | Sequence[str | Path] | pl.DataFrame | Any
+"""Files by name or pattern, or a data frame of polars or pandas."""
+Model = str | Path | Scorer
+"""An artifact, the run or fit that holds one, or a scorer that is loaded already."""
+
+
+def load(
+    artifact: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    routes: int | None = None,
+    depth: int | None = None,
+    threads: int | None = None,
+) -> Scorer:
+    """Load an artifact, or the run or fit that holds one, after checking every file of it.
+
+    `columns` maps fields to the columns that hold them under another name. Fewer `routes` or less `depth` cost
+    accuracy and save time; by default the whole model scores.
+    """
+    return Scorer.load(Path(artifact), columns, routes=routes, depth=depth, threads=threads)
+
+
+def predict(
+    model: Model, rows: Rows, *, out: str | Path | None = None, quiet: bool = True
+) -> pl.DataFrame | None:
+    """Score raw rows: every column is kept, `score` (the calibrated probability) and `logit` are added.
+
+    With `out`, scores are written to that file (.csv, .tsv, .parquet or .arrow) a block at a time, in bounded memory,
+    and nothing is returned; without it, they are returned as a data frame.
+    """
+    scorer = _scorer(model)
+    source = _source(scorer, rows)
+    if out is not None:
+        with open_sink(Path(out)) as sink:
+            score(scorer, source, sink, quiet=quiet)
+        return None
+    frames = _Frames()
+    score(scorer, source, frames, quiet=quiet)
+    return frames.frame
+
+
+def evaluate(model: Model, rows: Rows, *, negative_rate: float = 1.0, quiet: bool = True) -> RowsEvaluation:
+    """Measure an artifact on raw labelled rows; `negative_rate` is the share of negatives that these rows keep."""
+    scorer = _scorer(model)
+    return measure_rows(scorer, _source(scorer, rows), negative_rate=negative_rate, quiet=quiet)
+
+
+class _Frames(Sink):
+    """A sink that keeps its blocks in memory."""
+
+    def __init__(self) -> None:
+        self._blocks: list[pl.DataFrame] = []
+
+    def _append(self, frame: pl.DataFrame, schema: pl.Schema, is_first: bool) -> None:
+        self._blocks.append(frame)
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        if not self._blocks:
+            raise InputError("there are no rows to score")
+        return pl.concat(self._blocks)
+
+
+def _scorer(model: Model) -> Scorer:
+    return model if isinstance(model, Scorer) else load(model)
+
+
+def _source(scorer: Scorer, rows: Rows) -> Source:
+    if isinstance(rows, str | Path):
+        return scorer.source([rows])
+    if isinstance(rows, Sequence):
+        return scorer.source(rows)
+    return open_source(rows)
