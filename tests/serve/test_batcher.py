@@ -1,4 +1,4 @@
-"""The scoring thread outlives whatever a request does to it, or takes its process along."""
+"""The scoring thread survives whatever a request does to it, or its process ends."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from recap_ctr.data.encode import Encoded
+from recap_ctr.serve import batcher as batcher_module
 from recap_ctr.serve.batcher import Answer, Batcher, clock
 from recap_ctr.serve.codec import Table
 from recap_ctr.serve.config import ServeConfig
@@ -18,8 +19,8 @@ from tests.support.running_server import version_of
 CONFIG = ServeConfig(artifact="")
 
 
-class Panicking(FakeEngine):
-    """It panics, as polars may, on rows of one site."""
+class PanickingEngine(FakeEngine):
+    """An engine that panics, as polars may, on rows of site a."""
 
     def encode(self, frame: pl.DataFrame) -> Encoded:
         if "a" in frame["site"]:
@@ -28,53 +29,55 @@ class Panicking(FakeEngine):
 
 
 def run(
-    engine: FakeEngine, *sites: str, waiting: list[tuple[int, int]] | None = None
+    engine: FakeEngine, *sites: str, queue_sizes: list[tuple[int, int]] | None = None
 ) -> list[Answer | BaseException]:
-    """What becomes of one request for each site, sent together, then each alone."""
+    """Return the results of one request per site, first sent together, then one by one."""
 
     async def ask() -> list[Answer | BaseException]:
         batcher = Batcher(
             dial=True,
             batch_rows=512,
             max_requests=10,
-            waiting=lambda requests, rows: None if waiting is None else waiting.append((requests, rows)),
-            done=lambda _: None,
+            on_queue=lambda requests, rows: (
+                None if queue_sizes is None else queue_sizes.append((requests, rows))
+            ),
+            on_batch=lambda _: None,
             log=lambda *_, **__: None,
         )
         version = version_of(engine, CONFIG)
 
-        def one(site: str) -> Coroutine[Any, Any, Answer]:
+        def score(site: str) -> Coroutine[Any, Any, Answer]:
             return batcher.score(Table(2, {"site": [site] * 2}), version, None, clock() + 20)
 
-        together = await asyncio.gather(*map(one, sites), return_exceptions=True)
-        alone = [(await asyncio.gather(one(site), return_exceptions=True))[0] for site in sites]
+        together = await asyncio.gather(*map(score, sites), return_exceptions=True)
+        alone = [(await asyncio.gather(score(site), return_exceptions=True))[0] for site in sites]
         batcher.close()
         return [*together, *alone]
 
     return asyncio.run(ask())
 
 
-def test_a_panic_harms_its_own_request_alone() -> None:
-    found = run(Panicking({}), "a", "b")
-    assert [type(one) for one in found] == [Problem, Answer] * 2
-    assert [one.status for one in found if isinstance(one, Problem)] == [500, 500]
+def test_a_panic_harms_only_its_own_request() -> None:
+    results = run(PanickingEngine({}), "a", "b")
+    assert [type(result) for result in results] == [Problem, Answer] * 2
+    assert [result.status for result in results if isinstance(result, Problem)] == [500, 500]
 
 
-def test_who_waits_is_told_whenever_it_changes() -> None:
-    """Not when somebody asks: that may be any worker, of which each knows its own line only."""
-    told: list[tuple[int, int]] = []
-    run(Panicking({}), "a", "b", waiting=told)
-    assert told == [(1, 2), (2, 4), (1, 2), (0, 0), *[(1, 2), (0, 0)] * 2]
+def test_every_change_of_the_queue_is_reported() -> None:
+    """The gauges can't be computed when they are read: any worker may answer, and each knows only its own queue."""
+    sizes: list[tuple[int, int]] = []
+    run(PanickingEngine({}), "a", "b", queue_sizes=sizes)
+    assert sizes == [(1, 2), (2, 4), (1, 2), (0, 0), *[(1, 2), (0, 0)] * 2]
 
 
-def test_a_dead_thread_takes_its_process_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here it only says so."""
-    said = []
+def test_a_dead_scoring_thread_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test replaces the end of the process by an event."""
+    events = []
 
-    def broken(*_: object) -> None:
+    def panic(*_: object) -> int:
         raise pl.exceptions.PanicException("a fault of ours")
 
-    monkeypatch.setattr(Batcher, "_take", broken)
+    monkeypatch.setattr(batcher_module, "choose_setting", panic)
 
     async def start() -> None:
         died = asyncio.Event()
@@ -83,16 +86,19 @@ def test_a_dead_thread_takes_its_process_along(monkeypatch: pytest.MonkeyPatch) 
         def die() -> None:
             loop.call_soon_threadsafe(died.set)
 
-        Batcher(
+        batcher = Batcher(
             dial=True,
             batch_rows=512,
             max_requests=10,
-            waiting=lambda *_: None,
-            done=lambda _: None,
-            log=lambda event, **_: said.append(event),
-            died=die,
+            on_queue=lambda *_: None,
+            on_batch=lambda _: None,
+            log=lambda event, **_: events.append(event),
+            on_death=die,
         )
+        version = version_of(FakeEngine({}), CONFIG)
+        request = asyncio.create_task(batcher.score(Table(1, {}), version, None, clock() + 20))
         await asyncio.wait_for(died.wait(), 20)
+        request.cancel()
 
     asyncio.run(start())
-    assert said == ["scoring thread died"]
+    assert events == ["scoring thread died"]

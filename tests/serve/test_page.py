@@ -1,4 +1,4 @@
-"""The page, in a real browser: it scores a row, by keyboard too, and asks nobody but its server."""
+"""The page, in a real browser: it scores a row, also by keyboard, and talks only to its server."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.page import POLICY, html
 from tests.support.browser import CHROMIUM, Browser
 from tests.support.fake_engine import FakeEngine
-from tests.support.running_server import Address, within
+from tests.support.running_server import Address, serve_in_thread
 
 TAB, ENTER = 9, 13
 TOKEN = "a-token-of-some-length"
@@ -36,11 +36,11 @@ def browse(tmp_path: Path) -> Iterator[Open]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Address]:
-    with within(FakeEngine({"model": {"name": "recap"}, "parameters": 1234})) as address:
+    with serve_in_thread(FakeEngine({"model": {"name": "recap"}, "parameters": 1234})) as address:
         yield address
 
 
-def test_page_is_one_file_that_fetches_nothing_else() -> None:
+def test_the_page_is_one_file_that_loads_nothing_else() -> None:
     text = html()
     assert not re.findall(r"(?:src|href)=\"(?!#|data:)", text)
     assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {"http://www.w3.org/2000/svg"}
@@ -53,7 +53,7 @@ def test_a_row_is_scored_at_every_setting(server: Address, browse: Open, width: 
     page = browse(width, dark=dark)
     page.open(server.url)
     shown = page.wait("document.getElementById('probability')?.textContent")
-    rows = page.look(
+    rows = page.evaluate(
         "[...document.querySelectorAll('#settings tr')].map(r => [...r.cells].map(c => c.textContent))"
     )
     assert [row[0] for row in rows] == [
@@ -63,22 +63,24 @@ def test_a_row_is_scored_at_every_setting(server: Address, browse: Open, width: 
         "1 route, depth 2",
     ]
     assert rows[0][1].startswith(shown[:5])
-    filled = page.look(
+    filled = page.evaluate(
         "Object.fromEntries([...document.querySelectorAll('#fields > div')]"
         ".map(d => [d.querySelector('label').textContent.split(' (')[0], d.querySelector('input').value]))"
     )
     assert filled == {"site": "a", "user id": str(10**17), "price": "", "age": "", "tags": "x", "device": ""}
     row = {name: value for name, value in filled.items() if value}
-    want = server.score({"rows": [row]}).json()["rows"][0]["probability"]
-    assert shown == f"{want:.4f}"
-    assert page.look("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out on a phone"
-    ink = page.look("getComputedStyle(document.body).backgroundColor")
-    assert (ink == "rgb(20, 23, 28)") == dark
+    expected = server.score({"rows": [row]}).json()["rows"][0]["probability"]
+    assert shown == f"{expected:.4f}"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+        "nothing sticks out on a phone"
+    )
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(20, 23, 28)") == dark
     page.wait("document.querySelectorAll('#latency polyline').length === 2")  # two readings of the counters
-    assert "rows scored in all" in page.look("document.getElementById('now').textContent")
-    assert page.look("document.getElementById('card').textContent") == "# a card"
+    assert "rows scored in all" in page.evaluate("document.getElementById('now').textContent")
+    assert page.evaluate("document.getElementById('card').textContent") == "# a card"
     assert not page.console
-    assert all(url.startswith((server.url, "data:")) for url in page.asked), page.asked
+    assert all(url.startswith((server.url, "data:")) for url in page.requested), page.requested
 
 
 @browser_needed
@@ -86,68 +88,68 @@ def test_keyboard_suggestions_and_errors(server: Address, browse: Open) -> None:
     page = browse()
     page.open(server.url)
     before = page.wait("document.getElementById('probability')?.textContent")
-    page.look("document.querySelector('nav a:last-child').focus()")
+    page.evaluate("document.querySelector('nav a:last-child').focus()")
     page.press("Tab", TAB)
-    assert page.look("document.activeElement.id") == "f0"
-    page.look("document.activeElement.select()")
+    assert page.evaluate("document.activeElement.id") == "f0"
+    page.evaluate("document.activeElement.select()")
     page.type("b")
     page.wait("[...document.querySelectorAll('#list0 option')].map(o => o.value).join() === 'b'")
     page.press("Enter", ENTER)
     page.wait(f"document.getElementById('probability').textContent !== {before!r}")
     page.press("Tab", TAB)
     page.press("Tab", TAB)
-    assert page.look("document.activeElement.inputMode") == "decimal"
+    assert page.evaluate("document.activeElement.inputMode") == "decimal"
     page.type("cheap")
     page.press("Enter", ENTER)
-    said = page.wait(
+    problem = page.wait(
         "document.getElementById('problem').hidden ? '' : document.getElementById('problem').textContent"
     )
-    assert "'price'" in said and "not a number" in said
-    tagged = "document.querySelector('#f4')"
-    page.look(f"{tagged}.focus(), {tagged}.select()")
+    assert "'price'" in problem and "not a number" in problem
+    tags = "document.querySelector('#f4')"
+    page.evaluate(f"{tags}.focus(), {tags}.select()")
     page.type("x|")
     page.wait("[...document.querySelectorAll('#list4 option')].some(o => o.value === 'x|y')")
 
 
 @browser_needed
-def test_what_routes_say_is_calibrated_as_the_answer_is(server: Address, browse: Open) -> None:
+def test_the_range_of_routes_is_calibrated_as_the_answer_is(server: Address, browse: Open) -> None:
     page = browse()
     page.open(server.url)
     page.wait("document.getElementById('probability')?.textContent")
     isotonic = IsotonicCalibration((-1.0, 0.5, 2.0), (-3.0, 0.0, 0.25))
     for calibration in (AffineCalibration(2.0, -0.5), isotonic):
-        page.look(f"void (model.calibration = {json.dumps(calibration.to_dict())})")
+        page.evaluate(f"void (model.calibration = {json.dumps(calibration.to_dict())})")
         for raw in (-4.0, -1.0, -0.2, 0.5, 1.9, 2.0, 7.0):
-            ends = page.look(f"spread({{raw_logit: {raw}, disagreement: 0.3}})")
-            want = sigmoid(calibration.apply([raw - 0.6, raw + 0.6]))
-            assert ends == pytest.approx(want.tolist())
+            ends = page.evaluate(f"spread({{raw_logit: {raw}, disagreement: 0.3}})")
+            expected = sigmoid(calibration.apply([raw - 0.6, raw + 0.6]))
+            assert ends == pytest.approx(expected.tolist())
 
 
 @browser_needed
-def test_fields_of_any_name_can_be_filled_and_those_that_cannot_stay_empty(browse: Open) -> None:
-    """A browser never sends the last name: it takes it for the directory above."""
+def test_fields_of_odd_names_are_filled_or_stay_empty(browse: Open) -> None:
+    """A browser never sends the name `..`: it takes it for the directory above."""
     for name, filled in (("a/b?#%2F", "q"), ("..", "")):
-        with within(FakeEngine({"extra": name})) as address:
+        with serve_in_thread(FakeEngine({"extra": name})) as address:
             page = browse()
             page.open(address.url)
             page.wait("document.getElementById('probability')?.textContent")
-            assert page.look("document.getElementById('f6').value") == filled
-            assert page.look("document.getElementById('f0').value") == "a"
+            assert page.evaluate("document.getElementById('f6').value") == filled
+            assert page.evaluate("document.getElementById('f0').value") == "a"
 
 
 @browser_needed
-def test_hostile_names_are_text_and_a_token_is_asked_for(browse: Open) -> None:
+def test_hostile_names_are_shown_as_text_and_the_page_asks_for_a_token(browse: Open) -> None:
     evil = '<img src=x onerror="document.title = 1">'
     engine = FakeEngine({"model": {"name": evil}})
-    with within(engine, ServeConfig(artifact="", deadline_ms=20_000), token=TOKEN) as address:
+    with serve_in_thread(engine, ServeConfig(artifact="", deadline_ms=20_000), token=TOKEN) as address:
         page = browse()
         page.open(address.url)
         page.wait("!document.getElementById('login').hidden")
-        page.look("document.getElementById('token').focus()")
+        page.evaluate("document.getElementById('token').focus()")
         page.type(TOKEN)
         page.press("Enter", ENTER)
         page.wait("document.getElementById('probability')?.textContent")
-        assert page.look("document.getElementById('login').hidden")
-        assert evil in page.look("document.getElementById('title').textContent")
-        assert page.look("document.querySelectorAll('img').length") == 0
-        assert page.look("document.title").startswith("RECAP")
+        assert page.evaluate("document.getElementById('login').hidden")
+        assert evil in page.evaluate("document.getElementById('title').textContent")
+        assert page.evaluate("document.querySelectorAll('img').length") == 0
+        assert page.evaluate("document.title").startswith("RECAP")

@@ -1,1 +1,1 @@
-"""The HTTP server: one supervisor with the listening socket, and workers that each hold one engine."""
+"""The HTTP server: a supervisor that owns the listening socket, and workers that each hold one engine."""

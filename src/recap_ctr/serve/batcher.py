@@ -1,7 +1,7 @@
-"""Micro-batching: one thread encodes and scores; what arrives while it is busy waits in one line and is joined.
+"""Micro-batching: one thread encodes and scores, and requests that arrive meanwhile are queued and joined.
 
-The line never grows without bound: who could not be answered in time, even at the cheapest setting, is turned away at
-once. All methods but the thread's own run on the event loop.
+The queue is bounded: a request that could not be answered in time even at the cheapest setting is refused at once.
+All methods run on the event loop, except those marked as the scoring thread's.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ import numpy as np
 
 from recap_ctr.data.encode import Encoded
 from recap_ctr.errors import InputError
-from recap_ctr.serve.codec import Table, columns_of
-from recap_ctr.serve.engine import Floats
+from recap_ctr.inference.engine import Floats
+from recap_ctr.serve.codec import Table, slice_scores
 from recap_ctr.serve.problem import Problem
-from recap_ctr.serve.scheduler import ADMIT_SHARE, Line, Pace, choose, retry_after
+from recap_ctr.serve.scheduler import ADMIT_SHARE, Pace, QueueState, choose_setting, retry_after
 from recap_ctr.serve.versions import Version
 
 clock = time.monotonic
 
 
-def failed() -> Problem:
-    """What a client is told of a fault of ours."""
-    return Problem(500, "scoring failed", fix="tell whoever runs this server; its log says more")
+def scoring_failed() -> Problem:
+    """Return what a client is told about a fault of the server."""
+    return Problem(500, "scoring failed", fix="tell the operator of this server; its log says more")
 
 
 @dataclass(eq=False)
@@ -37,28 +37,32 @@ class Pending:
     table: Table
     version: Version
     fixed: int | None
-    """The setting it insists on."""
+    """The index of the setting that the request demands; None leaves the choice to the dial."""
     deadline: float
+    """In seconds of `clock`."""
     answer: "asyncio.Future[Answer]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
     @property
     def rows(self) -> int:
+        """The number of rows."""
         return self.table.height
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
+    """The scores of one request."""
+
     columns: dict[str, Floats]
     setting: int
     ready: float
-    """When the scores were there, by `clock`."""
+    """When the scores were computed, in seconds of `clock`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What was done in one go, for the counters."""
+    """A finished batch, for the counters."""
 
     version: Version
     setting: int
@@ -66,14 +70,15 @@ class Batch:
     rows: int
     seconds: float
     encoded: Encoded | None
+    """None if the batch could not be scored as a whole."""
 
 
 class Batcher:
-    """`done` is told each batch, on the event loop, after its requests have their answers.
+    """The queue of one worker and the thread that empties it.
 
-    `waiting` is told how many requests, and rows of them, are not yet answered, whenever that changes.
-    `died` is called if the thread that scores comes to an end that nobody asked for: who accepts requests that will
-    never be answered had better not be there at all.
+    `on_batch` is called with each batch, on the event loop, after its requests are answered. `on_queue` is called with
+    the numbers of unanswered requests and of their rows whenever they change. `on_death` is called if the scoring
+    thread dies: a process that accepts requests but never answers them is worse than none.
     """
 
     def __init__(
@@ -82,32 +87,32 @@ class Batcher:
         dial: bool,
         batch_rows: int,
         max_requests: int,
-        waiting: Callable[[int, int], None],
-        done: Callable[[Batch], None],
+        on_queue: Callable[[int, int], None],
+        on_batch: Callable[[Batch], None],
         log: Callable[..., None],
-        died: Callable[[], None] = lambda: os._exit(1),
+        on_death: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         self._dial, self._batch_rows, self._max_requests = dial, batch_rows, max_requests
-        self._waiting, self._done, self._log, self._died = waiting, done, log, died
+        self._on_queue, self._on_batch, self._log, self._on_death = on_queue, on_batch, log, on_death
         self._loop = asyncio.get_running_loop()
-        self._line: deque[Pending] = deque()
+        self._queue: deque[Pending] = deque()
         self._pace = Pace()
         self._lag = 0.0  # seconds from scores to answer, a running mean
         self._busy_until: float | None = None
-        self._held = self._held_rows = 0
+        self._num_held = self._num_held_rows = 0
         self._wake = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
         self._thread.start()
 
     async def score(self, table: Table, version: Version, fixed: int | None, deadline: float) -> Answer:
-        """Join the line, and wait; raises Problem 429 if the deadline can't be kept."""
+        """Queue the rows and return their scores; raise Problem 429 if the deadline can't be kept."""
         self._admit(table.height, version, fixed, deadline)
         pending = Pending(table, version, fixed, deadline)
         self._hold(1, table.height)
         try:
             with self._wake:
-                self._line.append(pending)
+                self._queue.append(pending)
                 self._wake.notify()
             answer = await pending.answer
             self._lag += 0.05 * (clock() - answer.ready - self._lag)
@@ -116,86 +121,81 @@ class Batcher:
             self._hold(-1, -table.height)
 
     def _hold(self, requests: int, rows: int) -> None:
-        self._held += requests
-        self._held_rows += rows
-        self._waiting(self._held, self._held_rows)
+        self._num_held += requests
+        self._num_held_rows += rows
+        self._on_queue(self._num_held, self._num_held_rows)
 
-    def is_full(self, left: float) -> bool:
-        """Whether even an empty request would not be answered in so many seconds; known before its body is read."""
-        if self._held >= self._max_requests:
+    def is_overloaded(self, seconds_left: float) -> bool:
+        """Return whether even an empty request would not be answered in time; its body need not be read."""
+        if self._num_held >= self._max_requests:
             return True
-        wait = self._wait()
-        return self._dial and wait > 0 and wait + self._lag > ADMIT_SHARE * left
+        wait = self._wait_seconds()
+        return self._dial and wait > 0 and wait + self._lag > ADMIT_SHARE * seconds_left
 
-    def full(self) -> Problem:
-        return self._busy(self._wait())
+    def refusal(self) -> Problem:
+        """Return the 429 that says how long the server is busy."""
+        return _busy(self._wait_seconds())
 
     def close(self) -> None:
+        """Finish the queue and end the scoring thread."""
         with self._wake:
             self._closing = True
             self._wake.notify()
         self._thread.join()
 
     def _admit(self, rows: int, version: Version, fixed: int | None, deadline: float) -> None:
-        if self._held >= self._max_requests:
-            raise self._busy(self._wait())
+        """Refuse a request that can't be answered before its deadline."""
+        if self._num_held >= self._max_requests:
+            raise self.refusal()
         if not self._dial:
             return
         costs = version.costs
-        own = costs.seconds(costs.cheapest if fixed is None else fixed, rows)
-        left = deadline - clock()
-        if own > left:
-            which = "the cheapest setting" if fixed is None else "the setting asked for"
+        seconds = costs.seconds(costs.cheapest if fixed is None else fixed, rows)
+        seconds_left = deadline - clock()
+        if seconds > seconds_left:
+            setting = "the cheapest setting" if fixed is None else "the requested setting"
             raise Problem(
                 400,
-                f"{rows:,} rows take about {1000 * own:.0f} ms at {which},"
-                f" more than the {1000 * max(left, 0):.0f} ms until the deadline",
+                f"{rows:,} rows take about {1000 * seconds:.0f} ms at {setting},"
+                f" more than the {1000 * max(seconds_left, 0):.0f} ms until the deadline",
                 fix="send fewer rows, or a longer deadline_ms",
             )
-        wait = self._wait()
+        wait = self._wait_seconds()
         if wait == 0.0:
-            return  # nothing is under way: a moment's slowness must not turn everybody away
-        if wait + self._pace.value * own + self._lag > ADMIT_SHARE * left:
-            raise self._busy(wait)
+            return  # The server is idle; a short slowdown must not make it refuse every request.
+        if wait + self._pace.value * seconds + self._lag > ADMIT_SHARE * seconds_left:
+            raise _busy(wait)
 
-    def _wait(self) -> float:
-        """Seconds until all who wait are answered, at the cheapest settings they take."""
+    def _wait_seconds(self) -> float:
+        """Return the seconds until the queue is empty, with each request at its cheapest allowed setting."""
         with self._wake:
-            waiting = list(self._line)
+            queued = list(self._queue)
         total = 0.0
-        free: dict[Version, int] = {}
-        for pending in waiting:
+        free_rows: dict[Version, int] = {}
+        for pending in queued:
             if pending.fixed is None:
-                free[pending.version] = free.get(pending.version, 0) + pending.rows
+                free_rows[pending.version] = free_rows.get(pending.version, 0) + pending.rows
             else:
                 total += pending.version.costs.seconds(pending.fixed, pending.rows)
-        for version, rows in free.items():
+        for version, rows in free_rows.items():
             costs = version.costs
             total += float(costs.drain_Q(costs.cheapest, np.array([float(rows)]), self._batch_rows)[0])
         total *= self._pace.value
         until = self._busy_until
         return total + (max(until - clock(), 0.0) if until is not None else 0.0)
 
-    def _busy(self, wait: float) -> Problem:
-        return Problem(
-            429,
-            f"the server is busy for the next {1000 * wait:.0f} ms",
-            fix="wait, or send a longer deadline_ms",
-            retry_after=retry_after(wait),
-        )
-
-    # From here on: the scoring thread.
+    # The scoring thread runs everything from here on, up to the next such comment.
 
     def _run(self) -> None:
         try:
             self._work()
         except BaseException as error:
             self._log("scoring thread died", level="error", reason=f"{type(error).__name__}: {error}")
-            self._died()
+            self._on_death()
 
     def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            requests, setting = taken
+        while (batch_and_setting := self._next_batch()) is not None:
+            requests, setting = batch_and_setting
             if not requests:
                 continue
             version, rows = requests[0].version, sum(pending.rows for pending in requests)
@@ -208,45 +208,57 @@ class Batcher:
                 self._pace.update(batch.seconds / planned)
             self._loop.call_soon_threadsafe(self._deliver, batch, results)
 
-    def _take(self) -> tuple[list[Pending], int] | None:
-        """The next batch and its setting; None when all is done."""
+    def _next_batch(self) -> tuple[list[Pending], int] | None:
+        """Return the requests of the next batch and its setting; None when the batcher is closed and done."""
         with self._wake:
-            while not self._line and not self._closing:
+            while not self._queue and not self._closing:
                 self._wake.wait()
-            if not self._line:
+            if not self._queue:
                 return None
             now = clock()
-            late = [pending for pending in self._line if self._dial and pending.deadline < now]
-            if late:
-                self._line = deque(pending for pending in self._line if pending.deadline >= now)
-                self._loop.call_soon_threadsafe(self._give_up, late)
-                if not self._line:
-                    return [], 0
-            first = self._line[0]
-            waiting = [
+            self._drop_late(now)
+            if not self._queue:
+                return [], 0
+            first = self._queue[0]
+            state = [
                 (
-                    p.rows,
-                    p.deadline - now - self._lag,
-                    None if p.fixed is None else p.version.costs.seconds(p.fixed, p.rows),
+                    pending.rows,
+                    pending.deadline - now - self._lag,
+                    None
+                    if pending.fixed is None
+                    else pending.version.costs.seconds(pending.fixed, pending.rows),
                 )
-                for p in self._line
-                if p.version is first.version
+                for pending in self._queue
+                if pending.version is first.version
             ]
-            requests: list[Pending] = []
-            rows = 0
-            while self._line:
-                after = self._line[0]
-                if after.version is not first.version or after.fixed != first.fixed:
-                    break
-                if requests and rows + after.rows > self._batch_rows:
-                    break
-                requests.append(self._line.popleft())
-                rows += after.rows
+            requests = self._pop_batch(first)
         if first.fixed is not None:
             return requests, first.fixed
         if not self._dial:
             return requests, 0
-        return requests, choose(first.version.costs, Line.of(waiting), self._pace.value, self._batch_rows)
+        queue = QueueState.of(state)
+        return requests, choose_setting(first.version.costs, queue, self._pace.value, self._batch_rows)
+
+    def _drop_late(self, now: float) -> None:
+        """Refuse queued requests whose deadline has passed."""
+        late = [pending for pending in self._queue if self._dial and pending.deadline < now]
+        if late:
+            self._queue = deque(pending for pending in self._queue if pending.deadline >= now)
+            self._loop.call_soon_threadsafe(self._give_up, late)
+
+    def _pop_batch(self, first: Pending) -> list[Pending]:
+        """Take the requests that can share a batch with the first one off the queue."""
+        requests: list[Pending] = []
+        rows = 0
+        while self._queue:
+            pending = self._queue[0]
+            if pending.version is not first.version or pending.fixed != first.fixed:
+                break
+            if requests and rows + pending.rows > self._batch_rows:
+                break
+            requests.append(self._queue.popleft())
+            rows += pending.rows
+        return requests
 
     def _score(
         self, version: Version, requests: list[Pending], setting: int, start: float
@@ -257,26 +269,26 @@ class Batcher:
             scores = version.engine.score(encoded, version.engine.settings[setting])
             if not np.isfinite(scores.logit_B).all():
                 raise InputError("a score is not a finite number", fix="look for extreme numbers in the row")
-        except BaseException as error:  # a panic of polars is no Exception
-            if len(requests) > 1:  # one bad request must not harm its neighbours
+        except BaseException as error:  # a panic of polars is not an Exception
+            if len(requests) > 1:  # Score them one by one: a bad request must not harm the others.
                 parts = [self._score(version, [pending], setting, start) for pending in requests]
-                answers = [answer for _, found in parts for answer in found]
+                answers = [answer for _, part in parts for answer in part]
                 return Batch(version, setting, requests, rows, clock() - start, None), answers
             if isinstance(error, InputError):
                 problem = Problem(400, error.message, fix=error.fix)
             else:
                 self._log("scoring failed", level="error", reason=f"{type(error).__name__}: {error}")
-                problem = failed()
+                problem = scoring_failed()
             return Batch(version, setting, requests, rows, clock() - start, None), [problem]
         ready = clock()
         results: list[Answer | Problem] = []
         stop = 0
         for pending in requests:
             begin, stop = stop, stop + pending.rows
-            results.append(Answer(columns_of(scores, begin, stop), setting, ready))
+            results.append(Answer(slice_scores(scores, begin, stop), setting, ready))
         return Batch(version, setting, requests, rows, ready - start, encoded), results
 
-    # On the event loop again, called by the thread.
+    # The event loop runs the rest, called by the scoring thread.
 
     def _deliver(self, batch: Batch, results: list[Answer | Problem]) -> None:
         for pending, result in zip(batch.requests, results, strict=True):
@@ -286,9 +298,18 @@ class Batcher:
                 pending.answer.set_exception(result)
             else:
                 pending.answer.set_result(result)
-        self._done(batch)
+        self._on_batch(batch)
 
     def _give_up(self, late: list[Pending]) -> None:
         for pending in late:
             if not pending.answer.done():
-                pending.answer.set_exception(self._busy(self._wait()))
+                pending.answer.set_exception(self.refusal())
+
+
+def _busy(wait: float) -> Problem:
+    return Problem(
+        429,
+        f"the server is busy for the next {1000 * wait:.0f} ms",
+        fix="wait, or send a longer deadline_ms",
+        retry_after=retry_after(wait),
+    )

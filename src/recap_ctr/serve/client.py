@@ -1,6 +1,7 @@
-"""A client of `recap serve`: Arrow bodies in chunks, one kept connection, deadlines, and retries where they help.
+"""A client of `recap serve`: Arrow bodies in chunks, one kept connection, deadlines and retries.
 
-Standard library and polars only. Scoring the same rows twice does no harm: whatever fails on its way is sent again.
+It needs only the standard library and polars. Scoring the same rows twice does no harm, so a request that fails on its
+way is sent again.
 """
 
 import http.client
@@ -23,17 +24,17 @@ from recap_ctr.errors import InputError
 from recap_ctr.jobs.progress import meter
 
 ARROW = "application/vnd.apache.arrow.stream"
-_AGAIN = (408, 429, 503)
-_BROKEN = (OSError, http.client.HTTPException)
+_RETRY_STATUSES = (408, 429, 503)
+_CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 
 
 class ServerError(RuntimeError):
-    """The server did not answer, or not with scores, although the request was right."""
+    """The server did not answer, or did not answer with scores, although the request was right."""
 
 
 @dataclass
 class Summary:
-    """What a client has been answered so far."""
+    """What a client has sent and received so far."""
 
     rows: int = 0
     requests: int = 0
@@ -45,10 +46,10 @@ class Summary:
 
 
 class Client:
-    """Scores rows on a server, in requests of `chunk_rows`. Not to be shared by threads.
+    """Scores rows on a server, in requests of `chunk_rows`; threads must not share one.
 
-    `deadline_ms` is what each request asks of the server; `timeout` is how many seconds one may take on its whole way,
-    waits and retries included.
+    `deadline_ms` is the deadline of each request at the server; `timeout` is how many seconds a request may take in
+    all, waits and retries included.
     """
 
     def __init__(
@@ -64,10 +65,12 @@ class Client:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise InputError(f"{url} is no address of a server", fix="give one such as http://127.0.0.1:8000")
+            raise InputError(
+                f"{url} is not the URL of a server", fix="give one such as http://127.0.0.1:8000"
+            )
         self._parts, self._token, self._timeout, self._chunk_rows = parts, token, timeout, chunk_rows
-        asked = {"routes": routes, "depth": depth, "deadline_ms": deadline_ms}
-        self._query = urlencode({name: value for name, value in asked.items() if value is not None})
+        query = {"routes": routes, "depth": depth, "deadline_ms": deadline_ms}
+        self._query = urlencode({name: value for name, value in query.items() if value is not None})
         self._connection: http.client.HTTPConnection | None = None
         self._fields: list[str] | None = None
         self.summary = Summary()
@@ -79,74 +82,76 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        """Close the connection; the next request opens another."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def model(self) -> dict[str, Any]:
-        """What the server says of its model: fields, settings, quality."""
-        found: dict[str, Any] = json.loads(self._ask("GET", "/model")[1])
-        return found
+        """Return the server's description of its model: fields, settings, quality."""
+        description: dict[str, Any] = json.loads(self._ask("GET", "/model")[1])
+        return description
 
     @property
     def fields(self) -> list[str]:
-        """Names of the model's fields, asked for once."""
+        """The names of the model's fields; the server is asked once."""
         if self._fields is None:
             self._fields = [field["name"] for field in self.model()["fields"]]
         return self._fields
 
     def score(self, frame: pl.DataFrame, first_row: int = 1) -> pl.DataFrame:
-        """Probability, logit, raw_logit and disagreement of each row; columns that are no fields stay here.
+        """Return probability, logit, raw_logit and disagreement of each row.
 
-        Errors count rows from `first_row`.
+        Columns that are not fields of the model are not sent. Errors count rows from `first_row`.
         """
-        given = frame.select([name for name in self.fields if name in frame.columns])
-        if frame.height and not given.width:  # without columns a frame has no rows
+        sent = frame.select([name for name in self.fields if name in frame.columns])
+        if frame.height and not sent.width:  # A frame without columns would have no rows.
             raise _no_fields("the data frame", self.fields)
-        parts = []
-        for start in range(0, max(given.height, 1), self._chunk_rows):
+        chunks = []
+        for start in range(0, max(sent.height, 1), self._chunk_rows):
             try:
-                parts.append(self._score(given.slice(start, self._chunk_rows)))
-            except InputError as error:  # which counts the rows of its request
-                raise InputError(_recounted(error.message, start + first_row - 1), fix=error.fix) from None
-        return pl.concat(parts)
+                chunks.append(self._score(sent.slice(start, self._chunk_rows)))
+            except InputError as error:  # The server counts the rows of one request.
+                raise InputError(_renumbered(error.message, start + first_row - 1), fix=error.fix) from None
+        return pl.concat(chunks)
 
-    def _score(self, part: pl.DataFrame) -> pl.DataFrame:
+    def _score(self, chunk: pl.DataFrame) -> pl.DataFrame:
         body = io.BytesIO()
-        part.write_ipc_stream(body)
+        chunk.write_ipc_stream(body)
         path = f"/score?{self._query}" if self._query else "/score"
         headers, answer = self._ask("POST", path, body.getvalue())
         scores = pl.read_ipc_stream(io.BytesIO(answer))
-        if scores.height != part.height:
-            raise ServerError(f"{part.height} rows were sent and {scores.height} answered")
-        seen = self.summary
-        seen.rows += part.height
-        seen.requests += 1
-        seen.lowered += headers.get("recap-lowered") == "true"
+        if scores.height != chunk.height:
+            raise ServerError(f"{chunk.height} rows were sent, but {scores.height} were answered")
+        self.summary.rows += chunk.height
+        self.summary.requests += 1
+        self.summary.lowered += headers.get("recap-lowered") == "true"
         model = headers.get("recap-model", "")
-        if model not in seen.models:
-            seen.models += (model,)
+        if model not in self.summary.models:
+            self.summary.models += (model,)
         return scores
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[dict[str, str], bytes]:
-        """The answer's headers and body; tries again until the time is up."""
+        """Return the answer's headers and body; try again until the timeout."""
         end = time.monotonic() + self._timeout
-        wait, reason = 0.1, "no time was given"
-        while (left := end - time.monotonic()) > 0:
+        wait, reason = 0.1, "the timeout is not above 0"
+        while (seconds_left := end - time.monotonic()) > 0:
             try:
-                status, headers, answer = self._once(method, path, body, left)
-            except _BROKEN as error:
+                status, headers, answer = self._ask_once(method, path, body, seconds_left)
+            except _CONNECTION_ERRORS as error:
                 self.close()
                 reason = f"no answer from {self._parts.netloc}: {error or type(error).__name__}"
             else:
                 if status == 200:
                     return headers, answer
                 reason = _reason(status, answer)
-                if status not in _AGAIN or (status == 429 and "retry-after" not in headers):
+                if status not in _RETRY_STATUSES or (status == 429 and "retry-after" not in headers):
                     raise _refusal(status, reason)
                 with suppress(ValueError):
                     wait = max(wait, float(headers.get("retry-after", "")))
-            pause = wait * random.uniform(1.0, 1.5)  # spread over time, lest all clients come back at once
+            pause = wait * random.uniform(
+                1.0, 1.5
+            )  # Spread retries, so that clients don't return all at once.
             if pause > end - time.monotonic():
                 break
             time.sleep(pause)
@@ -154,22 +159,22 @@ class Client:
             wait = min(2 * wait, 5.0)
         raise ServerError(f"{reason}\n  (tried for {self._timeout:g} s)")
 
-    def _once(
-        self, method: str, path: str, body: bytes | None, left: float
+    def _ask_once(
+        self, method: str, path: str, body: bytes | None, timeout: float
     ) -> tuple[int, dict[str, str], bytes]:
         if self._connection is None:
             self._connection = self._connect()
         connection = self._connection
-        connection.timeout = left
+        connection.timeout = timeout
         if connection.sock is not None:
-            connection.sock.settimeout(left)
+            connection.sock.settimeout(timeout)
         headers = {"content-type": ARROW} if body is not None else {}
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token}"
         connection.request(method, quote(self._parts.path.rstrip("/")) + path, body, headers)
         answer = connection.getresponse()
-        found = {name.lower(): value for name, value in answer.getheaders()}
-        return answer.status, found, answer.read()
+        answer_headers = {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, answer_headers, answer.read()
 
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -181,10 +186,13 @@ class Client:
 def score_rows(
     client: Client, source: Source, sink: Sink, *, quiet: bool = False
 ) -> tuple[list[str], list[str]]:
-    """Append scores to every row, in order, a block at a time; return columns that are no fields, and absent fields."""
+    """Append scores to every row of `source` and write it to `sink`, in order, one block at a time.
+
+    Return the columns that are not fields of the model, and the fields that have no column.
+    """
     unused: dict[str, None] = {}
     absent: dict[str, None] = {}
-    with meter("scoring", source.total_bytes or None, "rows", quiet=quiet) as shown:
+    with meter("scoring", source.total_bytes or None, "rows", quiet=quiet) as progress:
         for block, size in source.blocks():
             columns = block.frame.columns
             unused |= dict.fromkeys(name for name in columns if name not in client.fields)
@@ -195,10 +203,10 @@ def score_rows(
             for name in scores.columns:
                 if name in columns:
                     raise InputError(
-                        f"{block.origin} has a column {name!r} already", fix="rename it before scoring"
+                        f"{block.origin} already has a column {name!r}", fix="rename it before scoring"
                     )
             sink.write(pl.concat([block.frame, scores], how="horizontal"))
-            shown.advance(block.frame.height, size)
+            progress.advance(block.frame.height, size)
     return list(unused), list(absent)
 
 
@@ -206,19 +214,19 @@ def _no_fields(origin: str, fields: list[str]) -> InputError:
     return InputError(f"{origin} has none of the model's fields", fix=f"fields are {', '.join(fields[:40])}")
 
 
-def _recounted(message: str, before: int) -> str:
-    """A message about a row of one request, as one about a row of all that is sent.
+def _renumbered(message: str, before: int) -> str:
+    """Return a message about a row of one request with the row's number in the whole table.
 
-    >>> _recounted("row 2, field 'price': 'cheap' is not a number", 1000)
+    >>> _renumbered("row 2, field 'price': 'cheap' is not a number", 1000)
     "row 1002, field 'price': 'cheap' is not a number"
     """
-    return re.sub(r"\brow (\d+)", lambda found: f"row {int(found[1]) + before}", message, count=1)
+    return re.sub(r"\brow (\d+)", lambda match: f"row {int(match[1]) + before}", message, count=1)
 
 
 def _reason(status: int, answer: bytes) -> str:
     try:
-        said = json.loads(answer)
-        return str(said["error"]) + (f"\n  fix: {said['fix']}" if "fix" in said else "")
+        problem = json.loads(answer)
+        return str(problem["error"]) + (f"\n  fix: {problem['fix']}" if "fix" in problem else "")
     except (ValueError, KeyError, TypeError):
         return f"the server answered with status {status}"
 
@@ -226,7 +234,8 @@ def _reason(status: int, answer: bytes) -> str:
 def _refusal(status: int, reason: str) -> Exception:
     if status == 401:
         return InputError(
-            "the server wants a token, or another one", fix="set RECAP_TOKEN, or give --token-file"
+            "the server requires a token, and got none or a wrong one",
+            fix="set RECAP_TOKEN, or give --token-file",
         )
     if status in (400, 404, 413, 415, 421):
         message, _, fix = reason.partition("\n  fix: ")

@@ -1,8 +1,8 @@
-"""Bodies to tables and scores to bodies: one codec per content type, made for the fields of one artifact.
+"""Conversion of bodies to tables and of scores to bodies, for the fields of one artifact.
 
-JSON is checked while it is decoded, by types that are made of the schema: nothing that doesn't fit is ever built. A
-table keeps its columns as plain lists until requests are joined, since a data frame for each would cost more than
-its scores.
+JSON is checked while it is decoded, by types generated from the schema, so that nothing is built that does not fit. A
+table keeps its columns as plain lists until requests are joined, because a data frame per request would cost more than
+scoring it.
 """
 
 import re
@@ -15,19 +15,20 @@ import msgspec
 import polars as pl
 from msgspec import Meta
 
-from recap_ctr.data.encode import NO_CATEGORIES, Encoder, as_numbers, as_text, check_dates
+from recap_ctr.data.encode import Encoder, as_numbers
 from recap_ctr.data.source import Block
+from recap_ctr.data.text import NO_CATEGORIES, as_text, check_dates
 from recap_ctr.errors import InputError
+from recap_ctr.inference.engine import Floats, Scores
 from recap_ctr.schema import Field
 from recap_ctr.serve import arrow
 from recap_ctr.serve.config import Limits
-from recap_ctr.serve.engine import Floats, Scores
 from recap_ctr.serve.problem import Problem
 
 JSON = "application/json"
 ORIGIN = "the request"
-MAX_COUNT = 1_000_000  # of routes, or steps
-_PLACE = re.compile(r" - at `(\$.*)`$")
+MAX_COUNT = 1_000_000  # of routes, and of steps
+_PATH = re.compile(r" - at `(\$.*)`$")
 _ROW = re.compile(r"^\$\.rows\[(\d+)\]\.?(.*)$")
 _COLUMN = re.compile(r"^\$\.columns\.(.*?)(?:\[(\d+)\])?$")
 Values = Sequence[Any] | pl.Series
@@ -35,34 +36,37 @@ Values = Sequence[Any] | pl.Series
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The rows of one request. A column is text (str), numbers (float), or, of a multi field, lists of text; None is
-    missing, and so is a field without a column."""
+    """The rows of one request.
+
+    A column holds text (str), numbers (float) or, for a multi field, lists of text. None is a missing value; a field
+    without a column is missing in all rows.
+    """
 
     height: int
     columns: dict[str, Values]
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
-    """What a body asks for."""
+class ScoreRequest:
+    """The decoded body of a request."""
 
     table: Table
     by_rows: bool
-    """Whether rows were sent, and are answered, as one object each: JSON only."""
+    """Whether the body holds one object per row, as the answer then does; JSON only."""
     routes: int | None = None
     depth: int | None = None
     deadline_ms: float | None = None
 
 
 @dataclass(frozen=True)
-class Used:
-    """What an answer was made with."""
+class Provenance:
+    """The version and setting that made an answer."""
 
     model: str
     routes: int
     depth: int | None
     lowered: bool
-    """Whether the dial took a cheaper setting than the best one."""
+    """Whether the dial chose a cheaper setting than the best one."""
 
 
 class _RowScores(msgspec.Struct, gc=False):
@@ -76,7 +80,7 @@ SCORES = _RowScores.__struct_fields__
 
 
 class Codec:
-    """Decodes bodies for one artifact."""
+    """Decoder of bodies for the fields of one artifact."""
 
     def __init__(self, encoder: Encoder, limits: Limits) -> None:
         self._limits = limits
@@ -84,34 +88,37 @@ class Codec:
         self.request_type = _request_type(list(self.fields.values()), limits)
         self._decode = msgspec.json.Decoder(self.request_type).decode
 
-    def from_json(self, body: bytes) -> Request:
+    def from_json(self, body: bytes) -> ScoreRequest:
+        """Decode a JSON body; raise Problem 400 or 413 with field and row if it does not fit."""
         try:
-            asked: Any = self._decode(body)
+            decoded: Any = self._decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._explain(error) from None
-        if (asked.rows is None) == (asked.columns is None):
+        if (decoded.rows is None) == (decoded.columns is None):
             raise Problem(400, "the body must hold either rows or columns", fix='send {"rows": [{...}, ...]}')
-        if asked.rows is not None:
-            height = len(asked.rows)
-            given: Iterable[Any] = zip(*map(msgspec.structs.astuple, asked.rows), strict=True)
+        if decoded.rows is not None:
+            height = len(decoded.rows)
+            values_by_field: Iterable[Any] = zip(*map(msgspec.structs.astuple, decoded.rows), strict=True)
         else:
-            given, height = self._same_length(msgspec.structs.astuple(asked.columns))
+            values_by_field = msgspec.structs.astuple(decoded.columns)
+            height = self._common_length(values_by_field)
         columns: dict[str, Values] = {}
-        for (name, field), values in zip(self.fields.items(), given, strict=False):
-            if values is not None and (found := _normal(field, values)) is not None:
-                columns[name] = found
-        if asked.context is not None:
-            self._spread(msgspec.structs.astuple(asked.context), columns, height)
-        return Request(
-            Table(height, columns), asked.rows is not None, asked.routes, asked.depth, asked.deadline_ms
+        for (name, field), values in zip(self.fields.items(), values_by_field, strict=False):
+            if values is not None and (column := _uniform(field, values)) is not None:
+                columns[name] = column
+        if decoded.context is not None:
+            self._add_context(msgspec.structs.astuple(decoded.context), columns, height)
+        by_rows = decoded.rows is not None
+        return ScoreRequest(
+            Table(height, columns), by_rows, decoded.routes, decoded.depth, decoded.deadline_ms
         )
 
-    def from_arrow(self, body: bytes, content_type: str) -> Request:
-        """The rows of an Arrow stream or file; settings stand in the address."""
+    def from_arrow(self, body: bytes, content_type: str) -> ScoreRequest:
+        """Decode an Arrow stream or file; its routes, depth and deadline are in the URL."""
         frame = arrow.read(body, content_type, self._limits)
         unknown = [name for name in frame.columns if name not in self.fields]
         if unknown:
-            raise self._unknown(unknown[0])
+            raise self._unknown_field(unknown[0])
         try:
             plain = pl.DataFrame([self._read(series) for series in frame])
             self._check(plain)
@@ -121,43 +128,43 @@ class Codec:
             }
         except InputError as error:
             raise Problem(400, error.message, fix=error.fix) from None
-        return Request(Table(frame.height, columns), False)
+        return ScoreRequest(Table(frame.height, columns), False)
 
     def _read(self, series: pl.Series) -> pl.Series:
         try:
             return _plain(self.fields[series.name], series)
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException):  # the latter is no Exception
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException):  # a panic is not an Exception
             raise InputError(
                 f"column {series.name!r}, of type {series.dtype}, holds values that can't be read",
                 fix="send it as text or as numbers",
             ) from None
 
     def join(self, tables: Sequence[Table]) -> pl.DataFrame:
-        """One data frame with every field, of the rows of several requests."""
-        return pl.DataFrame([self._joined(field, tables) for field in self.fields.values()])
+        """Return one data frame with every field and the rows of all tables, in order."""
+        return pl.DataFrame([self._join_column(field, tables) for field in self.fields.values()])
 
-    def _joined(self, field: Field, tables: Sequence[Table]) -> pl.Series:
+    def _join_column(self, field: Field, tables: Sequence[Table]) -> pl.Series:
         parts = [table.columns.get(field.name) for table in tables]
         kind = pl.Float64() if field.kind == "numeric" else pl.String()
         if field.kind == "multi" and any(_holds_lists(part) for part in parts):
             series = [_as_lists(field, part, table.height) for part, table in zip(parts, tables, strict=True)]
             return pl.concat(series)
         if any(isinstance(part, pl.Series) for part in parts):
-            whole = [
+            series = [
                 part
                 if isinstance(part, pl.Series)
                 else pl.Series(field.name, [None] * table.height if part is None else part, dtype=kind)
                 for part, table in zip(parts, tables, strict=True)
             ]
-            return pl.concat(whole) if len(whole) > 1 else whole[0]
+            return pl.concat(series) if len(series) > 1 else series[0]
         lists = (
             [None] * table.height if part is None else part for part, table in zip(parts, tables, strict=True)
         )
         return pl.Series(field.name, list(chain.from_iterable(lists)), dtype=kind)
 
-    def _spread(self, context: Sequence[Any], columns: dict[str, Values], height: int) -> None:
-        """Give every row what was sent once for all of them."""
-        size = height * sum(map(_weight, context))
+    def _add_context(self, context: Sequence[Any], columns: dict[str, Values], height: int) -> None:
+        """Give every row the values that were sent once for all of them."""
+        size = height * sum(map(_memory_bytes, context))
         if size > self._limits.held_bytes:
             raise Problem(
                 413,
@@ -165,46 +172,50 @@ class Codec:
                 fix="shorten the context, or send the rows in several requests",
             )
         for (name, field), value in zip(self.fields.items(), context, strict=True):
-            one = _normal(field, [value])
-            if one is None:
+            column = _uniform(field, [value])
+            if column is None:
                 continue
             if name in columns:
                 raise Problem(
                     400,
-                    f"field {name!r} stands both in the context and in the rows",
+                    f"field {name!r} is in both the context and the rows",
                     fix="send it in one of the two",
                 )
-            columns[name] = one.new_from_index(0, height) if isinstance(one, pl.Series) else [*one] * height
+            columns[name] = (
+                column.new_from_index(0, height) if isinstance(column, pl.Series) else [*column] * height
+            )
 
-    def _same_length(self, given: Sequence[Any]) -> tuple[Sequence[Any], int]:
+    def _common_length(self, columns: Sequence[Any]) -> int:
+        """Return the length of all columns; refuse columns that differ in length."""
         lengths = {
-            name: len(values) for name, values in zip(self.fields, given, strict=True) if values is not None
+            name: len(values) for name, values in zip(self.fields, columns, strict=True) if values is not None
         }
         if len(set(lengths.values())) > 1:
             first, height = next(iter(lengths.items()))
             other = next(name for name, length in lengths.items() if length != height)
             raise Problem(
                 400,
-                f"the columns differ in length: {first!r} has {height} values, {other!r} {lengths[other]}",
-                fix="send one value a row in each column, null where it is missing",
+                f"the columns differ in length: {first!r} has {height} values, {other!r} has {lengths[other]}",
+                fix="send one value per row in each column, null where it is missing",
             )
-        return given, next(iter(lengths.values()), 0)
+        return next(iter(lengths.values()), 0)
 
     def _check(self, frame: pl.DataFrame) -> None:
-        """All columns in one go: values that are too long or too many, and infinities."""
+        """Refuse values that are too long, too many or infinite; all columns are checked in one query."""
         flaws = {series.name: self._flaw(series) for series in frame}
-        found = frame.select(flaw.any().alias(name) for name, flaw in flaws.items())
-        for name, wrong in zip(flaws, found.row(0) if found.width else (), strict=True):
-            if wrong:
+        has_flaw = frame.select(flaw.any().alias(name) for name, flaw in flaws.items())
+        for name, is_wrong in zip(flaws, has_flaw.row(0) if has_flaw.width else (), strict=True):
+            if is_wrong:
                 row = frame.select(flaws[name].fill_null(False).arg_true().first()).item() + 1
                 if frame.schema[name].is_float():
-                    fix = "replace it by a value, or send null (missing)"
+                    fix = "replace it by a number, or send null (missing)"
                     raise Problem(400, f"row {row}, field {name!r}: infinity is not a value", fix=fix)
-                few, short = f"{self._limits.values:,} values", f"{self._limits.value_length:,} characters"
-                most = f"{few} of {short}" if frame.schema[name] == pl.List else short
+                length = f"{self._limits.value_length:,} characters"
+                is_list = frame.schema[name] == pl.List
+                limit = f"{self._limits.values:,} values of {length}" if is_list else length
                 raise Problem(
                     400,
-                    f"row {row}, field {name!r}: more than {most}",
+                    f"row {row}, field {name!r}: more than {limit}",
                     fix="shorten the value, or leave it out",
                 )
 
@@ -218,57 +229,66 @@ class Codec:
         return (column.list.len() > self._limits.values) | (longest > self._limits.value_length)
 
     def _explain(self, error: Exception) -> Problem:
-        """What msgspec found, with field and row by name."""
+        """Return msgspec's error as a problem that names field and row."""
         message = str(error)
-        place = _PLACE.search(message)
         if not isinstance(error, msgspec.ValidationError):
             return Problem(400, f"the body is not valid JSON: {message}", fix="send UTF-8 JSON")
-        said = message[: place.start()] if place else message
-        unknown = re.match(r"Object contains unknown field `(.*)`$", said, re.DOTALL)
-        at = place[1] if place else "$"
-        if unknown and (_ROW.match(at) or at in ("$.columns", "$.context")):
-            row = _ROW.match(at)
-            return self._unknown(unknown[1], int(row[1]) + 1 if row else None)
-        fix = "see /openapi.json for what fits"
+        match = _PATH.search(message)
+        path = match[1] if match else "$"
+        complaint = message[: match.start()] if match else message
+        unknown = re.match(r"Object contains unknown field `(.*)`$", complaint, re.DOTALL)
+        if unknown and (_ROW.match(path) or path in ("$.columns", "$.context")):
+            row = _ROW.match(path)
+            return self._unknown_field(unknown[1], int(row[1]) + 1 if row else None)
+        fix = "see /openapi.json for what a body may hold"
         if unknown:
-            fix = "known are rows, columns, context, routes, depth and deadline_ms"
-        column = _COLUMN.match(at)
-        if "`array` of length <=" in said and (at == "$.rows" or (column and not column[2])):
+            fix = "a body may hold rows, columns, context, routes, depth and deadline_ms"
+        column = _COLUMN.match(path)
+        if "`array` of length <=" in complaint and (path == "$.rows" or (column and not column[2])):
             return Problem(413, f"more than {self._limits.rows:,} rows", fix="send them in several requests")
-        return Problem(400, f"{_where(at)}: {said}", fix=fix)
+        return Problem(400, f"{_place(path)}: {complaint}", fix=fix)
 
-    def _unknown(self, name: str, row: int | None = None) -> Problem:
+    def _unknown_field(self, name: str, row: int | None = None) -> Problem:
         where = f"row {row}: " if row else ""
         names = ", ".join(list(self.fields)[:40]) + (", ..." if len(self.fields) > 40 else "")
         return Problem(400, f"{where}the model has no field {name[:200]!r}", fix=f"fields are {names}")
 
 
-def to_json(scores: dict[str, Floats], used: Used, *, by_rows: bool) -> bytes:
+def to_json(scores: dict[str, Floats], provenance: Provenance, *, by_rows: bool) -> bytes:
+    """Return the JSON answer, with one object per row or one list per score."""
     columns: Any = {name: array.tolist() for name, array in scores.items()}
     if by_rows:
         columns = [_RowScores(*row) for row in zip(*columns.values(), strict=True)]
-    about = {"model": used.model, "routes": used.routes, "depth": used.depth, "lowered": used.lowered}
-    return msgspec.json.encode({"rows" if by_rows else "columns": columns, **about})
+    answer = {
+        "rows" if by_rows else "columns": columns,
+        "model": provenance.model,
+        "routes": provenance.routes,
+        "depth": provenance.depth,
+        "lowered": provenance.lowered,
+    }
+    return msgspec.json.encode(answer)
 
 
-def columns_of(scores: Scores, start: int, stop: int) -> dict[str, Floats]:
-    """The scores of some rows, by the names they are answered under."""
+def slice_scores(scores: Scores, start: int, stop: int) -> dict[str, Floats]:
+    """Return the scores of rows `start` to `stop`, by their names in the answer."""
     arrays = (scores.probability_B, scores.logit_B, scores.raw_logit_B, scores.disagreement_B)
     return {name: array[start:stop] for name, array in zip(SCORES, arrays, strict=True)}
 
 
 def _request_type(fields: Sequence[Field], limits: Limits) -> type[msgspec.Struct]:
-    """A struct that holds just what may be sent: attribute f0 is the schema's first field, and so on."""
+    """Return a struct that holds just what may be sent; attribute f0 is the schema's first field, and so on."""
     text = Annotated[str, Meta(max_length=limits.value_length)]
-    one = text | int | float | bool | None
-    several = Annotated[list[one], Meta(max_length=limits.values)] | text | int | float | bool | None
-    kinds: dict[str, Any] = {"categorical": one, "numeric": float | text | None, "multi": several}
+    scalar = text | int | float | bool | None
+    scalars = Annotated[list[scalar], Meta(max_length=limits.values)] | text | int | float | bool | None
+    kinds: dict[str, Any] = {"categorical": scalar, "numeric": float | text | None, "multi": scalars}
     names = {f"f{number}": field.name for number, field in enumerate(fields)}
     options: dict[str, Any] = {"rename": names, "forbid_unknown_fields": True, "gc": False}
-    values = [(at, kinds[field.kind]) for at, field in zip(names, fields, strict=True)]
-    lists = [(at, Annotated[list[kind], Meta(max_length=limits.rows)]) for at, kind in values]  # type: ignore[valid-type]
-    row = msgspec.defstruct("Row", [(at, kind, None) for at, kind in values], **options)
-    columns = msgspec.defstruct("Columns", [(at, kind | None, None) for at, kind in lists], **options)
+    values = [(attribute, kinds[field.kind]) for attribute, field in zip(names, fields, strict=True)]
+    lists = [(attribute, Annotated[list[kind], Meta(max_length=limits.rows)]) for attribute, kind in values]  # type: ignore[valid-type]
+    row = msgspec.defstruct("Row", [(attribute, kind, None) for attribute, kind in values], **options)
+    columns = msgspec.defstruct(
+        "Columns", [(attribute, kind | None, None) for attribute, kind in lists], **options
+    )
     count = Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None
     return msgspec.defstruct(
         "ScoreRequest",
@@ -285,8 +305,8 @@ def _request_type(fields: Sequence[Field], limits: Limits) -> type[msgspec.Struc
     )
 
 
-def _normal(field: Field, values: Sequence[Any]) -> Values | None:
-    """The values in the one type that their column has; None if all are missing."""
+def _uniform(field: Field, values: Sequence[Any]) -> Values | None:
+    """Return JSON values in the one type that a column has; None if all are missing."""
     kinds = set(map(type, values))
     kinds.discard(type(None))
     if not kinds:
@@ -304,17 +324,19 @@ def _normal(field: Field, values: Sequence[Any]) -> Values | None:
         return values if kinds == {str} else _texts(values)
     parts = [value if type(value) is list else [value] for value in values]
     texts = iter(_texts([*chain.from_iterable(parts)]))
-    split = [list(islice(texts, len(part))) for part in parts]
-    # A row that holds no list holds text that its separator splits, or nothing.
-    whole = [part[0] for value, part in zip(values, split, strict=True) if type(value) is not list]
-    found = iter(
-        as_text(pl.Series(whole, dtype=pl.String), field.missing).str.split(field.separator).to_list()
+    text_parts = [list(islice(texts, len(part))) for part in parts]
+    # A value that is not a list is text joined by the field's separator, or missing.
+    joined = [part[0] for value, part in zip(values, text_parts, strict=True) if type(value) is not list]
+    split = iter(
+        as_text(pl.Series(joined, dtype=pl.String), field.missing).str.split(field.separator).to_list()
     )
-    return [part if type(value) is list else next(found) for value, part in zip(values, split, strict=True)]
+    return [
+        part if type(value) is list else next(split) for value, part in zip(values, text_parts, strict=True)
+    ]
 
 
 def _plain(field: Field, series: pl.Series) -> pl.Series:
-    """A column of Arrow as text, floats, or lists of text."""
+    """Return an Arrow column as text, floats, or lists of text."""
     kind = series.dtype
     if field.kind == "numeric":
         if kind.is_numeric() or kind in (pl.Boolean, pl.Null):
@@ -335,7 +357,7 @@ def _spelled(series: pl.Series) -> pl.Series:
 
 
 def _texts(values: Sequence[Any]) -> list[str | None]:
-    """Values as the encoder would write them; floats all in one go, since a call into polars costs more than one."""
+    """Return values as the encoder spells them; all floats in one call, since calls into polars are slow."""
     floats = pl.Series([value for value in values if type(value) is float], dtype=pl.Float64)
     spelled = iter(as_text(floats).to_list() if len(floats) else ())
     return [next(spelled) if type(value) is float else _text(value) for value in values]
@@ -349,10 +371,10 @@ def _text(value: str | int | None) -> str | None:
     return str(value)
 
 
-def _weight(value: object) -> int:
-    """About the bytes that a value takes in a column."""
+def _memory_bytes(value: object) -> int:
+    """Return about how many bytes a value takes in a column."""
     if type(value) is list:
-        return sum(map(_weight, value))
+        return sum(map(_memory_bytes, value))
     return 16 + (len(value) if type(value) is str else 0)
 
 
@@ -369,16 +391,18 @@ def _as_lists(field: Field, part: Values | None, height: int) -> pl.Series:
     return as_text(text, field.missing).str.split(field.separator)
 
 
-def _where(at: str) -> str:
-    if row := _ROW.match(at):
+def _place(path: str) -> str:
+    """Return msgspec's path in the words of a user.
+
+    >>> _place("$.rows[1].site"), _place("$.columns.site[0]"), _place("$")
+    ("row 2, field 'site'", "row 1, field 'site'", 'the body')
+    """
+    if row := _ROW.match(path):
         return f"row {int(row[1]) + 1}" + (f", field {row[2]!r}" if row[2] else "")
-    if column := _COLUMN.match(at):
+    if column := _COLUMN.match(path):
         row_number = f"row {int(column[2]) + 1}, " if column[2] else ""
         return f"{row_number}field {column[1]!r}"
-    if at.startswith("$.context"):
-        return (
-            f"the context, field {at[len('$.context.') :]!r}"
-            if len(at) > len("$.context.")
-            else "the context"
-        )
-    return at.removeprefix("$.") if at != "$" else "the body"
+    if path.startswith("$.context"):
+        field = path.removeprefix("$.context").removeprefix(".")
+        return f"the context, field {field!r}" if field else "the context"
+    return path.removeprefix("$.") if path != "$" else "the body"

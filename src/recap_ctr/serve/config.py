@@ -1,4 +1,4 @@
-"""What a server is told when it starts; it passes from the supervisor to the workers as JSON."""
+"""The configuration of a server; the supervisor passes it to its workers as JSON."""
 
 import ipaddress
 import re
@@ -12,12 +12,14 @@ MEBI = 1 << 20
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client may ask of the server; beyond it the answer is 4xx, before anything large is allocated."""
+    """What a client may ask for. Anything beyond is refused with a 4xx before anything large is allocated."""
 
     body_bytes: int = 8 * MEBI
     held_bytes: int = 256 * MEBI
-    """Bytes of all bodies that one worker holds at a time, and of one context given to all rows; decoded they take
-    several times that."""
+    """Bytes of all bodies that one worker holds at a time, and of one context repeated for all rows.
+
+    Decoded, they take several times as much memory.
+    """
     rows: int = 10_000
     value_length: int = 4096
     """Characters of one value."""
@@ -27,7 +29,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     header_seconds: float = 10.0
     body_seconds: float = 10.0
     idle_seconds: float = 75.0
-    """A connection may keep silent for so long, before its first request or between two."""
+    """How long a connection may stay silent before its first request and between two requests."""
     requests: int = 1024
     """Requests that one worker holds at a time."""
     connections: int = 4096
@@ -35,17 +37,17 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_ms: float = 60_000.0
     """The longest deadline that a request may set."""
     batch_rows: int = 512
-    """Requests are joined into one batch up to this many rows."""
+    """The most rows of one batch that joins several requests."""
 
 
 class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One server. `loader` names the function that makes an engine of a path: `(path, threads) -> Engine`."""
+    """The configuration of one server."""
 
     artifact: str
     host: str = "127.0.0.1"
     port: int = 8000
     hosts: tuple[str, ...] = ()
-    """Names beside those of loopback that requests may be for where no token is asked for: those of a proxy."""
+    """Host names to accept, in addition to loopback, when the server has no token: those of a proxy."""
     workers: int = 1
     threads: int = 1
     """Threads that each worker's engine computes with."""
@@ -57,13 +59,14 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grace_seconds: float = 30.0
     """How long accepted requests may take to finish when the server stops."""
     cost_seconds: float = 1.0
-    """How long to measure the engine at the start."""
+    """How long to measure the engine's speed at the start."""
     limits: Limits = Limits()
-    loader: str = "recap_ctr.serve.engine:load_engine"
+    loader: str = "recap_ctr.serve.interface:load_engine"
+    """The function that loads an artifact, as module:function; it takes (path, threads), returns a RowScorer."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address.
+    """Return whether only this machine can reach the address `host`.
 
     >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, True, False)
@@ -76,20 +79,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def named_host(header: str) -> str:
-    """The name or address in a request's Host header, without its port; empty if it holds neither.
+def host_name(header: str) -> str:
+    """Return the name or address in a Host header, without its port; empty if the header is malformed.
 
-    >>> [named_host(header) for header in ("localhost:8000", "[::1]:80", "[::1]", "Example.com.", "[::1].com")]
+    >>> [host_name(header) for header in ("localhost:8000", "[::1]:80", "[::1]", "Example.com.", "[::1].com")]
     ['localhost', '::1', '::1', 'example.com', '']
     """
-    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/@]+?)\.?)(?::[0-9]*)?", header)
-    return (found[1] or found[2]).lower() if found else ""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/@]+?)\.?)(?::[0-9]*)?", header)
+    return (match[1] or match[2]).lower() if match else ""
 
 
 def check_exposure(config: ServeConfig, token: str | None) -> None:
-    """What others can reach must ask who they are."""
+    """Refuse to listen beyond loopback without a token."""
     if token is None and not is_loopback(config.host):
         raise InputError(
-            f"--host {config.host} can be reached from other machines, and no token is set",
+            f"--host {config.host} can be reached from other machines, but no token is set",
             fix=f"set {TOKEN} or --token-file, or serve on 127.0.0.1 behind a proxy",
         )

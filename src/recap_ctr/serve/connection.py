@@ -1,5 +1,8 @@
-"""HTTP connections with bounds on what the application never sees: how large and how slow heads may be, how long a
-connection may keep silent, and how long the rest of a body may take that was answered before it was read."""
+"""HTTP connections with limits on what the application never sees.
+
+These are the size and duration of a request's head, the silence between two requests, and the time for the rest of a
+body whose request was answered before the body was read.
+"""
 
 import asyncio
 from typing import Any
@@ -9,23 +12,25 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from recap_ctr.serve.config import Limits
 
+_HEAD_TOO_LARGE = 431, "the request's head is too large"
+
 
 class _TooLargeError(Exception):
     pass
 
 
-def limited(limits: Limits) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol, which bounds none of these, with `limits`; other bodies are the application's own matter."""
+def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
+    """Return uvicorn's HTTP protocol with `limits` added; bodies that are read are limited by the application."""
 
-    class Limited(HttpToolsProtocol):
-        """There is one timer: for a head, for the rest of a body, or for the silence between two requests."""
+    class LimitedProtocol(HttpToolsProtocol):
+        """One connection, with one timer: for a head, the rest of a body, or the silence between two requests."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._in_head = self._in_body = False
-            self._head_bytes = self._named_bytes = 0
+            self._head_bytes = self._parsed_bytes = 0
             self._timer: asyncio.TimerHandle | None = None
-            self._refusal = 400, "this is not HTTP"
+            self._refusal = 400, "the request is not valid HTTP"
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -41,21 +46,22 @@ def limited(limits: Limits) -> type[HttpToolsProtocol]:
                 return
             self._head_bytes += len(data)
             if self._head_bytes > limits.header_bytes:
-                self._refuse(431, "the request's head is too large")
+                self._refuse(*_HEAD_TOO_LARGE)
             elif self._timer is None:
-                self._timer = self.loop.call_later(limits.header_seconds, self._too_slow)
+                self._timer = self.loop.call_later(limits.header_seconds, self._refuse_slow_head)
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._stop_timer()  # it is idle no more; empty lines before a request change nothing
-            self._in_head, self._head_bytes, self._named_bytes = True, 0, 0
+            # The silence ends only here: empty lines before a request don't count as one.
+            self._stop_timer()
+            self._in_head, self._head_bytes, self._parsed_bytes = True, 0, 0
 
         def on_url(self, url: bytes) -> None:
-            self._weigh(len(url))
+            self._count_head(len(url))
             super().on_url(url)
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            self._weigh(len(name) + len(value) + 4)
+            self._count_head(len(name) + len(value) + 4)
             super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
@@ -71,20 +77,20 @@ def limited(limits: Limits) -> type[HttpToolsProtocol]:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            # Another request may be on its way already: then it is that one's turn.
+            # If the next request has already begun, the timer belongs to that one.
             if not self._in_head and self.cycle.response_complete:
                 self._await_next()
 
         def send_400_response(self, msg: str) -> None:
             self._refuse(*self._refusal)
 
-        def _weigh(self, size: int) -> None:
-            self._named_bytes += size
-            if self._named_bytes > limits.header_bytes:
-                self._refusal = 431, "the request's head is too large"
+        def _count_head(self, size: int) -> None:
+            self._parsed_bytes += size
+            if self._parsed_bytes > limits.header_bytes:
+                self._refusal = _HEAD_TOO_LARGE
                 raise _TooLargeError
 
-        def _too_slow(self) -> None:
+        def _refuse_slow_head(self) -> None:
             self._timer = None
             if not self.transport.is_closing():
                 self._refuse(
@@ -92,7 +98,7 @@ def limited(limits: Limits) -> type[HttpToolsProtocol]:
                 )
 
         def _await_next(self) -> None:
-            """Until the next request begins: silence, after the rest of a body that nobody waits for any more."""
+            """Close the connection unless the next request, or the end of an unread body, comes in time."""
             self._stop_timer()
             if not self.transport.is_closing():
                 seconds = limits.body_seconds if self._in_body else limits.idle_seconds
@@ -105,10 +111,10 @@ def limited(limits: Limits) -> type[HttpToolsProtocol]:
 
         def _refuse(self, status: int, message: str) -> None:
             body = msgspec.json.encode({"error": message})
-            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(
-                body
+            head = b"content-type: application/json\r\nconnection: close\r\n"
+            self.transport.write(
+                STATUS_LINE[status] + head + b"content-length: %d\r\n\r\n" % len(body) + body
             )
-            self.transport.write(STATUS_LINE[status] + head + body)
             self.transport.close()
 
-    return Limited
+    return LimitedProtocol

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of the same types that check the bodies."""
+"""The OpenAPI document, generated from the types that check the bodies."""
 
 from typing import Any
 
@@ -8,117 +8,126 @@ from recap_ctr.serve import arrow
 from recap_ctr.serve.codec import JSON, MAX_COUNT, SCORES, Codec
 from recap_ctr.serve.config import ServeConfig
 
+OPEN_PATHS = ("/", "/health/live", "/health/ready")  # they need no token
 _PROBLEM = {
     "type": "object",
     "properties": {"error": {"type": "string"}, "fix": {"type": "string"}},
     "required": ["error"],
     "additionalProperties": False,
 }
+_MEANINGS = {
+    400: "The request is wrong; the answer says where, and how to fix it.",
+    401: "A token is required.",
+    404: "No such field.",
+    408: "The body came too slowly.",
+    413: "Too large.",
+    415: "The content type is not supported.",
+    421: "The Host header names another server.",
+    503: "Not ready, or stopping.",
+}
 
 
-def document(codec: Codec, config: ServeConfig, *, token: bool) -> dict[str, Any]:
-    """Precise: a body that fits is scored, unless load or its deadline forbids; one that doesn't is a 400."""
-    (schema,), components = msgspec.json.schema_components(
+def make_document(codec: Codec, config: ServeConfig, *, token: bool) -> dict[str, Any]:
+    """Return the document; `token` says whether the server requires one.
+
+    It is exact: a body that fits is scored, unless load or its deadline forbids; any other body gets a 400.
+    """
+    paths = _paths(codec, config)
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "RECAP", "version": "1", "description": "Click probabilities of raw rows."},
+        "paths": paths,
+        "components": {"schemas": _schemas(codec)},
+    }
+    if token:
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
+    for path, item in paths.items():
+        for operation in item.values():
+            if not token:
+                operation["responses"] |= _problems(421)
+            elif path in OPEN_PATHS:
+                operation["security"] = []
+            else:
+                operation["responses"] |= _problems(401)
+    return document
+
+
+def _schemas(codec: Codec) -> dict[str, Any]:
+    """Return the schemas of bodies; that of a request is split in two, as it holds either rows or columns."""
+    _, schemas = msgspec.json.schema_components(
         [codec.request_type], ref_template="#/components/schemas/{name}"
     )
-    asked = components["ScoreRequest"]
-    settings = {name: asked["properties"][name] for name in ("context", "routes", "depth", "deadline_ms")}
-    given = {}
-    for kind in ("rows", "columns"):
-        whole = next(option for option in asked["properties"][kind]["anyOf"] if option.get("type") != "null")
-        given[kind] = {
+    properties = schemas.pop("ScoreRequest")["properties"]
+    optional = {name: properties[name] for name in ("context", "routes", "depth", "deadline_ms")}
+    for name, kind in (("ScoreRows", "rows"), ("ScoreColumns", "columns")):
+        data = next(option for option in properties[kind]["anyOf"] if option.get("type") != "null")
+        schemas[name] = {
             "type": "object",
-            "properties": {kind: whole, **settings},
+            "properties": {kind: data, **optional},
             "required": [kind],
             "additionalProperties": False,
         }
-    del schema, components["ScoreRequest"]
-    components |= {"ScoreRows": given["rows"], "ScoreColumns": given["columns"], "Problem": _PROBLEM}
-    components |= _answers()
-    binary = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in (arrow.STREAM, arrow.FILE)}
-    number = {"type": "integer", "minimum": 1, "maximum": MAX_COUNT}
-    paths: dict[str, Any] = {
-        "/score": {
-            "post": {
-                "summary": "Score rows",
-                "description": "Missing and null are scored as unknown; the context is added to every row.",
-                "parameters": [
-                    _parameter(
-                        "routes", "For Arrow; a JSON body can say it, too, and takes precedence.", number
-                    ),
-                    _parameter(
-                        "depth", "For Arrow; a JSON body can say it, too, and takes precedence.", number
-                    ),
-                    _parameter(
-                        "deadline_ms",
-                        "For Arrow; a JSON body can say it, too, and takes precedence.",
-                        {"type": "number", "exclusiveMinimum": 0, "maximum": config.limits.deadline_ms},
-                    ),
-                ],
-                "requestBody": {
-                    "required": True,
-                    "content": {
-                        JSON: {"schema": {"oneOf": [_ref("ScoreRows"), _ref("ScoreColumns")]}},
-                        **binary,
-                    },
-                },
-                "responses": {
-                    "200": {
-                        "description": "The scores, in the format of the body.",
-                        "content": {
-                            JSON: {"schema": {"oneOf": [_ref("RowScores"), _ref("ColumnScores")]}},
-                            **binary,
-                        },
-                    },
-                    **_problems(400, 408, 413, 415),
-                    "429": _problem(
-                        "Too busy to keep the deadline.", {"Retry-After": {"schema": {"type": "integer"}}}
-                    ),
-                    **_problems(503),
-                },
-            }
-        },
-        "/model": _get("The model: fields, settings, quality, card.", JSON, {"type": "object"}, 503),
-        "/vocabulary/{field}": _get("Frequent values of a field.", JSON, {"type": "object"}, 400, 404, 503),
-        "/health/live": _get("Whether the process answers.", JSON, {"type": "object"}),
-        "/health/ready": _get("Whether it scores.", JSON, {"type": "object"}, 503),
-        "/metrics": _get("Counters in Prometheus' text format.", "text/plain", {"type": "string"}, 503),
-        "/openapi.json": _get("This document.", JSON, {"type": "object"}, 503),
-        "/": _get("A page to try the model on.", "text/html", {"type": "string"}),
-    }
-    paths["/vocabulary/{field}"]["get"]["parameters"] = [
+    return {**schemas, "Problem": _PROBLEM, **_answers()}
+
+
+def _paths(codec: Codec, config: ServeConfig) -> dict[str, Any]:
+    anything = {"type": "object"}
+    vocabulary = _get("Frequent values of a field.", JSON, anything, 400, 404, 503)
+    vocabulary["get"]["parameters"] = [
         {
             "name": "field",
             "in": "path",
             "required": True,
             "schema": {"type": "string", "enum": list(codec.fields)},
         },
-        _parameter("prefix", "What the values begin with.", {"type": "string", "maxLength": 200}),
+        _parameter("prefix", "What the values start with.", {"type": "string", "maxLength": 200}),
     ]
-    found: dict[str, Any] = {
-        "openapi": "3.1.0",
-        "info": {"title": "RECAP", "version": "1", "description": "Click probabilities of raw rows."},
-        "paths": paths,
-        "components": {"schemas": components},
+    return {
+        "/score": {"post": _score_operation(config)},
+        "/model": _get("The model: fields, settings, quality, card.", JSON, anything, 503),
+        "/vocabulary/{field}": vocabulary,
+        "/health/live": _get("Whether the process answers.", JSON, anything),
+        "/health/ready": _get("Whether the server can score.", JSON, anything, 503),
+        "/metrics": _get("Counters in Prometheus' text format.", "text/plain", {"type": "string"}, 503),
+        "/openapi.json": _get("This document.", JSON, anything, 503),
+        "/": _get("A page to try the model on.", "text/html", {"type": "string"}),
     }
-    if not token:
-        for item in paths.values():
-            for operation in item.values():
-                operation["responses"] |= _problems(421)
-    if token:
-        found["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"token": []}]
-        for path, item in paths.items():
-            for operation in item.values():
-                if path in ("/", "/health/live", "/health/ready"):
-                    operation["security"] = []
-                else:
-                    operation["responses"] |= _problems(401)
-    return found
+
+
+def _score_operation(config: ServeConfig) -> dict[str, Any]:
+    binary = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in (arrow.STREAM, arrow.FILE)}
+    count = {"type": "integer", "minimum": 1, "maximum": MAX_COUNT}
+    deadline = {"type": "number", "exclusiveMinimum": 0, "maximum": config.limits.deadline_ms}
+    precedence = "For Arrow bodies; a value in a JSON body takes precedence."
+    return {
+        "summary": "Score rows",
+        "description": "Missing and null values are scored as missing; the context is added to every row.",
+        "parameters": [
+            _parameter("routes", precedence, count),
+            _parameter("depth", precedence, count),
+            _parameter("deadline_ms", precedence, deadline),
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {JSON: {"schema": {"oneOf": [_ref("ScoreRows"), _ref("ScoreColumns")]}}, **binary},
+        },
+        "responses": {
+            "200": {
+                "description": "The scores, in the format of the body.",
+                "content": {JSON: {"schema": {"oneOf": [_ref("RowScores"), _ref("ColumnScores")]}}, **binary},
+            },
+            **_problems(400, 408, 413, 415),
+            "429": _problem(
+                "Too busy to keep the deadline.", {"Retry-After": {"schema": {"type": "integer"}}}
+            ),
+            **_problems(503),
+        },
+    }
 
 
 def _answers() -> dict[str, Any]:
-    used = {
+    provenance = {
         "model": {"type": "string"},
         "routes": {"type": "integer"},
         "depth": {"type": ["integer", "null"]},
@@ -137,8 +146,8 @@ def _answers() -> dict[str, Any]:
     return {
         name: {
             "type": "object",
-            "properties": {kind: schema, **used},
-            "required": [kind, *used],
+            "properties": {kind: schema, **provenance},
+            "required": [kind, *provenance],
             "additionalProperties": False,
         }
         for name, (kind, schema) in kinds.items()
@@ -154,22 +163,12 @@ def _parameter(name: str, description: str, schema: dict[str, Any]) -> dict[str,
 
 
 def _problem(description: str, headers: dict[str, Any] | None = None) -> dict[str, Any]:
-    said: dict[str, Any] = {"description": description, "content": {JSON: {"schema": _ref("Problem")}}}
-    return said | ({"headers": headers} if headers else {})
+    response: dict[str, Any] = {"description": description, "content": {JSON: {"schema": _ref("Problem")}}}
+    return response | ({"headers": headers} if headers else {})
 
 
 def _problems(*codes: int) -> dict[str, Any]:
-    meanings = {
-        400: "The request is wrong; the answer says where, and how to put it right.",
-        401: "A token is wanted.",
-        404: "No such field.",
-        408: "The body came too slowly.",
-        413: "Too large.",
-        415: "No codec for this content type.",
-        421: "The server is not called that.",
-        503: "Not ready, or stopping.",
-    }
-    return {str(code): _problem(meanings[code]) for code in codes}
+    return {str(code): _problem(_MEANINGS[code]) for code in codes}
 
 
 def _get(summary: str, kind: str, schema: dict[str, Any], *problems: int) -> dict[str, Any]:

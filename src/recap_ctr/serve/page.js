@@ -1,13 +1,13 @@
 "use strict";
 const by = (id) => document.getElementById(id);
-const POLL_MS = 2000, KEPT = 90;
+const POLL_MS = 2000, MAX_READINGS = 90;
 let model = null, token = "";
 
 const element = (tag, text, attributes = {}) => {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  return made;
+  const node = document.createElement(tag);
+  node.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
 };
 const number = (value, digits) => (value === null || value === undefined ? "" : Number(value).toFixed(digits));
 const settingName = (s) => `${s.routes} route${s.routes === 1 ? "" : "s"}` + (s.depth === null ? "" : `, depth ${s.depth}`);
@@ -21,22 +21,22 @@ async function ask(path, body) {
   const answer = await fetch(path, options);
   by("login").hidden = answer.status !== 401;
   if (!answer.ok) {
-    const said = await answer.json();
-    throw new Error(said.error + (said.fix ? `\n${said.fix}` : ""));
+    const problem = await answer.json();
+    throw new Error(problem.error + (problem.fix ? `\n${problem.fix}` : ""));
   }
   return answer;
 }
 
-// The form: one input a field, with suggestions from the vocabulary.
-function build() {
-  by("fields").replaceChildren(...model.fields.map((field, at) => {
+// The form: one input per field, with suggestions from the vocabulary.
+function buildForm() {
+  by("fields").replaceChildren(...model.fields.map((field, index) => {
     const box = element("div", "");
-    const input = element("input", "", { id: `f${at}`, autocomplete: "off", spellcheck: "false" });
+    const input = element("input", "", { id: `f${index}`, autocomplete: "off", spellcheck: "false" });
     const several = field.kind === "multi" ? `, several joined by “${field.separator}”` : "";
     box.append(element("label", `${field.name} (${field.kind}${several})`, { for: input.id }), input);
     if (field.kind === "numeric") input.inputMode = "decimal";
     if (field.suggestions) {
-      const list = element("datalist", "", { id: `list${at}` });
+      const list = element("datalist", "", { id: `list${index}` });
       input.setAttribute("list", list.id);
       input.addEventListener("input", () => suggest(field, input, list));
       input.addEventListener("focus", () => { if (!list.children.length) suggest(field, input, list); });
@@ -55,49 +55,49 @@ async function suggest(field, input, list) {
   const text = input.value;
   const start = field.kind === "multi" ? text.lastIndexOf(field.separator) + field.separator.length : 0;
   const before = start >= field.separator?.length ? text.slice(0, start) : "";
-  const found = await values(field, text.slice(before.length)).catch(() => []);
-  if (input.value === text) list.replaceChildren(...found.map((value) => element("option", "", { value: before + value })));
+  const matches = await values(field, text.slice(before.length)).catch(() => []);
+  if (input.value === text) list.replaceChildren(...matches.map((value) => element("option", "", { value: before + value })));
 }
 
 async function fill() {
-  await Promise.all(model.fields.map(async (field, at) => {
-    if (field.suggestions) by(`f${at}`).value = (await values(field, "").catch(() => []))[0] ?? "";
+  await Promise.all(model.fields.map(async (field, index) => {
+    if (field.suggestions) by(`f${index}`).value = (await values(field, "").catch(() => []))[0] ?? "";
   }));
   await score();
 }
 
-function row() {
-  const found = {};
-  model.fields.forEach((field, at) => {
-    const text = by(`f${at}`).value.trim();
-    if (text !== "") found[field.name] = text;
+function enteredRow() {
+  const row = {};
+  model.fields.forEach((field, index) => {
+    const text = by(`f${index}`).value.trim();
+    if (text !== "") row[field.name] = text;
   });
-  return found;
+  return row;
 }
 
 const sigmoid = (z) => 1 / (1 + Math.exp(-z));
 
-// Routes disagree before calibration: what they say is calibrated as the answer is.
+// Disagreement is measured before calibration, so the ends of its range are calibrated as the answer is.
 function calibrated(z) {
   const { kind, scale, shift, knots, values } = model.calibration ?? {};
   if (kind === "affine") return scale * z + shift;
   if (kind !== "isotonic") return z;
   const above = knots.findIndex((knot) => knot > z);
   if (above <= 0) return values[above === 0 ? 0 : values.length - 1];
-  const part = (z - knots[above - 1]) / (knots[above] - knots[above - 1]);
-  return values[above - 1] + part * (values[above] - values[above - 1]);
+  const share = (z - knots[above - 1]) / (knots[above] - knots[above - 1]);
+  return values[above - 1] + share * (values[above] - values[above - 1]);
 }
 const spread = (answer) => [-2, 2].map((times) => sigmoid(calibrated(answer.raw_logit + times * answer.disagreement)));
 
-// One row at every setting: the first one is the answer.
+// Scores the row at every setting; the first setting gives the answer.
 async function score() {
   fail("");
   try {
-    const rows = [row()];
+    const rows = [enteredRow()];
     const answers = await Promise.all(model.settings.map(async (s) => {
-      const asked = { rows, routes: s.routes, deadline_ms: 10000 };
-      if (s.depth !== null) asked.depth = s.depth;
-      return (await (await ask("/score", asked)).json()).rows[0];
+      const body = { rows, routes: s.routes, deadline_ms: 10000 };
+      if (s.depth !== null) body.depth = s.depth;
+      return (await (await ask("/score", body)).json()).rows[0];
     }));
     show(answers);
   } catch (error) {
@@ -108,20 +108,20 @@ async function score() {
 function show(answers) {
   const best = answers[0];
   const [low, high] = spread(best);
-  const said = best.disagreement > 0
-    ? `About ${number(low, 4)} to ${number(high, 4)} for nearly all of its routes, whose logits before calibration differ by ${number(best.disagreement, 4)}.`
-    : "One route: nothing to disagree about.";
+  const disagreement = best.disagreement > 0
+    ? `Nearly all routes lie between ${number(low, 4)} and ${number(high, 4)}; the standard deviation of their logits before calibration is ${number(best.disagreement, 4)}.`
+    : "A single route has no disagreement.";
   by("result").replaceChildren(
     element("p", number(best.probability, 4), { class: "answer", id: "probability" }),
-    element("p", `Probability of a click at ${settingName(model.settings[0])}. ${said} Logit ${number(best.logit, 4)}, before calibration ${number(best.raw_logit, 4)}.`),
+    element("p", `Probability of a click at ${settingName(model.settings[0])}. ${disagreement} Logit ${number(best.logit, 4)}, before calibration ${number(best.raw_logit, 4)}.`),
   );
-  by("settings").replaceChildren(...model.settings.map((s, at) => {
-    const line = element("tr", "", at ? {} : { class: "ours" });
+  by("settings").replaceChildren(...model.settings.map((s, index) => {
+    const row = element("tr", "", index ? {} : { class: "ours" });
     const ms = s.milliseconds, quality = s.quality ?? {};
-    for (const text of [settingName(s), number(answers[at].probability, 5), number(answers[at].disagreement, 4),
+    for (const text of [settingName(s), number(answers[index].probability, 5), number(answers[index].disagreement, 4),
       number(ms["1"], 2), number(ms["100"], 1), number(ms["500"], 1), number(quality.auc, 5), number(quality.logloss, 5)])
-      line.append(element("td", text));
-    return line;
+      row.append(element("td", text));
+    return row;
   }));
   const ends = answers.map(spread);
   chart(by("spread"), "Probability of this row by setting, with two standard deviations between routes", model.settings.map(settingName), [
@@ -129,7 +129,7 @@ function show(answers) {
   ], 4);
 }
 
-// Charts in the manner of the reports: plain SVG in the page's own colours.
+// Charts that look like those of the reports: plain SVG in the page's own colours.
 function chart(figure, title, labels, series, digits) {
   const W = 640, H = 220, L = 64, R = series[0].points ? 16 : 34, T = 12, B = 30;
   const all = series.flatMap((s) => [...s.y, ...(s.low ?? []), ...(s.high ?? [])]).filter(Number.isFinite);
@@ -141,10 +141,10 @@ function chart(figure, title, labels, series, digits) {
   const y = (value) => T + ((H - T - B) * (high - value)) / (high - low);
   const space = "http://www.w3.org/2000/svg";
   const draw = (tag, attributes, text) => {
-    const made = document.createElementNS(space, tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    if (text !== undefined) made.textContent = text;
-    return made;
+    const node = document.createElementNS(space, tag);
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    if (text !== undefined) node.textContent = text;
+    return node;
   };
   const svg = draw("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": title });
   for (let at = 0; at <= 4; at++) {
@@ -180,26 +180,26 @@ function chart(figure, title, labels, series, digits) {
   figure.replaceChildren(element("strong", title), svg, ...(series.length > 1 ? [legend] : []));
 }
 
-// Load: counters of all workers, read every two seconds; what happened between two readings is their difference.
+// Load: the counters of all workers are read every two seconds; the charts show differences between readings.
 const history = [];
 let last = null;
 
 function parse(text) {
-  const found = {};
+  const metrics = {};
   for (const line of text.split("\n")) {
-    const at = line.lastIndexOf(" ");
-    if (line && !line.startsWith("#")) found[line.slice(0, at)] = Number(line.slice(at + 1));
+    const space = line.lastIndexOf(" ");
+    if (line && !line.startsWith("#")) metrics[line.slice(0, space)] = Number(line.slice(space + 1));
   }
-  return found;
+  return metrics;
 }
 
 function quantile(now, before, share) {
   const bucket = /^recap_request_seconds_bucket\{le="(.+)"\}$/;
-  const found = Object.keys(now).map((name) => bucket.exec(name)).filter(Boolean)
+  const counts = Object.keys(now).map((name) => bucket.exec(name)).filter(Boolean)
     .map((match) => [match[1] === "+Inf" ? Infinity : Number(match[1]), now[match[0]] - (before[match[0]] ?? 0)])
     .sort((a, b) => a[0] - b[0]);
-  const total = found.length ? found[found.length - 1][1] : 0;
-  return total ? 1000 * found.find(([, count]) => count >= share * total)[0] : NaN;
+  const total = counts.length ? counts[counts.length - 1][1] : 0;
+  return total ? 1000 * counts.find(([, count]) => count >= share * total)[0] : NaN;
 }
 
 const sum = (now, before, prefix) => Object.keys(now).filter((name) => name.startsWith(prefix))
@@ -217,17 +217,17 @@ async function poll() {
         refused: (sum(now, before, "recap_requests_total") - sum(now, before, 'recap_requests_total{status="200"}')) / seconds,
         lowered: sum(now, before, "recap_lowered_total") / seconds,
       });
-      if (history.length > KEPT) history.shift();
-      draw(now);
+      if (history.length > MAX_READINGS) history.shift();
+      showLoad(now);
     }
     last = { at, now };
-  } catch { /* the next reading may go better */ }
+  } catch { /* The next reading may succeed. */ }
 }
 
-function draw(now) {
+function showLoad(now) {
   const latest = history[history.length - 1], labels = history.map((h) => h.time);
   by("now").textContent = `${latest.scored.toFixed(1)} answers a second, ${latest.lowered.toFixed(1)} of them at a lowered dial, `
-    + `${latest.refused.toFixed(1)} refused; ${now.recap_waiting_requests ?? 0} waiting; ${sum(now, {}, "recap_rows_total").toLocaleString("en")} rows scored in all.`;
+    + `${latest.refused.toFixed(1)} refused; ${now.recap_waiting_requests ?? 0} queued; ${sum(now, {}, "recap_rows_total").toLocaleString("en")} rows scored in all.`;
   chart(by("latency"), "Latency, ms (upper ends of √2-wide buckets)", labels, [
     { name: "p50", y: history.map((h) => h.p50) }, { name: "p99", y: history.map((h) => h.p99) }], 1);
   chart(by("rate"), "Requests a second", labels, [
@@ -246,15 +246,15 @@ async function start() {
   const parameters = model.parameters ? `, ${model.parameters.toLocaleString("en")} parameters` : "";
   by("title").textContent = `RECAP: ${model.name}, version ${model.model}`;
   by("lead").textContent = `Scores rows of ${model.fields.length} fields at ${model.settings.length} setting${model.settings.length === 1 ? "" : "s"} of the dial${parameters}.`;
-  by("metrics").replaceChildren(...Object.entries(model.metrics ?? {}).map(([split, found]) => {
-    const line = element("tr", "");
-    for (const text of [`${split}, ${found.rows.toLocaleString("en")}`, number(found.raw.auc, 5), number(found.raw.logloss, 5), number(found.calibrated.logloss, 5)])
-      line.append(element("td", text));
-    return line;
+  by("metrics").replaceChildren(...Object.entries(model.metrics ?? {}).map(([split, figures]) => {
+    const row = element("tr", "");
+    for (const text of [`${split}, ${figures.rows.toLocaleString("en")}`, number(figures.raw.auc, 5), number(figures.raw.logloss, 5), number(figures.calibrated.logloss, 5)])
+      row.append(element("td", text));
+    return row;
   }));
   by("swap").textContent = model.swap.outcome ? `Last offered version: ${model.swap.outcome} ${model.swap.time}. ${model.swap.reason ?? ""}` : "";
   by("card").textContent = model.card;
-  build();
+  buildForm();
   await fill();
   await poll();
   setInterval(poll, POLL_MS);

@@ -1,4 +1,4 @@
-"""The page at `/`: one file with everything inside, which asks this server and nobody else."""
+"""The page at `/`: one self-contained HTML file that talks only to this server."""
 
 import base64
 import hashlib
@@ -19,7 +19,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-# Only our own style and script run, whatever a value on the page may contain.
+# Browsers run only our own style and script, whatever a value on the page contains.
 POLICY = (
     f"default-src 'none'; connect-src 'self'; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)};"
     " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -28,4 +28,5 @@ POLICY = (
 
 @cache
 def html() -> str:
+    """Return the page with its style and script inlined."""
     return Template(_read("recap_ctr.serve", "page.html")).substitute(style=_STYLE, script=_SCRIPT)

@@ -1,8 +1,8 @@
-"""What the server answers instead of scores."""
+"""The error answer of the server."""
 
 
-class Problem(Exception):  # noqa: N818 (an answer, not a fault of ours)
-    """A request that is not answered: its status, what is wrong with it, and what to do about it."""
+class Problem(Exception):  # noqa: N818 (an answer to the client, not a fault of the server)
+    """A refused request: its HTTP status, what is wrong, and how to fix it."""
 
     def __init__(
         self, status: int, message: str, *, fix: str | None = None, retry_after: float | None = None
@@ -10,4 +10,4 @@ class Problem(Exception):  # noqa: N818 (an answer, not a fault of ours)
         super().__init__(message)
         self.status, self.message, self.fix = status, message, fix
         self.retry_after = retry_after
-        """Seconds until it may go better."""
+        """Seconds after which the client may try again."""

@@ -1,7 +1,7 @@
-"""The latency dial: what each setting costs, as measured here, and which one keeps the deadlines of all who wait.
+"""The latency dial: the measured cost of each setting, and the choice of one that keeps all deadlines.
 
-Under load the setting is lowered before anybody is turned away: fewer routes first, then less depth, in the order that
-the artifact gives. Shapes: Q requests that wait, in order; S settings, N batch sizes.
+Under load the setting is lowered before any request is refused: fewer routes first, then less depth, in the order of
+the artifact. Shapes: Q queued requests in order, S settings, N batch sizes.
 """
 
 import math
@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recap_ctr.serve.engine import Engine, Floats
+from recap_ctr.inference.engine import Floats
+from recap_ctr.serve.interface import RowScorer
 
 SIZES = (1, 32, 128, 512)
-# Of the time that is left, a setting may plan for so much; what the plan can't know takes the rest.
+# The shares of the remaining time that a plan may use; the rest is for what a plan can't know.
 DIAL_SHARE, ADMIT_SHARE = 0.4, 0.6
 
 
@@ -30,39 +31,42 @@ class Costs:
     seconds_by_setting: tuple[tuple[float, ...], ...]
 
     def seconds(self, setting: int, rows: int) -> float:
-        """Linear between the sizes, and beyond the last."""
-        known, sizes = self.seconds_by_setting[setting], self.sizes
+        """Return the seconds of one batch, linear between the measured sizes and beyond the last."""
+        measured, sizes = self.seconds_by_setting[setting], self.sizes
         if rows <= 0:
             return 0.0
         at = min(max(bisect_left(sizes, rows), 1), len(sizes) - 1)
-        slope = (known[at] - known[at - 1]) / (sizes[at] - sizes[at - 1])
-        return max(known[at - 1] + slope * (rows - sizes[at - 1]), known[0])
+        slope = (measured[at] - measured[at - 1]) / (sizes[at] - sizes[at - 1])
+        return max(measured[at - 1] + slope * (rows - sizes[at - 1]), measured[0])
 
     def drain_Q(self, setting: int, rows_Q: Floats, batch_rows: int) -> Floats:
-        """Seconds until so many rows are done, in batches of `batch_rows`."""
+        """Return the seconds to score each number of rows in batches of `batch_rows`."""
         full_Q, rest_Q = np.divmod(rows_Q, batch_rows)
         last_Q = np.interp(rest_Q, (0, *self.sizes), (0.0, *self.seconds_by_setting[setting]))
         return np.asarray(full_Q * self.seconds(setting, batch_rows) + last_Q)
 
     @property
     def cheapest(self) -> int:
-        return int(np.argmin([known[-1] for known in self.seconds_by_setting]))
+        """The index of the setting that costs least at the largest batch size."""
+        return int(np.argmin([measured[-1] for measured in self.seconds_by_setting]))
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the costs as JSON values."""
         return {"sizes": self.sizes, "seconds": self.seconds_by_setting}
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> "Costs":
-        return cls(tuple(found["sizes"]), tuple(map(tuple, found["seconds"])))
+    def from_dict(cls, data: dict[str, Any]) -> "Costs":
+        """Return the costs that `to_dict` wrote."""
+        return cls(tuple(data["sizes"]), tuple(map(tuple, data["seconds"])))
 
 
-def measure(engine: Engine, rows: Callable[[int], pl.DataFrame], seconds: float) -> Costs:
-    """Time the engine at each setting and size, three times at least; `seconds` are divided among them.
+def measure_costs(engine: RowScorer, make_rows: Callable[[int], pl.DataFrame], seconds: float) -> Costs:
+    """Time the engine at each setting and batch size, at least three times each, in about `seconds` in all.
 
-    More rows, or a better setting, never count as cheaper: what the clock says against that is noise.
+    More rows or a better setting never count as cheaper: a clock that says so shows noise.
     """
     share = seconds / (len(SIZES) * (len(engine.settings) + 1))
-    frames = [rows(size) for size in SIZES]
+    frames = [make_rows(size) for size in SIZES]
     encoding_N = np.array([_time(partial(engine.encode, frame), share) for frame in frames])
     encoded = [engine.encode(frame) for frame in frames]
     costs_SN = np.array(
@@ -77,7 +81,7 @@ def measure(engine: Engine, rows: Callable[[int], pl.DataFrame], seconds: float)
 
 
 def _time(run: Callable[[], object], seconds: float) -> float:
-    """The lower quartile: other work on the machine only ever adds to a time."""
+    """Return the lower quartile of repeated timings, because other work on the machine only adds time."""
     run()
     times: list[float] = []
     end = time.perf_counter() + seconds
@@ -89,50 +93,55 @@ def _time(run: Callable[[], object], seconds: float) -> float:
 
 
 class Pace:
-    """How much slower than in the table batches are now: a running mean and twice its deviation."""
+    """How much slower than measured batches are now: a running mean plus twice its deviation."""
 
     def __init__(self) -> None:
         self._mean, self._deviation = 1.0, 0.1
 
     def update(self, ratio: float) -> None:
+        """Take in the actual time of one batch over its planned time."""
         ratio = min(max(ratio, 0.2), 20.0)
         self._deviation += 0.1 * (abs(ratio - self._mean) - self._deviation)
         self._mean += 0.1 * (ratio - self._mean)
 
     @property
     def value(self) -> float:
+        """The factor to plan with."""
         return self._mean + 2.0 * self._deviation
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
-    """Who waits, in order: rows, seconds left until the deadline, and for those who insist on a setting its seconds."""
+class QueueState:
+    """The queued requests in order, as the dial sees them."""
 
     rows_Q: Floats
+    """Rows to score at the setting that the dial chooses; 0 for requests with a fixed setting."""
     left_Q: Floats
+    """Seconds left until the deadline."""
     fixed_Q: Floats
+    """Seconds to score requests with a fixed setting; 0 for the others."""
 
     @classmethod
-    def of(cls, waiting: Sequence[tuple[int, float, float | None]]) -> "Line":
-        """Of (rows, seconds left, seconds at the setting asked for or None)."""
-        rows, left, fixed = zip(*waiting, strict=True)
+    def of(cls, requests: Sequence[tuple[int, float, float | None]]) -> "QueueState":
+        """Make the state from (rows, seconds left, seconds at the fixed setting or None) of each request."""
+        rows, left, fixed = zip(*requests, strict=True)
         return cls(
-            np.array([0.0 if one is not None else n for n, one in zip(rows, fixed, strict=True)]),
+            np.array([n if seconds is None else 0.0 for n, seconds in zip(rows, fixed, strict=True)]),
             np.array(left, np.float64),
-            np.array([one or 0.0 for one in fixed]),
+            np.array([seconds or 0.0 for seconds in fixed]),
         )
 
 
-def choose(costs: Costs, line: Line, pace: float, batch_rows: int) -> int:
-    """The most accurate setting at which everybody who waits is answered in time, else the cheapest one."""
-    rows_Q, fixed_Q = np.cumsum(line.rows_Q), np.cumsum(line.fixed_Q)
+def choose_setting(costs: Costs, queue: QueueState, pace: float, batch_rows: int) -> int:
+    """Return the most accurate setting that answers all queued requests in time, else the cheapest one."""
+    rows_Q, fixed_Q = np.cumsum(queue.rows_Q), np.cumsum(queue.fixed_Q)
     for setting in range(len(costs.seconds_by_setting)):
         done_Q = pace * (costs.drain_Q(setting, rows_Q, batch_rows) + fixed_Q)
-        if (done_Q <= DIAL_SHARE * line.left_Q).all():
+        if (done_Q <= DIAL_SHARE * queue.left_Q).all():
             return setting
     return costs.cheapest
 
 
 def retry_after(seconds: float) -> int:
-    """Whole seconds, as HTTP has it."""
+    """Return a Retry-After value: whole seconds, at least one."""
     return max(1, math.ceil(seconds))

@@ -1,8 +1,8 @@
-"""The supervisor: it holds the listening socket, keeps the workers alive, and decides which artifact serves.
+"""The supervisor: it owns the listening socket, keeps the workers alive, and decides which artifact serves.
 
-What serves is a snapshot, so that a worker that comes back finds the same bytes, whatever has become of the original.
-An offered artifact is loaded by every worker; only when all of them take it does it serve. SIGHUP offers what stands at
-the path now, SIGUSR1 goes back to the version before, SIGTERM and SIGINT finish what was accepted.
+A snapshot of the artifact serves, so that a restarted worker loads the same bytes whatever has happened to the
+original. Every worker loads an offered artifact; it serves only when all of them accept it. SIGHUP offers the artifact
+now at the path, SIGUSR1 goes back to the version before, SIGTERM and SIGINT stop after accepted requests are answered.
 """
 
 import os
@@ -10,7 +10,6 @@ import selectors
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -27,16 +26,17 @@ import msgspec
 from recap_ctr.errors import InputError
 from recap_ctr.serve.config import ServeConfig, check_exposure
 from recap_ctr.serve.log import log
+from recap_ctr.serve.snapshots import Signature, Snapshots
 
 WATCH_SECONDS = 1.0
 LOAD_SECONDS = 300.0
-MAX_FAILURES = 5  # starts in a row that fail before the server gives up
+MAX_FAILURES = 5  # failed starts in a row before the server gives up
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass(eq=False)
 class _Child:
-    """A worker's process, and the line to it."""
+    """A worker's process and the socket to it."""
 
     slot: int
     process: subprocess.Popen[bytes]
@@ -44,54 +44,55 @@ class _Child:
     snapshot: Path
     unread: bytes = b""
     is_ready: bool = False
-    started: float = field(default_factory=time.monotonic)
 
-    def tell(self, **order: Any) -> None:
-        with suppress(OSError):  # it died; that is noticed elsewhere
-            self.control.sendall(msgspec.json.encode(order) + b"\n")
+    def send(self, **message: Any) -> None:
+        with suppress(OSError):  # The worker died; `_receive` notices that.
+            self.control.sendall(msgspec.json.encode(message) + b"\n")
 
 
 @dataclass(eq=False)
 class _Offer:
-    """An artifact that is being tried."""
+    """An artifact that the workers are loading."""
 
     number: int
     snapshot: Path
     undecided: set[int]
-    shadows: list[dict[str, float]] = field(default_factory=list)
+    """Slots of the workers that have not answered yet."""
+    comparisons: list[dict[str, float]] = field(default_factory=list)
     model: str = ""
     started: float = field(default_factory=time.monotonic)
 
 
 class Supervisor:
-    """`ready` is called once, with the address, when the first worker answers."""
+    """The process above the workers; it calls `ready` once, with address and version, when the first one serves."""
 
     def __init__(self, config: ServeConfig, token: str | None, ready: Callable[[str, str], None]) -> None:
         check_exposure(config, token)
         self._config, self._token, self._ready = config, token, ready
-        self._artifact = Path(config.artifact).absolute()
         self._children: dict[int, _Child] = {}
-        self._restart_at: dict[int, float] = {}
-        self._failures = 0
-        self._number = 0
+        self._restart_times: dict[int, float] = {}
+        self._num_failures = 0
         self._models: dict[Path, str] = {}  # snapshot -> version
-        self._current = self._previous = None  # type: Path | None
+        self._current: Path | None = None
+        self._previous: Path | None = None
         self._offer: _Offer | None = None
         self._history: dict[str, Any] = {}
         self._signals: list[int] = []
-        self._seen = self._offered = ()  # type: tuple[Any, ...]
+        self._watched: Signature = ()
+        self._offered: Signature = ()
         self._stopping = False
 
     def run(self) -> None:
-        """Serve until told to stop."""
-        self._state = Path(tempfile.mkdtemp(prefix="recap-serve-"))
-        self._selector = selectors.DefaultSelector()
+        """Serve until a signal says to stop."""
         self._listener = _listen(self._config)
+        self._state = Path(tempfile.mkdtemp(prefix="recap-serve-"))
+        self._snapshots = Snapshots(self._config.artifact, self._state)
+        self._selector = selectors.DefaultSelector()
         try:
             self._catch_signals()
-            self._current = self._take_snapshot()
-            self._offered = self._seen = _signature(_inside(self._artifact))
-            self._start(0)  # the others follow once it has measured what settings cost
+            self._current = self._snapshots.take()
+            self._offered = self._watched = self._snapshots.signature()
+            self._start(0)  # The others start once it has measured what settings cost.
             while not self._stopping:
                 self._step()
         finally:
@@ -100,51 +101,53 @@ class Supervisor:
 
     @property
     def _model(self) -> str:
-        """The version that serves; empty until a worker has loaded it."""
+        """The serving version; empty until a worker has loaded it."""
         return self._models.get(self._current, "") if self._current else ""
 
     @property
     def address(self) -> str:
+        """The URL of the server."""
         host, port = self._listener.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def _step(self) -> None:
-        due = [*self._restart_at.values(), time.monotonic() + WATCH_SECONDS]
+        """Wait for the next event, and handle whatever is due."""
+        due = [*self._restart_times.values(), time.monotonic() + WATCH_SECONDS]
         for key, _ in self._selector.select(max(0.0, min(due) - time.monotonic())):
             if isinstance(key.data, _Child):
-                self._hear(key.data)
+                self._receive(key.data)
             else:
                 self._wakeup.recv(4096)
         while self._signals:
-            self._handle(self._signals.pop(0))
-        for slot, at in list(self._restart_at.items()):
-            if at <= time.monotonic() and not self._stopping:
-                del self._restart_at[slot]
+            self._handle_signal(self._signals.pop(0))
+        for slot, restart_time in list(self._restart_times.items()):
+            if restart_time <= time.monotonic() and not self._stopping:
+                del self._restart_times[slot]
                 self._start(slot)
         if self._offer is not None and time.monotonic() - self._offer.started > LOAD_SECONDS:
             for slot in self._offer.undecided:
                 self._children[slot].process.kill()
             self._refuse(f"it did not load within {LOAD_SECONDS:g} s")
         if self._config.watch:
-            self._look()
+            self._watch()
 
     def _catch_signals(self) -> None:
-        self._wakeup, writer = socket.socketpair()
-        self._writer = writer
-        for end in (self._wakeup, writer):
+        """Make signals wake the selector, so that they are handled between two events."""
+        self._wakeup, self._wakeup_writer = socket.socketpair()
+        for end in (self._wakeup, self._wakeup_writer):
             end.setblocking(False)
-        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        self._before = {
+        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
+        self._original_handlers = {
             number: signal.signal(number, lambda number, _: self._signals.append(number))
             for number in _SIGNALS
         }
         self._selector.register(self._wakeup, selectors.EVENT_READ)
 
-    def _handle(self, number: int) -> None:
+    def _handle_signal(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
             self._stopping = True
         elif number == signal.SIGHUP:
-            self._try()
+            self._offer_artifact()
         else:
             self._roll_back()
 
@@ -172,7 +175,7 @@ class Supervisor:
         theirs.close()
         child = self._children[slot] = _Child(slot, process, ours, self._current)
         self._selector.register(ours, selectors.EVENT_READ, child)
-        child.tell(
+        child.send(
             config=self._config,
             slot=slot,
             state=str(self._state),
@@ -182,56 +185,62 @@ class Supervisor:
             history=self._history,
         )
 
-    def _hear(self, child: _Child) -> None:
+    def _receive(self, child: _Child) -> None:
+        """Read what a worker sent; an end of file means that it died."""
         try:
             data = child.control.recv(1 << 16)
         except OSError:
             data = b""
         if not data:
-            self._bury(child)
+            self._handle_death(child)
             return
         *lines, child.unread = (child.unread + data).split(b"\n")
         for line in lines:
-            self._answer(child, msgspec.json.decode(line))
+            self._handle_message(child, msgspec.json.decode(line))
 
-    def _answer(self, child: _Child, said: dict[str, Any]) -> None:
+    def _handle_message(self, child: _Child, message: dict[str, Any]) -> None:
         offer = self._offer
-        if said["did"] == "ready":
-            child.is_ready, self._failures = True, 0
-            log(
-                "worker ready",
-                slot=child.slot,
-                worker=child.process.pid,
-                model=said["model"],
-                seconds=said["seconds"],
-            )
-            if child.snapshot != self._current:  # it was overtaken by a swap while it started
-                child.control.shutdown(socket.SHUT_WR)
-            elif not self._model:
-                self._models[child.snapshot] = said["model"]
-                log("serving", address=self.address, model=self._model, workers=self._config.workers)
-                self._ready(self.address, self._model)
-                for slot in range(1, self._config.workers):
-                    self._start(slot)
-            if offer is not None:
-                offer.undecided.add(child.slot)
-                child.tell(do="load", number=offer.number, path=str(offer.snapshot))
-        elif "number" not in said:  # refused at its start
-            reason = self._named(said["reason"], child.snapshot)
+        if message["did"] == "ready":
+            self._handle_ready(child, message)
+        elif "number" not in message:  # The worker could not load the artifact at its start.
+            reason = self._snapshots.with_user_path(message["reason"])
             if not self._model:
                 raise InputError(reason)
             log("worker can't load the artifact", level="error", slot=child.slot, reason=reason)
-        elif offer is not None and said["number"] == offer.number:
+        elif offer is not None and message["number"] == offer.number:
             offer.undecided.discard(child.slot)
-            if said["did"] == "refused":
-                self._refuse(said["reason"])
+            if message["did"] == "refused":
+                self._refuse(message["reason"])
                 return
-            offer.model = said["model"]
-            offer.shadows.append(said["shadow"])
+            offer.model = message["model"]
+            offer.comparisons.append(message["shadow"])
             if not offer.undecided:
                 self._accept()
 
-    def _bury(self, child: _Child) -> None:
+    def _handle_ready(self, child: _Child, message: dict[str, Any]) -> None:
+        child.is_ready, self._num_failures = True, 0
+        log(
+            "worker ready",
+            slot=child.slot,
+            worker=child.process.pid,
+            model=message["model"],
+            seconds=message["seconds"],
+        )
+        if (
+            child.snapshot != self._current
+        ):  # The version changed while it started: end it, and start another.
+            child.control.shutdown(socket.SHUT_WR)
+        elif not self._model:
+            self._models[child.snapshot] = message["model"]
+            log("serving", address=self.address, model=self._model, workers=self._config.workers)
+            self._ready(self.address, self._model)
+            for slot in range(1, self._config.workers):
+                self._start(slot)
+        if self._offer is not None:
+            self._offer.undecided.add(child.slot)
+            child.send(do="load", number=self._offer.number, path=str(self._offer.snapshot))
+
+    def _handle_death(self, child: _Child) -> None:
         self._selector.unregister(child.control)
         child.control.close()
         del self._children[child.slot]
@@ -239,83 +248,91 @@ class Supervisor:
         if self._stopping:
             return
         log("worker died", level="warning", slot=child.slot, worker=child.process.pid, code=code)
-        self._failures = 0 if child.is_ready else self._failures + 1
-        if self._failures >= MAX_FAILURES:
+        self._num_failures = 0 if child.is_ready else self._num_failures + 1
+        if self._num_failures >= MAX_FAILURES:
             self._stopping = True
-            raise RuntimeError(f"workers ended {self._failures} times in a row before they could serve")
-        self._restart_at[child.slot] = time.monotonic() + (0.5 * 2**self._failures if self._failures else 0.0)
+            raise RuntimeError(f"workers died {self._num_failures} times in a row before they could serve")
+        pause = 0.5 * 2**self._num_failures if self._num_failures else 0.0
+        self._restart_times[child.slot] = time.monotonic() + pause
         if self._offer is not None and child.slot in self._offer.undecided:
-            self._refuse("a worker died while it loaded it")
+            self._refuse("a worker died while it loaded the artifact")
 
     # Versions
 
-    def _look(self) -> None:
-        """Offer what has changed at the path, once it changes no more."""
+    def _watch(self) -> None:
+        """Offer a changed artifact once two looks in a row find it the same."""
         try:
-            found = _signature(_inside(self._artifact))
+            signature = self._snapshots.signature()
         except OSError:
             return
-        if found == self._seen and found != self._offered and self._offer is None:
-            self._try()
-        self._seen = found
+        if signature == self._watched and signature != self._offered and self._offer is None:
+            self._offer_artifact()
+        self._watched = signature
 
-    def _try(self) -> None:
+    def _offer_artifact(self) -> None:
+        """Take a snapshot of the artifact at the path, and ask every worker to load it."""
         if self._offer is not None or not self._model:
-            log("offer not taken: another one is under way", level="warning")
+            reason = "another offer is being loaded" if self._model else "the server is starting"
+            log("offer ignored", level="warning", reason=reason)
             return
         try:
-            self._offered = _signature(_inside(self._artifact))
-            snapshot = self._take_snapshot()
+            self._offered = self._snapshots.signature()
+            snapshot = self._snapshots.take()
         except (OSError, InputError) as error:
-            self._record("refused", reason=self._named(str(error), self._snapshot))
+            self._record("refused", reason=self._snapshots.with_user_path(str(error)))
             return
+        number = self._snapshots.number
         ready = [child for child in self._children.values() if child.is_ready]
-        self._offer = _Offer(self._number, snapshot, {child.slot for child in ready})
-        log("offered", number=self._number)
+        self._offer = _Offer(number, snapshot, {child.slot for child in ready})
+        log("offered", number=number)
         for child in ready:
-            child.tell(do="load", number=self._number, path=str(snapshot))
+            child.send(do="load", number=number, path=str(snapshot))
 
     def _accept(self) -> None:
+        """Serve the offered version, unless it is the one that serves already."""
         offer = self._offer
         assert offer is not None
         if offer.model == self._model:
             self._record("unchanged", model=offer.model)
-            self._end_offer("drop")
-            shutil.rmtree(offer.snapshot, ignore_errors=True)
+            self._drop_offer(offer)
             return
-        old = self._previous
+        oldest = self._previous
         self._previous, self._current = self._current, offer.snapshot
         self._models[offer.snapshot] = offer.model
-        self._record("swapped", model=offer.model, shadow=_combined(offer.shadows))
-        self._end_offer("swap")
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
+        self._record("swapped", model=offer.model, shadow=_combine(offer.comparisons))
+        self._offer = None
+        self._send_to_ready(do="swap", history=self._history)
+        if oldest is not None:
+            shutil.rmtree(oldest, ignore_errors=True)
 
     def _refuse(self, reason: str) -> None:
         offer = self._offer
         assert offer is not None
-        self._record("refused", reason=self._named(reason, offer.snapshot))
-        self._end_offer("drop")
-        shutil.rmtree(offer.snapshot, ignore_errors=True)
+        self._record("refused", reason=self._snapshots.with_user_path(reason))
+        self._drop_offer(offer)
 
-    def _end_offer(self, order: str) -> None:
+    def _drop_offer(self, offer: _Offer) -> None:
         self._offer = None
-        for child in self._children.values():
-            if child.is_ready:
-                child.tell(do=order, history=self._history)
+        self._send_to_ready(do="drop", history=self._history)
+        shutil.rmtree(offer.snapshot, ignore_errors=True)
 
     def _roll_back(self) -> None:
         if self._previous is None or self._offer is not None:
-            why = "there is no version before this one" if self._previous is None else "an offer is under way"
-            log("not rolled back", level="warning", reason=why)
+            is_first = self._previous is None
+            reason = "there is no version before this one" if is_first else "an offer is being loaded"
+            log("not rolled back", level="warning", reason=reason)
             return
         self._current, self._previous = self._previous, self._current
         self._record("rolled back", model=self._model)
+        self._send_to_ready(do="rollback", history=self._history)
+
+    def _send_to_ready(self, **message: Any) -> None:
         for child in self._children.values():
             if child.is_ready:
-                child.tell(do="rollback", history=self._history)
+                child.send(**message)
 
     def _record(self, outcome: str, **details: Any) -> None:
+        """Log what became of an offer, and remember it for `GET /model`."""
         level = "warning" if outcome == "refused" else "info"
         log(outcome, level=level, **details)
         self._history = {
@@ -324,27 +341,8 @@ class Supervisor:
             **details,
         }
 
-    @property
-    def _snapshot(self) -> Path:
-        """Where the copy of what was offered last stands."""
-        return self._state / f"artifact-{self._number}"
-
-    def _take_snapshot(self) -> Path:
-        self._number += 1
-        into = self._snapshot
-        try:
-            _copy(_inside(self._artifact), into)
-        except BaseException:
-            shutil.rmtree(into, ignore_errors=True)
-            raise
-        return into
-
-    def _named(self, reason: str, snapshot: Path) -> str:
-        """What is wrong with an artifact, by the path that it was given by: ours means nothing to whoever reads it."""
-        return reason.replace(str(snapshot), self._config.artifact)
-
     def _stop(self) -> None:
-        """Let workers finish what they have accepted, then end."""
+        """Let workers answer the requests they have accepted, then end them."""
         self._stopping = True
         self._listener.close()
         for child in self._children.values():
@@ -361,11 +359,11 @@ class Supervisor:
             child.control.close()
         log("stopped")
         signal.set_wakeup_fd(-1)
-        for number, handler in self._before.items():
+        for number, handler in self._original_handlers.items():
             signal.signal(number, handler)
         self._selector.close()
         self._wakeup.close()
-        self._writer.close()
+        self._wakeup_writer.close()
 
 
 def _listen(config: ServeConfig) -> socket.socket:
@@ -385,47 +383,15 @@ def _listen(config: ServeConfig) -> socket.socket:
     return listener
 
 
-def _inside(path: Path) -> Path:
-    """A run's directory stands for the artifact inside it."""
-    inner = path / "artifact"
-    return inner if not (path / "manifest.json").is_file() and (inner / "manifest.json").is_file() else path
-
-
-def _copy(source: Path, into: Path) -> None:
-    """Plain files of a directory and of those right below it; nothing that leads elsewhere is followed."""
-    if not (source / "manifest.json").is_file():
-        raise InputError(
-            f"{source} holds no artifact", fix="give a directory that `recap train` or `recap fit` wrote"
-        )
-    into.mkdir()
-    for entry in sorted(source.resolve().iterdir()):
-        mode = entry.lstat().st_mode
-        if stat.S_ISREG(mode):
-            shutil.copyfile(entry, into / entry.name)
-        elif stat.S_ISDIR(mode):
-            (into / entry.name).mkdir()
-            for file in sorted(entry.iterdir()):
-                if stat.S_ISREG(file.lstat().st_mode):
-                    shutil.copyfile(file, into / entry.name / file.name)
-
-
-def _signature(path: Path) -> tuple[Any, ...]:
-    """What moves when somebody writes to the artifact, or puts another one in its place."""
-    real = path.resolve()
-    files = sorted(file for pattern in ("*", "*/*") for file in real.glob(pattern))
-    found = [(str(file), file.lstat()) for file in files]
-    return tuple((name, status.st_ino, status.st_size, status.st_mtime_ns) for name, status in found)
-
-
-def _combined(shadows: list[dict[str, float]]) -> dict[str, float]:
-    """The comparison over all workers' rows."""
-    seen = [found for found in shadows if found["rows"]]
-    rows = sum(found["rows"] for found in seen)
+def _combine(comparisons: list[dict[str, float]]) -> dict[str, float]:
+    """Return the comparison over the rows of all workers."""
+    with_rows = [comparison for comparison in comparisons if comparison["rows"]]
+    rows = sum(comparison["rows"] for comparison in with_rows)
     if not rows:
         return {"rows": 0}
     means = ("mean_difference", "mean_before", "mean_after")
     return {
         "rows": rows,
-        **{name: sum(found[name] * found["rows"] for found in seen) / rows for name in means},
-        "largest_difference": max(found["largest_difference"] for found in seen),
+        **{name: sum(part[name] * part["rows"] for part in with_rows) / rows for name in means},
+        "largest_difference": max(part["largest_difference"] for part in with_rows),
     }

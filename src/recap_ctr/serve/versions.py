@@ -1,12 +1,12 @@
-"""Artifacts as a worker holds them: the one that serves, the one before it, and one that is offered.
+"""Artifacts as a worker holds them: the serving version, the one before it, and one on offer.
 
 A request keeps the version it was decoded for until it is answered, so that no answer mixes two.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,143 +16,160 @@ import polars as pl
 
 from recap_ctr.data.encode import Encoder
 from recap_ctr.errors import InputError
+from recap_ctr.inference.engine import Floats
+from recap_ctr.inference.setting import Setting
+from recap_ctr.plugins import resolve
 from recap_ctr.serve.codec import Codec, Table
 from recap_ctr.serve.config import ServeConfig
-from recap_ctr.serve.engine import Engine, Setting
+from recap_ctr.serve.interface import RowScorer
 from recap_ctr.serve.problem import Problem
-from recap_ctr.serve.scheduler import Costs, measure
+from recap_ctr.serve.scheduler import Costs, measure_costs
 from recap_ctr.storage.hashes import fingerprint
 
 PROBE_ROWS = 32
 CARD = "MODEL_CARD.md"
-Loader = Callable[[Path, int], Engine]
+RECENT_ROWS = 256  # kept in all
+RECENT_BYTES = 64 << 10  # the largest body of a request that is kept
+Loader = Callable[[Path, int], RowScorer]
 
 
 @dataclass(frozen=True, eq=False)
 class Version:
-    """One loaded artifact, with all that is made of it."""
+    """One loaded artifact."""
 
     name: str
-    engine: Engine
+    engine: RowScorer
     codec: Codec
     costs: Costs
     card: str
     seconds: float
-    """It took to load, check and measure."""
+    """How long it took to load, check and measure."""
 
     def setting(self, routes: int | None, depth: int | None) -> int | None:
-        """The place of the setting that a request insists on; None if it leaves the choice to the dial.
+        """Return the index of the setting that a request demands; None if it leaves the choice to the dial.
 
-        What it leaves open means what it means to the engine, so that a server and `recap predict` agree.
+        If only one of the two is set, the other one has the engine's default, as in `recap predict`.
         """
         if routes is None and depth is None:
             return None
         settings = list(self.engine.settings)
-        listed = "; ".join(f"routes {known.routes}, depth {known.depth}" for known in settings)
+        listed = "; ".join(f"routes {setting.routes}, depth {setting.depth}" for setting in settings)
         try:
-            wanted = self.engine.setting(routes, depth)
+            demanded = self.engine.setting(routes, depth)
         except InputError as error:
             raise Problem(400, error.message, fix=f"settings are {listed}") from None
-        if wanted not in settings:
-            raise Problem(400, f"{wanted} is not offered here", fix=f"settings are {listed}")
-        return settings.index(wanted)
+        if demanded not in settings:
+            raise Problem(400, f"{demanded} is not offered here", fix=f"settings are {listed}")
+        return settings.index(demanded)
 
 
-def loader(name: str) -> Loader:
-    """The function that makes an engine of a path, by "module:function"."""
-    module, _, function = name.partition(":")
-    found: Loader = getattr(import_module(module), function)
-    return found
+class RecentRows:
+    """The rows of some recent requests, kept in memory only, to compare an offered version by."""
+
+    def __init__(self) -> None:
+        self._tables: deque[Table] = deque()
+        self._num_rows = 0
+
+    def add(self, table: Table, body_bytes: int) -> None:
+        """Keep the rows of a request, unless they are many or their body was large, and forget older ones."""
+        if table.height > RECENT_ROWS or body_bytes > RECENT_BYTES:
+            return
+        self._tables.append(table)
+        self._num_rows += table.height
+        while self._num_rows > RECENT_ROWS:
+            self._num_rows -= self._tables.popleft().height
+
+    def tables(self) -> list[Table]:
+        """Return the kept tables, oldest first."""
+        return list(self._tables)
 
 
-def load(path: Path, config: ServeConfig, costs: Path, seconds: float) -> Version:
-    """Load an artifact, have it score rows of its own vocabulary at every setting, and time it for `seconds`.
+def load_version(path: Path, config: ServeConfig, costs_directory: Path, seconds: float) -> Version:
+    """Load an artifact, check its scores at every setting on values of its vocabulary, and measure its speed.
 
-    The times are kept in the directory `costs`, so that a worker that comes back need not measure again.
+    The measurement takes about `seconds`. It is kept in `costs_directory`, so that a restarted worker can reuse it.
     """
     start = time.perf_counter()
-    engine = loader(config.loader)(path, config.threads)
+    load: Loader = resolve(config.loader)
+    engine = load(path, config.threads)
     name = fingerprint(engine.manifest)[:12]
-    frame = sample_rows(engine.encoder, PROBE_ROWS)
-    encoded = engine.encode(frame)
+    encoded = engine.encode(sample_rows(engine.encoder, PROBE_ROWS))
     for setting in engine.settings:
-        _check_finite(
-            engine.score(encoded, setting).probability_B, f"at routes {setting.routes}, depth {setting.depth}"
-        )
-    known = costs / f"costs-{name}.json"
-    if known.exists():
-        found = Costs.from_dict(msgspec.json.decode(known.read_bytes()))
-    else:
-        found = measure(engine, lambda rows: sample_rows(engine.encoder, rows), seconds)
-        partial = known.with_suffix(f".{time.monotonic_ns()}")
-        partial.write_bytes(msgspec.json.encode(found.to_dict()))
-        partial.replace(known)
-    card = path / CARD
-    text = (
-        card.read_text(encoding="utf-8", errors="replace") if card.is_file() and not card.is_symlink() else ""
-    )
-    return Version(
-        name, engine, Codec(engine.encoder, config.limits), found, text, time.perf_counter() - start
-    )
+        probability_B = engine.score(encoded, setting).probability_B
+        _check_probabilities(probability_B, f"at routes {setting.routes}, depth {setting.depth}")
+    costs = _costs(engine, costs_directory / f"costs-{name}.json", seconds)
+    codec = Codec(engine.encoder, config.limits)
+    return Version(name, engine, codec, costs, _read_card(path / CARD), time.perf_counter() - start)
+
+
+def _costs(engine: RowScorer, file: Path, seconds: float) -> Costs:
+    """Return the costs in `file`; measure them and write the file if there is none."""
+    if file.exists():
+        return Costs.from_dict(msgspec.json.decode(file.read_bytes()))
+    costs = measure_costs(engine, lambda rows: sample_rows(engine.encoder, rows), seconds)
+    partial = file.with_suffix(f".{time.monotonic_ns()}")
+    partial.write_bytes(msgspec.json.encode(costs.to_dict()))
+    partial.replace(file)
+    return costs
+
+
+def _read_card(file: Path) -> str:
+    is_plain = file.is_file() and not file.is_symlink()
+    return file.read_text(encoding="utf-8", errors="replace") if is_plain else ""
 
 
 def sample_rows(encoder: Encoder, count: int) -> pl.DataFrame:
-    """Rows of frequent values of each field, the first of them without any value at all."""
+    """Return rows with frequent values of each field; the first row has no values at all."""
     columns = []
     places = np.arange(count)
     for number, fitted in enumerate(encoder.fields):
         field = fitted.field
         if field.kind == "numeric":
             low, high = (fitted.edges[0], fitted.edges[-1]) if fitted.edges else (0.0, 2.0 * fitted.scale)
-            drawn = pl.Series(field.name, np.linspace(low, high, count) if count > 1 else np.array([low]))
+            values = pl.Series(field.name, np.linspace(low, high, count) if count > 1 else np.array([low]))
         elif len(fitted.values):
-            drawn = fitted.values.gather((places * (2 * number + 3)) % min(len(fitted.values), 1000)).alias(
-                field.name
-            )
+            chosen = (places * (2 * number + 3)) % min(len(fitted.values), 1000)
+            values = fitted.values.gather(chosen).alias(field.name)
         else:
-            drawn = pl.Series(field.name, [f"{number}-{place}" for place in places], dtype=pl.String)
-        columns.append(drawn.set(pl.Series(places == 0), None))
+            values = pl.Series(field.name, [f"{number}-{place}" for place in places], dtype=pl.String)
+        columns.append(values.set(pl.Series(places == 0), None))
     return pl.DataFrame(columns)
 
 
-def check_fits(new: Version, old: Version) -> None:
-    """Whatever the serving version takes, an offered one must take too, else its clients would be turned away."""
-    for name, field in old.codec.fields.items():
-        other = new.codec.fields.get(name)
+def check_fields(offered: Version, serving: Version) -> None:
+    """Refuse an offered version that lacks a field of the serving one, since requests with it would fail."""
+    for name, field in serving.codec.fields.items():
+        other = offered.codec.fields.get(name)
         if other is None or other.kind != field.kind:
             what = "no such field" if other is None else f"a {other.kind} field of that name"
             raise InputError(
-                f"requests may carry the {field.kind} field {name!r}, and the offered artifact has {what}",
+                f"requests may hold the {field.kind} field {name!r}, but the offered artifact has {what}",
                 fix="start another server for it, and move the clients there",
             )
 
 
-def shadow(new: Version, old: Version, tables: Sequence[Table]) -> dict[str, float]:
-    """Score recent requests by both versions; how far their probabilities are apart."""
+def compare(offered: Version, serving: Version, tables: Sequence[Table]) -> dict[str, float]:
+    """Score recent rows with both versions, and return how far the probabilities differ."""
     rows = sum(table.height for table in tables)
     if rows == 0:
         return {"rows": 0}
-    one, other = (
+    before_B, after_B = (
         version.engine.score(version.engine.encode(version.codec.join(tables))).probability_B
-        for version in (old, new)
+        for version in (serving, offered)
     )
-    _check_finite(other, "on rows of recent requests")
-    apart = np.abs(other - one)
+    _check_probabilities(after_B, "on rows of recent requests")
+    difference_B = np.abs(after_B - before_B)
     return {
         "rows": rows,
-        "mean_difference": float(apart.mean()),
-        "largest_difference": float(apart.max()),
-        "mean_before": float(one.mean()),
-        "mean_after": float(other.mean()),
+        "mean_difference": float(difference_B.mean()),
+        "largest_difference": float(difference_B.max()),
+        "mean_before": float(before_B.mean()),
+        "mean_after": float(after_B.mean()),
     }
 
 
-def describe_setting(setting: Setting) -> dict[str, int | None]:
-    return {"routes": setting.routes, "depth": setting.depth}
-
-
-def about(version: Version, history: dict[str, Any]) -> dict[str, Any]:
-    """What `GET /model` says."""
+def describe(version: Version, history: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to `GET /model`; `history` says what became of the last offer."""
     manifest = version.engine.manifest
     return {
         "model": version.name,
@@ -169,14 +186,8 @@ def about(version: Version, history: dict[str, Any]) -> dict[str, Any]:
             for fitted in version.engine.encoder.fields
         ],
         "settings": [
-            describe_setting(setting)
-            | {
-                "milliseconds": {
-                    str(rows): round(1000 * version.costs.seconds(at, rows), 3) for rows in (1, 100, 500)
-                }
-            }
-            | {"quality": _quality(manifest, setting)}
-            for at, setting in enumerate(version.engine.settings)
+            _describe_setting(version, index, setting)
+            for index, setting in enumerate(version.engine.settings)
         ],
         "calibration": manifest.get("calibration"),
         "metrics": manifest.get("metrics"),
@@ -186,14 +197,25 @@ def about(version: Version, history: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _describe_setting(version: Version, index: int, setting: Setting) -> dict[str, Any]:
+    return {
+        "routes": setting.routes,
+        "depth": setting.depth,
+        "milliseconds": {
+            str(rows): round(1000 * version.costs.seconds(index, rows), 3) for rows in (1, 100, 500)
+        },
+        "quality": _quality(version.engine.manifest, setting),
+    }
+
+
 def _quality(manifest: dict[str, Any], setting: Setting) -> dict[str, Any] | None:
-    """AUC and logloss on validation rows at a setting, where the artifact has them."""
+    """Return AUC and logloss on validation rows at a setting, if the artifact has them."""
     for entry in manifest.get("dial", []):
         if entry["routes"] == setting.routes and entry["depth"] == setting.depth:
             return {name: value for name, value in entry.items() if name not in ("routes", "depth")}
     return None
 
 
-def _check_finite(probability_B: "np.typing.NDArray[np.float64]", where: str) -> None:
+def _check_probabilities(probability_B: Floats, where: str) -> None:
     if not (np.isfinite(probability_B).all() and (probability_B >= 0).all() and (probability_B <= 1).all()):
-        raise InputError(f"the artifact's scores {where} are no probabilities", fix="train the model anew")
+        raise InputError(f"the artifact's scores {where} are not probabilities", fix="train the model again")

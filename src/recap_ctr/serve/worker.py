@@ -1,6 +1,6 @@
-"""One worker: an engine, an event loop, and a line to the supervisor that it can't outlive.
+"""One worker: an engine, an event loop, and a socket to the supervisor, without which it ends.
 
-python -m recap_ctr.serve.worker    (by the supervisor alone: file descriptors and settings come from it)
+python -m recap_ctr.serve.worker    (only by the supervisor, which passes file descriptors and the configuration)
 """
 
 import gc
@@ -20,31 +20,32 @@ import uvicorn
 from recap_ctr.errors import InputError
 from recap_ctr.serve.app import Service, make_app
 from recap_ctr.serve.config import ServeConfig
-from recap_ctr.serve.connection import limited
-from recap_ctr.serve.counters import Counters, labelled
-from recap_ctr.serve.log import Relay
-from recap_ctr.serve.versions import Version, check_fits, load, shadow
+from recap_ctr.serve.connection import limited_protocol
+from recap_ctr.serve.counters import SWAPS, Counters, labelled
+from recap_ctr.serve.log import JsonHandler
+from recap_ctr.serve.versions import Version, check_fields, compare, load_version
 
-BESIDE_SECONDS = 0.2  # to time an engine while another one serves
+SHADOW_SECONDS = 0.2  # to measure an engine while another one serves
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What a worker is told first."""
+    """The first message of the supervisor."""
 
     config: ServeConfig
     slot: int
-    """Which of the workers it is; a successor takes the same slot, and its counters."""
+    """The worker's place among the workers; its successor takes the same slot, and with it its counters."""
     state: str
-    """The server's directory for what its processes share."""
+    """The directory that the processes of the server share."""
     snapshot: str
     """The artifact that serves now."""
     previous: str | None
+    """The artifact that served before, for a rollback."""
     token: str | None
     history: dict[str, Any]
 
 
-class Held:
-    """The versions of this worker."""
+class HeldVersions:
+    """The versions that this worker holds in memory."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
@@ -54,14 +55,16 @@ class Held:
         self.history = start.history
 
     def load(self, path: str, seconds: float) -> Version:
-        return load(Path(path), self._start.config, Path(self._start.state), seconds)
+        """Load the artifact in `path` and measure it for about `seconds`."""
+        return load_version(Path(path), self._start.config, Path(self._start.state), seconds)
 
 
 def make_server(service: Service, config: ServeConfig) -> uvicorn.Server:
+    """Return the HTTP server of `service`, without a socket."""
     return uvicorn.Server(
         uvicorn.Config(
             make_app(service),
-            http=limited(config.limits),
+            http=limited_protocol(config.limits),
             ws="none",
             lifespan="on",
             log_config=None,
@@ -76,99 +79,102 @@ def make_server(service: Service, config: ServeConfig) -> uvicorn.Server:
 
 
 class Worker:
-    """`orders` are the lines of the supervisor, after the first one."""
+    """One process that scores; `orders` are the supervisor's messages after the first, one per line."""
 
     def __init__(
         self, start: Start, control: socket.socket, orders: Iterable[bytes], listener: socket.socket
     ) -> None:
         self._start, self._control, self._orders, self._listener = start, control, orders, listener
-        self._held = Held(start)
+        self._versions = HeldVersions(start)
         self._counters = Counters(Path(start.state) / f"counters-{start.slot:03d}.bin")
-        self._service = Service(start.config, self._held, self._counters, start.token)
+        self._service = Service(start.config, self._versions, self._counters, start.token)
         self._server = make_server(self._service, start.config)
 
     def run(self) -> int:
+        """Load the artifact, serve until the supervisor says to stop, and return the exit code."""
         try:
-            self._held.current = self._held.load(self._start.snapshot, self._start.config.cost_seconds)
+            version = self._versions.load(self._start.snapshot, self._start.config.cost_seconds)
         except InputError as error:
-            self._say(did="refused", reason=str(error))
+            self._send(did="refused", reason=str(error))
             return 2
+        self._versions.current = version
         self._counters.add("recap_worker_starts_total")
-        # What was loaded stays: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
-        version = self._held.current
-        self._say(did="ready", model=version.name, seconds=round(version.seconds, 3))
-        threading.Thread(target=self._listen, daemon=True).start()
+        _freeze()
+        self._send(did="ready", model=version.name, seconds=round(version.seconds, 3))
+        threading.Thread(target=self._follow_orders, daemon=True).start()
         with suppress(KeyboardInterrupt):
             self._server.run(sockets=[self._listener])
         return 0
 
-    def _say(self, **message: Any) -> None:
+    def _send(self, **message: Any) -> None:
         with suppress(OSError):
             self._control.sendall(msgspec.json.encode(message) + b"\n")
 
-    def _listen(self) -> None:
-        """Do what the supervisor says, one thing after the other; when it is gone, stop."""
-        if self._start.previous is not None:  # so that going back is instant here, too
+    def _follow_orders(self) -> None:
+        """Do what the supervisor says, one order at a time; stop when it is gone."""
+        if self._start.previous is not None:  # Load it now, so that a rollback is instant.
             with suppress(InputError):
-                self._held.previous = self._held.load(self._start.previous, BESIDE_SECONDS)
+                self._versions.previous = self._versions.load(self._start.previous, SHADOW_SECONDS)
         with suppress(OSError):
             for line in self._orders:
-                self._obey(msgspec.json.decode(line))
+                self._follow(msgspec.json.decode(line))
         self._service.draining = True
         self._server.should_exit = True
 
-    def _obey(self, order: dict[str, Any]) -> None:
-        held = self._held
+    def _follow(self, order: dict[str, Any]) -> None:
+        versions = self._versions
+        if order["do"] == "load":
+            self._load_offer(order["path"], order["number"])
+            return
         match order["do"]:
-            case "load":
-                try:
-                    found = self._try(order["path"])
-                except Exception as error:  # whatever is wrong with it, the serving one goes on
-                    reason = (
-                        str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-                    )
-                    self._say(did="refused", number=order["number"], reason=reason)
-                else:
-                    self._say(did="loaded", number=order["number"], **found)
             case "swap":
-                if held.offered is not None:
-                    held.current, held.previous, held.offered = held.offered, held.current, None
-                    gc.collect()
-                    gc.freeze()
-                held.history = order["history"]
-                self._counters.add(labelled("recap_swaps_total", outcome="swapped"))
+                if versions.offered is not None:
+                    versions.current, versions.previous = versions.offered, versions.current
+                    versions.offered = None
+                    _freeze()
             case "drop":
-                held.offered = None
-                held.history = order["history"]
-                self._counters.add(labelled("recap_swaps_total", outcome="refused"))
+                versions.offered = None
             case "rollback":
-                if (
-                    held.previous is None
-                ):  # it could not be loaded again here: start anew, with what serves now
+                if versions.previous is None:  # It could not be loaded; a restarted worker will load it.
                     self._server.should_exit = True
-                held.current, held.previous = held.previous or held.current, held.current
-                held.history = order["history"]
-                self._counters.add(labelled("recap_swaps_total", outcome="rolled back"))
+                versions.current, versions.previous = versions.previous or versions.current, versions.current
+        versions.history = order["history"]
+        self._counters.add(labelled(SWAPS, outcome=order["history"]["outcome"]))
 
-    def _try(self, path: str) -> dict[str, Any]:
-        serving = self._held.current
+    def _load_offer(self, path: str, number: int) -> None:
+        """Load an offered artifact next to the serving one, and tell the supervisor whether it can serve."""
+        try:
+            report = self._try_offer(path)
+        except Exception as error:  # Whatever is wrong with it, the serving version goes on.
+            is_ours = isinstance(error, InputError)
+            reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
+            self._send(did="refused", number=number, reason=reason)
+        else:
+            self._send(did="loaded", number=number, **report)
+
+    def _try_offer(self, path: str) -> dict[str, Any]:
+        serving = self._versions.current
         assert serving is not None
-        offered = self._held.load(path, BESIDE_SECONDS)
-        check_fits(offered, serving)
-        compared = shadow(offered, serving, list(self._service.recent))
-        self._held.offered = offered
-        self._counters.add("recap_shadow_rows_total", compared["rows"])
-        difference = compared.get("mean_difference", 0.0) * compared["rows"]
+        offered = self._versions.load(path, SHADOW_SECONDS)
+        check_fields(offered, serving)
+        comparison = compare(offered, serving, self._service.recent.tables())
+        self._versions.offered = offered
+        self._counters.add("recap_shadow_rows_total", comparison["rows"])
+        difference = comparison.get("mean_difference", 0.0) * comparison["rows"]
         self._counters.add("recap_shadow_difference_total", difference)
-        return {"model": offered.name, "seconds": round(offered.seconds, 3), "shadow": compared}
+        return {"model": offered.name, "seconds": round(offered.seconds, 3), "shadow": comparison}
+
+
+def _freeze() -> None:
+    """Take what is loaded out of garbage collection: it stays, so the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def main() -> int:
-    logging.basicConfig(
-        handlers=[Relay()], level=logging.ERROR
-    )  # below that uvicorn tells of every bad client
+    """Serve as a worker of the supervisor that started this process."""
+    # Below this level uvicorn reports every bad client.
+    logging.basicConfig(handlers=[JsonHandler()], level=logging.ERROR)
     control = socket.socket(fileno=int(os.environ["RECAP_CONTROL"]))
     listener = socket.socket(fileno=int(os.environ["RECAP_LISTENER"]))
     orders = control.makefile("rb")

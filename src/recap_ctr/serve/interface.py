@@ -1,0 +1,40 @@
+"""What the server needs of an engine, and the function that loads one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import polars as pl
+
+from recap_ctr.data.encode import Encoded, Encoder
+from recap_ctr.inference.engine import Engine, Scores
+from recap_ctr.inference.setting import Setting
+
+
+class RowScorer(Protocol):
+    """The part of an engine that the server uses, so that tests can replace the engine."""
+
+    manifest: dict[str, Any]
+    encoder: Encoder
+
+    @property
+    def settings(self) -> Sequence[Setting]:
+        """The settings on offer, most accurate first; the first is the default."""
+        ...
+
+    def setting(self, routes: int | None = None, depth: int | None = None) -> Setting:
+        """Return the setting with `routes` (default: all) and `depth` (default: full), on offer or not."""
+        ...
+
+    def encode(self, frame: pl.DataFrame) -> Encoded:
+        """Encode raw rows."""
+        ...
+
+    def score(self, encoded: Encoded, setting: Setting | None = None) -> Scores:
+        """Score encoded rows at `setting`, by default the most accurate one."""
+        ...
+
+
+def load_engine(path: Path, threads: int) -> RowScorer:
+    """Load and check the artifact in `path`; raise InputError if anything is wrong with it."""
+    return Engine.load(path, threads=threads)

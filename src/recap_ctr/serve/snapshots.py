@@ -1,0 +1,71 @@
+"""Copies of the artifact at the served path, so that workers don't depend on what happens there later."""
+
+import re
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+from recap_ctr.errors import InputError
+
+Signature = tuple[Any, ...]
+
+
+class Snapshots:
+    """Numbered copies, in `directory`, of the artifact that stands at one path.
+
+    `artifact` is the path as the user gave it: an artifact, a run that holds one, or a link to either.
+    """
+
+    def __init__(self, artifact: str, directory: Path) -> None:
+        self._artifact, self._directory = artifact, directory
+        self._path = Path(artifact).absolute()
+        self.number = 0
+        """The number of the last snapshot."""
+
+    def take(self) -> Path:
+        """Copy the artifact and return the copy; leave nothing behind if that fails."""
+        self.number += 1
+        snapshot = self._directory / f"artifact-{self.number}"
+        try:
+            _copy(self._source(), snapshot)
+        except BaseException:
+            shutil.rmtree(snapshot, ignore_errors=True)
+            raise
+        return snapshot
+
+    def signature(self) -> Signature:
+        """Return a value that changes when somebody writes to the artifact or replaces it."""
+        real = self._source().resolve()
+        files = sorted(file for pattern in ("*", "*/*") for file in real.glob(pattern))
+        statuses = [(str(file), file.lstat()) for file in files]
+        return tuple((name, status.st_ino, status.st_size, status.st_mtime_ns) for name, status in statuses)
+
+    def with_user_path(self, message: str) -> str:
+        """Replace the path of a snapshot in `message`, which means nothing to the user, by the path they gave."""
+        prefix = re.escape(str(self._directory / "artifact-"))
+        return re.sub(prefix + r"\d+", lambda _: self._artifact, message)
+
+    def _source(self) -> Path:
+        """Return the directory of the artifact, which may be inside that of a run."""
+        inner = self._path / "artifact"
+        is_run = not (self._path / "manifest.json").is_file() and (inner / "manifest.json").is_file()
+        return inner if is_run else self._path
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy the plain files of a directory and of its subdirectories; ignore links and deeper levels."""
+    if not (source / "manifest.json").is_file():
+        raise InputError(
+            f"{source} holds no artifact", fix="give a directory that `recap train` or `recap fit` wrote"
+        )
+    target.mkdir()
+    for entry in sorted(source.resolve().iterdir()):
+        mode = entry.lstat().st_mode
+        if stat.S_ISREG(mode):
+            shutil.copyfile(entry, target / entry.name)
+        elif stat.S_ISDIR(mode):
+            (target / entry.name).mkdir()
+            for file in sorted(entry.iterdir()):
+                if stat.S_ISREG(file.lstat().st_mode):
+                    shutil.copyfile(file, target / entry.name / file.name)
