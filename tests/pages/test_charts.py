@@ -1,4 +1,4 @@
-"""Charts: what is described is what is drawn, in every form."""
+"""Charts: SVG, PNG and CSV show what the chart describes."""
 
 import csv
 import io
@@ -18,11 +18,12 @@ CHART = Chart("name", "Title & all", "x", "y", (LINE, POINTS), digits=3)
 
 
 def marks(svg: str) -> list[ElementTree.Element]:
+    """Return the elements that hovering shows a text for."""
     root = ElementTree.fromstring(svg)
     return [element for element in root.iter() if element.get("data-tip")]
 
 
-def test_svg_is_well_formed_and_every_point_says_what_it_is() -> None:
+def test_every_point_of_the_svg_has_its_text() -> None:
     tips = [element.get("data-tip") for element in marks(to_svg(CHART))]
     assert len(tips) == 5
     assert tips[0] == "a < b: 1, 0.500 [0.400, 0.600]"
@@ -37,7 +38,7 @@ def test_higher_values_are_drawn_higher_and_within_the_frame() -> None:
     assert all(0 < x < 640 and 0 < y < 380 for x, y in places)
 
 
-def test_bars_have_a_length_like_their_value() -> None:
+def test_bars_are_as_long_as_their_values() -> None:
     bars = marks(to_svg(Chart("bars", "t", "x", "y", (BARS,))))
     widths = [float(bar.get("width", "")) for bar in bars]
     assert widths[0] == pytest.approx(3 * widths[1], rel=0.01)
@@ -59,8 +60,7 @@ def test_png_is_the_same_each_time(chart: Chart) -> None:
 @pytest.mark.parametrize(
     "name", ["a$_$b", "$x$", "rev_$_per_$", "cost $ and price $", r"a\$b", "$", r"\frac$$"]
 )
-def test_names_with_dollars_are_no_mathematics(name: str) -> None:
-    """Wherever a name may stand."""
+def test_dollars_in_names_are_not_mathematics(name: str) -> None:
     lines = replace(LINE, name=name), replace(POINTS, name=name)
     bars = replace(BARS, labels=(name, "b"), name=name), replace(BARS, labels=(name, "b"), name="other")
     for series in (lines, bars):
@@ -69,19 +69,19 @@ def test_names_with_dollars_are_no_mathematics(name: str) -> None:
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
 def test_ticks_are_few_and_cover_the_range(low: float, width: float) -> None:
-    found = ticks(low, low + width)
-    assert found == sorted(found)
-    assert 1 <= len(found) <= 12
+    values = ticks(low, low + width)
+    assert values == sorted(values)
+    assert 1 <= len(values) <= 12
 
 
-def test_a_logarithmic_axis_spaces_by_ratio() -> None:
+def test_logarithmic_axis_spaces_by_ratio() -> None:
     chart = Chart("n", "t", "x", "y", (Series("s", (10.0, 100.0, 1000.0), (1.0, 2.0, 3.0)),), log_x=True)
     xs = [float(element.get("cx", "")) for element in marks(to_svg(chart))]
     assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.2)
 
 
-def test_what_does_not_fit_together_is_refused() -> None:
-    with pytest.raises(ValueError, match="3 points and 2 of y"):
+def test_series_of_different_lengths_and_empty_charts_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 values of x, but 2 of y"):
         Series("s", (1.0, 2.0, 3.0), (1.0, 2.0))
     with pytest.raises(ValueError, match="no points"):
         to_svg(Chart("n", "t", "x", "y", ()))

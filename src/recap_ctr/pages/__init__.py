@@ -1,1 +1,1 @@
-"""Pages to look at: charts, and one self-contained HTML file made of them."""
+"""HTML pages with charts: of runs, comparisons, diagnoses and benchmarks."""

@@ -1,70 +1,80 @@
-"""Several runs on one page."""
+"""The page that compares several runs on the same data."""
 
 from collections.abc import Mapping
 
 from recap_ctr.errors import InputError
+from recap_ctr.pages import run
 from recap_ctr.pages.charts import Chart, Series
 from recap_ctr.pages.page import Page, Section, Table
-from recap_ctr.pages.run import Report, figures_line, held_out, reliability_series, title
-
-HEADER = ("run", "model", "parameters", "AUC", "logloss", "calibrated logloss", "calibration error")
+from recap_ctr.training.report import FitReport, RunReport
 
 
-def page(reports: Mapping[str, Report]) -> Page:
-    """By name; all must have been measured on the same rows."""
-    prints = {report["data"]["fingerprint"] for report in reports.values()}
-    if len(prints) > 1:
+def page(reports: Mapping[str, RunReport | FitReport]) -> Page:
+    """Return the page of several runs, given by name; refuse runs on different data."""
+    fingerprints = {report.data.fingerprint for report in reports.values()}
+    if len(fingerprints) > 1:
         raise InputError(
-            f"these runs saw {len(prints)} different data sets, so their figures can't be compared",
-            fix="give runs on the same prepared data",
+            f"these runs used {len(fingerprints)} different data sets, so their figures can't be compared",
+            fix="name runs on the same prepared data",
         )
-    splits = {held_out(report) for report in reports.values()}
+    splits = {report.metrics.split for report in reports.values()}
     split = splits.pop() if len(splits) == 1 else "valid"
-    order = sorted(reports, key=lambda name: -reports[name]["metrics"][split]["raw"]["auc"])
-    best = reports[order[0]]["metrics"][split]["raw"]["auc"]
-    lead = f"{order[0]} ranks best of {len(order)} runs on the {split} rows, with an AUC of {100 * best:.2f}"
-    if len(order) > 1:
-        gap = best - reports[order[1]]["metrics"][split]["raw"]["auc"]
-        lead += f", {100 * gap:.2f} points before {order[1]}"
-    rows = []
-    for name in order:
-        report = reports[name]
-        line = figures_line(title(report), report["parameters"], report["metrics"][split])
-        rows.append((name, *line))
-    table = Table(HEADER, tuple(rows), 0, "AUC in points, ± half a 95 % interval over rows (DeLong).")
-    sizes = Chart(
-        "frontier", "Accuracy against stored parameters", "stored parameters", f"{split} AUC (points)",
-        tuple(
-            Series(
-                name, (float(reports[name]["parameters"]),), (100 * reports[name]["metrics"][split]["raw"]["auc"],),
-                kind="points",
-            )
-            for name in order
+    aucs = {name: report.metrics.on(split).raw.auc for name, report in reports.items()}
+    ranked = {name: reports[name] for name in sorted(reports, key=lambda name: -aucs[name])}
+    sections = (
+        _results(ranked, split),
+        _frontier(ranked, split),
+        _reliability(ranked, split),
+        Section(
+            "Training",
+            charts=(
+                run.training_chart(
+                    tuple(run.training_series(name, report) for name, report in ranked.items())
+                ),
+            ),
         ),
-        note="Up and to the left is better.", log_x=True, digits=3,
-    )  # fmt: skip
-    curves = Chart(
-        "training", "Validation AUC while training", "epoch", "validation AUC (points)",
-        tuple(
-            Series(
-                name,
-                tuple(float(line["epoch"]) for line in reports[name]["history"]),
-                tuple(100 * line["valid_auc"] for line in reports[name]["history"]),
-            )
-            for name in order
-        ),
-        digits=3,
-    )  # fmt: skip
-    reliable = [
-        reliability_series(name, reports[name]["metrics"][split].get("reliability")) for name in order
-    ]
-    known = tuple(series for series in reliable if series is not None)
-    sections = [Section("Figures", tables=(table,)), Section("Frontier", charts=(sizes,))]
-    if known:
-        chart = Chart(
-            "reliability", "Reliability, calibrated", "mean score", "share that clicked", known, diagonal=True
-        )  # fmt: skip
-        sections.append(Section("Reliability", charts=(chart,)))
-    sections.append(Section("Training", charts=(curves,)))
-    name = next(iter(reports.values()))["data"]["name"]
-    return Page(f"{len(reports)} runs on {name}", lead + ".", tuple(sections))
+    )
+    data = next(iter(reports.values())).data
+    return Page(
+        f"{len(reports)} runs on {data.name}",
+        _lead(list(ranked), aucs, split),
+        tuple(section for section in sections if section is not None),
+    )
+
+
+def _lead(names: list[str], aucs: Mapping[str, float], split: str) -> str:
+    """Return one sentence about the best run; `names` are in order, best first."""
+    best = aucs[names[0]]
+    lead = f"{names[0]} has the highest AUC of {len(names)} runs on the {split} rows: {100 * best:.2f} points"
+    if len(names) > 1:
+        lead += f", {100 * (best - aucs[names[1]]):.2f} more than {names[1]}"
+    return f"{lead}."
+
+
+def _results(reports: Mapping[str, RunReport | FitReport], split: str) -> Section:
+    rows = tuple(
+        (name, *run.figures_row(run.model_name(report), report.parameters, report.metrics.on(split)))
+        for name, report in reports.items()
+    )
+    note = "AUC is in points, ± half of its 95 % interval over rows (DeLong)."
+    return Section("Results", tables=(Table(("run", *run.HEADER), rows, 0, note),))
+
+
+def _frontier(reports: Mapping[str, RunReport | FitReport], split: str) -> Section:
+    series = tuple(
+        Series(name, (float(report.parameters),), (100 * report.metrics.on(split).raw.auc,), kind="points")
+        for name, report in reports.items()
+    )
+    return Section("Frontier", charts=(run.frontier_chart(split, series),))
+
+
+def _reliability(reports: Mapping[str, RunReport | FitReport], split: str) -> Section | None:
+    curves = (
+        run.reliability_series(name, report.metrics.on(split).reliability) for name, report in reports.items()
+    )
+    series = tuple(curve for curve in curves if curve is not None)
+    if not series:
+        return None
+    title = "Reliability after calibration"
+    chart = Chart("reliability", title, "mean score", "share of clicks", series, diagonal=True)
+    return Section("Reliability", charts=(chart,))

@@ -1,4 +1,4 @@
-"""The page of a diagnosis: where the variance sits, and what averaging more estimators would bring."""
+"""The page of a diagnosis: where the variance comes from, and what averaging more estimators would gain."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,10 @@ AXIS_NAMES = {"run": "runs", "trajectory": "checkpoints", "route": "routes"}
 
 
 def page(diagnosis: Diagnosis, findings: Sequence[str], data: dict[str, Any], command: str = "") -> Page:
-    """`data` says which data these were: name and fingerprint."""
+    """Return the page of a diagnosis; `data` holds the name and the fingerprint of the data.
+
+    The first of the `findings`, which are sentences, leads the page. `command` would make the diagnosis again.
+    """
     return Page(
         f"Diagnosis of estimators on {data['name']}",
         findings[0],
@@ -24,7 +27,7 @@ def page(diagnosis: Diagnosis, findings: Sequence[str], data: dict[str, Any], co
                 _residual(diagnosis),
                 decomposition_section(diagnosis.decompositions),
                 _churn(diagnosis),
-                _about(diagnosis, data, command),
+                _configuration(diagnosis, data, command),
             )
             if section is not None
         ),
@@ -41,23 +44,32 @@ def _series(
     labels: Sequence[str] = (),
     dashed: bool = False,
 ) -> Series:
-    """Estimates with their intervals over rows."""
-    y, low, high = (tuple(scale * getattr(one, end) for one in estimates) for end in ("value", "low", "high"))
+    """Return estimates with their intervals over rows as a series; y is multiplied by `scale`."""
+    y, low, high = (
+        tuple(scale * getattr(estimate, end) for estimate in estimates) for end in ("value", "low", "high")
+    )
     return Series(name, tuple(x), y, low, high, kind, tuple(labels), dashed)
 
 
+def _names(axes: Sequence[str]) -> str:
+    """Return the names of axes, joined by "and"."""
+    return " and ".join(AXIS_NAMES[axis] for axis in axes)
+
+
 def _name(family: Family) -> str:
-    means = " and ".join(AXIS_NAMES[axis] for axis in family.averaged)
-    return f"{AXIS_NAMES[family.axis]}, {f'means over {means}' if means else 'nothing averaged'}"
+    means = f"means over {_names(family.averaged)}" if family.averaged else "nothing averaged"
+    return f"{AXIS_NAMES[family.axis]}, {means}"
 
 
-def _text(one: Estimate, digits: int, scale: float = 1.0) -> str:
-    return f"{scale * one.value:.{digits}f} [{scale * one.low:.{digits}f}, {scale * one.high:.{digits}f}]"
+def _text(estimate: Estimate, digits: int, scale: float = 1.0) -> str:
+    """Return an estimate with its interval over rows as text."""
+    value, low, high = (scale * number for number in (estimate.value, estimate.low, estimate.high))
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def _gains(diagnosis: Diagnosis) -> Section:
-    """Figure 1b: what the mean of M estimators gains along each axis, others held."""
-    own = [curve for curve in diagnosis.curves if not curve.averaged]
+    """Return Figure 1b: what the mean of M estimators along one axis gains, with the other axes held fixed."""
+    curves = [curve for curve in diagnosis.curves if not curve.averaged]
     charts = []
     for name, figure, label, scale in (
         ("gain-auc", "auc_gain", "gain in AUC (points)", 100.0),
@@ -70,16 +82,16 @@ def _gains(diagnosis: Diagnosis) -> Section:
                 [getattr(point, figure) for point in curve.points],
                 scale=scale,
             )
-            for curve in own
+            for curve in curves
         )
         charts.append(
-            Chart(name, f"What averaging brings: {label}", "estimators in the mean", label, series, digits=5)
+            Chart(name, f"What averaging gains: {label}", "estimators in the mean", label, series, digits=5)
         )
-    return Section(
-        "Gains",
-        "Each point is the mean over the ways to choose so many estimators; bands are 95 % intervals over rows.",
-        charts=tuple(charts),
+    text = (
+        "Each point is the average over the ways to choose that number of estimators. Bands are 95 % intervals over"
+        " rows."
     )
+    return Section("Gains", text, charts=tuple(charts))
 
 
 def _by_axis(
@@ -88,39 +100,50 @@ def _by_axis(
     y: Callable[[Family], Estimate],
     scale: float = 1.0,
 ) -> tuple[Series, ...]:
-    """A point for each family: one figure against another, the axes apart."""
-    families = [one for combination in diagnosis.combinations for one in combination.families]
-    own = {axis: [one for one in families if one.axis == axis] for axis in AXIS_NAMES}
+    """Return one figure of each family against another: a point per family, a series per axis."""
+    families = [family for combination in diagnosis.combinations for family in combination.families]
+    by_axis = {axis: [family for family in families if family.axis == axis] for axis in AXIS_NAMES}
     return tuple(
         _series(
-            AXIS_NAMES[axis], [x(one).value for one in found], [y(one) for one in found], scale=scale, kind="points",
-            labels=[_name(one) for one in found],
+            AXIS_NAMES[axis],
+            [x(family).value for family in members],
+            [y(family) for family in members],
+            scale=scale,
+            kind="points",
+            labels=[_name(family) for family in members],
         )
-        for axis, found in own.items()
-        if found
-    )  # fmt: skip
+        for axis, members in by_axis.items()
+        if members
+    )
 
 
 def _theory(diagnosis: Diagnosis) -> Section:
-    """Figure 1c: the gain that Eq. 6 predicts against the one that was measured, over all families."""
-    series = _by_axis(diagnosis, lambda one: one.predicted, lambda one: one.gain)
+    """Return Figure 1c: the measured gain of every family against the gain that Eq. 6 predicts."""
     chart = Chart(
-        "theory", "Measured gain against the theory's", "predicted gain in logloss (Eq. 6)", "measured gain in logloss",
-        series, diagonal=True, digits=6,
-        note="On the dotted line the second-order prediction from the estimators' disagreement is exact.",
-    )  # fmt: skip
+        "theory",
+        "Measured against predicted gain",
+        "predicted gain in logloss (Eq. 6)",
+        "measured gain in logloss",
+        _by_axis(diagnosis, lambda family: family.predicted, lambda family: family.gain),
+        note="On the dotted line, the second-order prediction from the estimators' disagreement is exact.",
+        diagonal=True,
+        digits=6,
+    )
     return Section("Theory", charts=(chart,))
 
 
 def _residual(diagnosis: Diagnosis) -> Section:
-    """Figure 3: the gain of adding an axis against the variance that those before it left for it."""
-    series = _by_axis(diagnosis, lambda one: one.removed, lambda one: one.auc_gain, scale=100)
+    """Return Figure 3: the gain of averaging one more axis against the variance that is left on it."""
     chart = Chart(
-        "residual", "Marginal gain against the variance that is left", "non-shared variance left on the axis",
-        "gain in AUC (points)", series, digits=4,
-    )  # fmt: skip
+        "residual",
+        "Marginal gain against the variance that is left",
+        "non-shared variance left on the axis",
+        "gain in AUC (points)",
+        _by_axis(diagnosis, lambda family: family.removed, lambda family: family.auc_gain, scale=100),
+        digits=4,
+    )
     header = (
-        "averaged already",
+        "averaged before",
         "axis",
         "estimators",
         "variance left (V_ns)",
@@ -129,56 +152,70 @@ def _residual(diagnosis: Diagnosis) -> Section:
     )
     rows = tuple(
         (
-            " and ".join(AXIS_NAMES[axis] for axis in one.averaged) or "nothing",
-            AXIS_NAMES[one.axis],
-            str(one.count),
-            _text(one.removed, 5),
-            _text(one.gain, 6),
-            _text(one.auc_gain, 3, 100),
+            _names(family.averaged) or "nothing",
+            AXIS_NAMES[family.axis],
+            str(family.count),
+            _text(family.removed, 5),
+            _text(family.gain, 6),
+            _text(family.auc_gain, 3, 100),
         )
         for combination in diagnosis.combinations
-        for one in combination.families
+        for family in combination.families
     )
     return Section(
         "Residual variance",
-        "What an axis still brings depends on what was averaged before it.",
-        tables=(Table(header, rows, note="With 95 % intervals over rows; AUC in points."),),
+        "What averaging over an axis gains depends on what was averaged before.",
+        tables=(Table(header, rows, note="Intervals are 95 % intervals over rows; AUC is in points."),),
         charts=(chart,),
     )
 
 
-def decompositions_of(record: dict[str, Any]) -> list[Decomposition]:
-    """Those of a diagnosis, from its file."""
+def decompositions_of(diagnosis: dict[str, Any]) -> list[Decomposition]:
+    """Return the decompositions in the content of a diagnosis file."""
     return [
         Decomposition(
-            tuple(one["order"]), tuple(Estimate(**share) for share in one["shares"]), Estimate(**one["total"])
+            tuple(entry["order"]),
+            tuple(Estimate(**share) for share in entry["shares"]),
+            Estimate(**entry["total"]),
         )
-        for one in record["decompositions"]
+        for entry in diagnosis["decompositions"]
     ]
 
 
 def decomposition_section(decompositions: Sequence[Decomposition]) -> Section | None:
-    """Shares of the axes in each order of averaging."""
-    whole = max((len(one.order) for one in decompositions), default=0)
-    orders = [one for one in decompositions if len(one.order) == whole and one.total.value > 0]
-    if not orders:
+    """Return the chart of the axes' shares of the variance, by order of averaging; None without any variance."""
+    num_axes = max((len(decomposition.order) for decomposition in decompositions), default=0)
+    complete = [
+        decomposition
+        for decomposition in decompositions
+        if len(decomposition.order) == num_axes and decomposition.total.value > 0
+    ]
+    if not complete:
         return None
-    names = tuple(" → ".join(AXIS_NAMES[axis] for axis in one.order) for one in orders)
-    places = tuple(float(i) for i in range(len(orders)))
+    order_names = tuple(
+        " → ".join(AXIS_NAMES[axis] for axis in decomposition.order) for decomposition in complete
+    )
     series = tuple(
         Series(
             AXIS_NAMES[axis],
-            places,
-            tuple(one.shares[one.order.index(axis)].value / one.total.value for one in orders),
+            tuple(float(index) for index in range(len(complete))),
+            tuple(
+                decomposition.shares[decomposition.order.index(axis)].value / decomposition.total.value
+                for decomposition in complete
+            ),
             kind="bars",
-            labels=names,
+            labels=order_names,
         )
-        for axis in orders[0].order
+        for axis in complete[0].order
     )
     chart = Chart(
-        "decomposition", "Shares of the variance, by the order of averaging", "order", "share of the variance", series,
-        note="An axis that comes later is left with what those before it could not remove.",
-    )  # fmt: skip
+        "decomposition",
+        "Shares of the variance, by the order of averaging",
+        "order",
+        "share of the variance",
+        series,
+        note="A later axis can remove only the variance that the axes before it have left.",
+    )
     return Section("Decomposition", charts=(chart,))
 
 
@@ -188,31 +225,29 @@ def _churn(diagnosis: Diagnosis) -> Section | None:
     header = (
         "scores from",
         "mean change of a score",
-        "change of a logit (rms)",
+        "change of a logit (root mean square)",
         "rows that change their decile",
     )
     rows = tuple(
         (
-            "means over " + " and ".join(AXIS_NAMES[axis] for axis in one.averaged)
-            if one.averaged
-            else "one checkpoint, one route",
-            _text(one.probability_mean, 4),
-            _text(one.logit_rms, 4),
-            _text(one.decile_changes, 3),
+            f"means over {_names(churn.averaged)}" if churn.averaged else "one checkpoint, one route",
+            _text(churn.probability_mean, 4),
+            _text(churn.logit_rms, 4),
+            _text(churn.decile_changes, 3),
         )
-        for one in diagnosis.churn
+        for churn in diagnosis.churn
     )
-    text = "How far scores move when nothing changes but the seed of a retraining."
+    text = "How far the scores of a row move when a model is trained again with another seed and nothing else changes."
     return Section("Churn", text, tables=(Table(header, rows),))
 
 
-def _about(diagnosis: Diagnosis, data: dict[str, Any], command: str) -> Section:
+def _configuration(diagnosis: Diagnosis, data: dict[str, Any], command: str) -> Section:
     rows = (
         ("data", f"{data['name']}, fingerprint {data['fingerprint']}"),
         ("rows", f"{diagnosis.num_rows:,}"),
         ("runs", str(len(diagnosis.runs))),
-        ("checkpoints of each", str(len(diagnosis.steps))),
-        ("routes of each", str(len(diagnosis.routes))),
-        *(("to be careful with", warning) for warning in diagnosis.warnings),
+        ("checkpoints of each run", str(len(diagnosis.steps))),
+        ("routes of each checkpoint", str(len(diagnosis.routes))),
+        *(("warning", warning) for warning in diagnosis.warnings),
     )
-    return Section("Settings", tables=(Table(("what", "value"), rows),), code=command)
+    return Section("Configuration", tables=(Table(("key", "value"), rows),), code=command)

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: it opens from disk, needs no network, and prints."""
+"""A page as one self-contained HTML file, which opens from disk, needs no network, and can be printed."""
 
 from base64 import b64encode
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
-from recap_ctr.pages.charts import MARKS, Chart, mark, to_csv, to_png, to_svg
+from recap_ctr.pages.charts import MARKS, Chart, mark_svg, to_csv, to_png, to_svg
 from recap_ctr.storage.files import atomic_file
 
 PAGE = "report.html"
 FIGURES = "figures"
-# Nothing is fetched and nothing is sent, whatever a value on the page may contain.
+# The browser fetches and sends nothing, whatever a value on the page may contain.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 _TEMPLATE = Template("""<!doctype html>
 <html lang="en">
@@ -31,6 +31,7 @@ $style</style>
 <p class="lead">$lead</p>
 <nav>$links</nav>
 $sections
+<footer>Words: docs/glossary.md</footer>
 </main>
 <div id="tip" role="tooltip"></div>
 <script>
@@ -42,46 +43,52 @@ $script</script>
 
 @dataclass(frozen=True)
 class Table:
+    """A table of text cells."""
+
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     ours: int | None = None
-    """The line that the page is about."""
+    """The index of the row that the page is about, which is set in bold."""
     note: str = ""
 
     def to_html(self) -> str:
+        """Return the table as HTML."""
         head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.header)
-        lines = []
-        for at, row in enumerate(self.rows):
+        body = ""
+        for index, row in enumerate(self.rows):
             cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
-            own = ' class="ours"' if at == self.ours else ""
-            lines.append(f"<tr{own}>{cells}</tr>")
+            style = ' class="ours"' if index == self.ours else ""
+            body += f"<tr{style}>{cells}</tr>"
         note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
         return (
-            f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+            f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
             f"{note}"
         )
 
 
 @dataclass(frozen=True)
 class Image:
-    """A figure that was drawn elsewhere; it is held in the page itself."""
+    """A figure that was drawn elsewhere, embedded in the page."""
 
     name: str
     text: str
-    """What it shows, for who can't see it."""
+    """A description for readers who can't see the image."""
     png: bytes
 
     def to_html(self) -> str:
+        """Return the image as HTML that holds its data."""
         data = b64encode(self.png).decode()
         return f'<figure id="{self.name}"><img alt="{escape(self.text)}" src="data:image/png;base64,{data}"></figure>'
 
 
 @dataclass(frozen=True)
 class Section:
+    """A heading with text, tables, charts, images and code, in this order."""
+
     title: str
     text: str = ""
     points: tuple[str, ...] = ()
-    """Sentences that each stand alone."""
+    """Sentences of a list."""
     tables: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
     images: tuple[Image, ...] = ()
@@ -89,9 +96,11 @@ class Section:
 
     @property
     def anchor(self) -> str:
+        """Return the section's name in links."""
         return "-".join(word for word in self.title.lower().split() if word.isalnum())
 
     def to_html(self) -> str:
+        """Return the section as HTML."""
         parts = [f'<section id="{self.anchor}"><h2>{escape(self.title)}</h2>']
         if self.text:
             parts.append(f"<p>{escape(self.text)}</p>")
@@ -107,17 +116,21 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
+    """A title, the answer in one sentence, and the sections that support it."""
+
     title: str
     lead: str
-    """The answer, in one sentence."""
+    """The answer in one sentence."""
     sections: tuple[Section, ...] = field(default_factory=tuple)
 
     @property
     def charts(self) -> list[Chart]:
+        """Return the charts of all sections."""
         return [chart for section in self.sections for chart in section.charts]
 
     def to_html(self) -> str:
-        own = files("recap_ctr.pages")
+        """Return the whole page as HTML."""
+        package = files("recap_ctr.pages")
         return _TEMPLATE.substitute(
             policy=_POLICY,
             title=escape(self.title),
@@ -126,19 +139,22 @@ class Page:
                 f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in self.sections
             ),
             sections="\n".join(section.to_html() for section in self.sections),
-            style=(own / "style.css").read_text(encoding="utf-8"),
-            script=(own / "script.js").read_text(encoding="utf-8"),
+            style=(package / "style.css").read_text(encoding="utf-8"),
+            script=(package / "script.js").read_text(encoding="utf-8"),
         )
 
     def write(self, directory: Path) -> Path:
-        """The page, and beside it each chart as numbers and, where matplotlib is installed, as an image."""
+        """Write the page and its charts to `directory` and return the page's path.
+
+        Each chart is written as CSV and, where matplotlib is installed, as PNG.
+        """
         figures = directory / FIGURES
         figures.mkdir(parents=True, exist_ok=True)
         for chart in self.charts:
-            drawn = {"csv": to_csv(chart).encode()}
+            contents = {"csv": to_csv(chart).encode()}
             if find_spec("matplotlib") is not None:
-                drawn["png"] = to_png(chart)
-            for suffix, content in drawn.items():
+                contents["png"] = to_png(chart)
+            for suffix, content in contents.items():
                 with atomic_file(figures / f"{chart.name}.{suffix}") as file:
                     file.write(content)
         with atomic_file(directory / PAGE) as file:
@@ -156,6 +172,6 @@ def _legend(chart: Chart) -> str:
     entries = []
     for number, series in enumerate(chart.series):
         shape = "square" if series.kind == "bars" else MARKS[number % len(MARKS)]
-        key = f'<svg viewBox="0 0 12 12" aria-hidden="true">{mark(shape, 6, 6, f"s{number % 8}")}</svg>'
+        key = f'<svg viewBox="0 0 12 12" aria-hidden="true">{mark_svg(shape, 6, 6, f"s{number % 8}")}</svg>'
         entries.append(f"<li>{key}{escape(series.name)}</li>")
     return f'<ul class="legend">{"".join(entries)}</ul>'

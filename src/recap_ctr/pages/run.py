@@ -1,280 +1,312 @@
-"""The page of one run, or of a whole recipe, from its report."""
+"""The page of one run, or of a whole fit, from its report."""
 
 from statistics import mean
 from typing import Any
 
+from recap_ctr.data.quality import FieldQuality
+from recap_ctr.evaluation.evaluate import Figures, SplitFigures
+from recap_ctr.evaluation.metrics import ReliabilityBin
 from recap_ctr.pages.charts import Chart, Series
 from recap_ctr.pages.diagnosis import decomposition_section, decompositions_of
 from recap_ctr.pages.page import Page, Section, Table
+from recap_ctr.training.report import FitReport, RunReport
 
-Report = dict[str, Any]
-Z = 1.96  # of a 95 % interval
+HEADER = ("model", "parameters", "AUC", "logloss", "calibrated logloss", "calibration error")
+Z = 1.96  # Half the width of a 95 % interval, in standard errors.
 
 
-def page(report: Report, command: str = "", diagnosis: dict[str, Any] | None = None) -> Page:
-    """`command` is what would make the report again; `diagnosis` the file of one, where it was made, too."""
-    split = held_out(report)
-    name = report["data"]["name"]
+def page(report: RunReport | FitReport, command: str = "", diagnosis: dict[str, Any] | None = None) -> Page:
+    """Return the page of a run or a fit.
+
+    `command` is the one that would make the report again; `diagnosis` the content of the diagnosis file on the
+    same data, if there is one.
+    """
     sections = [
-        _figures(report, split),
-        _frontier(report, split),
-        _reliability(report, split),
+        _results(report),
+        _frontier(report),
+        _reliability(report),
         _theory(report),
         decomposition_section(decompositions_of(diagnosis)) if diagnosis else None,
-        _curves(report),
-        _fields(report),
-        _groups(report, split),
-        _settings(report, command),
+        _training(report),
+        _fields(report.fields) if report.fields else None,
+        _groups(report),
+        _configuration(report, command),
     ]
     return Page(
-        f"{title(report)} on {name}",
-        lead(report, split),
+        f"{model_name(report)} on {report.data.name}",
+        lead(report),
         tuple(section for section in sections if section is not None),
     )
 
 
-def held_out(report: Report) -> str:
-    return "test" if "test" in report["metrics"] else "valid"
+def model_name(report: RunReport | FitReport) -> str:
+    """Return the name of the model as pages show it."""
+    return report.model.name.upper()
 
 
-def title(report: Report) -> str:
-    return str(report["model"]["name"]).upper()
-
-
-def lead(report: Report, split: str) -> str:
-    """The answer in one sentence, with its numbers."""
-    own = report["metrics"][split]
-    figures = own["raw"]
+def lead(report: RunReport | FitReport) -> str:
+    """Return the answer in one sentence, with its numbers."""
+    figures = report.metrics.held_out
+    auc = figures.raw.auc
     start = (
-        f"{title(report)} ranks {100 * figures['auc']:.2f} % of the pairs of a click and no click rightly"
-        f" (AUC{_interval(figures)}) on {own['rows']:,} {split} rows"
+        f"{model_name(report)} puts the click first in {100 * auc:.2f} % of pairs of a click and a non-click"
+        f" (AUC{_interval(figures.raw)}) on {figures.rows:,} {report.metrics.split} rows"
     )
-    if report.get("recovered") is not None:
-        one, together = _alone(report, split), _together(report, split)
-        count = len(report["teacher_runs"])
+    if isinstance(report, FitReport) and report.recovered is not None:
+        teacher_auc, ensemble_auc = _teacher_auc(report), _ensemble_auc(report)
         return (
-            f"{start}: {100 * (figures['auc'] - one):+.2f} points beside one of its teachers, where the ensemble of all"
-            f" {count} gains {100 * (together - one):+.2f}, at {report['size_against_teacher']:.2f} of the size of one."
+            f"{start}: {100 * (auc - teacher_auc):+.2f} points compared with one of its teachers, where the ensemble of"
+            f" all {len(report.teacher_runs)} gains {100 * (ensemble_auc - teacher_auc):+.2f}, with"
+            f" {report.size_against_teacher:.2f} times the parameters of one teacher."
         )
-    gain = 1 - own["calibrated"]["logloss"] / own["base_rate_logloss"]
-    return f"{start}, and explains {gain:.1%} of the base rate's logloss."
+    gain = f"{100 * figures.explained:.1f} %"
+    return f"{start}; calibrated, it lowers logloss by {gain} compared with predicting the base rate for every row."
 
 
-def _interval(figures: dict[str, Any]) -> str:
-    error = figures.get("auc_error")
-    return "" if error is None else f" {100 * figures['auc']:.2f} ± {100 * Z * error:.2f}"
+def _interval(figures: Figures) -> str:
+    if figures.auc_error is None:
+        return ""
+    return f" {100 * figures.auc:.2f} ± {100 * Z * figures.auc_error:.2f}"
 
 
-def _alone(report: Report, split: str) -> float:
-    return float(mean(one["metrics"][split]["raw"]["auc"] for one in report["teacher_runs"].values()))
+def _teacher_auc(report: FitReport) -> float:
+    """Return the mean AUC of single teachers on the held-out rows."""
+    return mean(teacher.metrics.held_out.raw.auc for teacher in report.teacher_runs.values())
 
 
-def _together(report: Report, split: str) -> float:
-    return float(report["ensembles"][-1]["metrics"][split]["raw"]["auc"])
+def _ensemble_auc(report: FitReport) -> float:
+    """Return the AUC of the ensemble of all teachers on the held-out rows."""
+    return report.ensembles[-1].metrics.held_out.raw.auc
 
 
-def figures_line(name: str, parameters: int | None, found: dict[str, Any]) -> tuple[str, ...]:
-    raw, error = found["raw"], found["raw"].get("auc_error")
+def figures_row(name: str, parameters: int, figures: SplitFigures) -> tuple[str, ...]:
+    """Return a row of text under HEADER."""
+    raw, calibrated = figures.raw, figures.calibrated
+    error = "" if raw.auc_error is None else f" ± {100 * Z * raw.auc_error:.3f}"
     return (
         name,
-        "" if parameters is None else f"{parameters:,}",
-        f"{100 * raw['auc']:.3f}" + ("" if error is None else f" ± {100 * Z * error:.3f}"),
-        f"{raw['logloss']:.5f}",
-        f"{found['calibrated']['logloss']:.5f}",
-        f"{found['calibrated']['calibration_error']:.4f}",
+        f"{parameters:,}",
+        f"{100 * raw.auc:.3f}{error}",
+        f"{raw.logloss:.5f}",
+        f"{calibrated.logloss:.5f}",
+        _decimals(calibrated.calibration_error),
     )
 
 
-def _figures(report: Report, split: str) -> Section:
-    own = report["metrics"][split]
-    rows: list[tuple[str, ...]] = [("base rate", "", "50.000", f"{own['base_rate_logloss']:.5f}", "", "")]
-    for name, found in (report.get("reference") or {}).items():
-        line = found[split]
-        rows.append((name, "", f"{100 * line['auc']:.3f}", f"{line['logloss']:.5f}", "", ""))
-    teachers = report.get("teacher_runs") or {}
-    for path, one in teachers.items():
-        rows.append(figures_line(path.rpartition("/")[2], one["parameters"], one["metrics"][split]))
-    if len(teachers) > 1:
-        size = sum(one["parameters"] for one in teachers.values())
-        rows.append(
-            figures_line(f"ensemble of {len(teachers)}", size, report["ensembles"][-1]["metrics"][split])
-        )
-    rows.append(figures_line(title(report), report["parameters"], own))
-    header = ("model", "parameters", "AUC", "logloss", "calibrated logloss", "calibration error")
+def _decimals(value: float | None) -> str:
+    """Return a number with four decimals; nothing for a figure that an old report does not hold."""
+    return "" if value is None else f"{value:.4f}"
+
+
+def _results(report: RunReport | FitReport) -> Section:
+    """Return the table of the base rate, reference models, teachers, their ensemble and the model itself."""
+    figures, split = report.metrics.held_out, report.metrics.split
+    rows: list[tuple[str, ...]] = [("base rate", "", "50.000", f"{figures.base_rate_logloss:.5f}", "", "")]
+    for name, by_split in (report.reference or {}).items():
+        reference = by_split[split]
+        rows.append((name, "", f"{100 * reference.auc:.3f}", f"{reference.logloss:.5f}", "", ""))
+    if isinstance(report, FitReport):
+        teachers = report.teacher_runs
+        for path, teacher in teachers.items():
+            name = path.rpartition("/")[2]
+            rows.append(figures_row(name, teacher.parameters, teacher.metrics.held_out))
+        if len(teachers) > 1:
+            size = sum(teacher.parameters for teacher in teachers.values())
+            ensemble = report.ensembles[-1].metrics.held_out
+            rows.append(figures_row(f"ensemble of {len(teachers)}", size, ensemble))
+    rows.append(figures_row(model_name(report), report.parameters, figures))
     note = (
-        f"On {own['rows']:,} {split} rows; AUC in points, ± half a 95 % interval over rows (DeLong). Calibrated: after"
-        " an affine map that was fitted on validation rows."
+        f"Measured on {figures.rows:,} {split} rows. AUC is in points, ± half of its 95 % interval over rows (DeLong)."
+        f" Calibrated: after {report.calibration} calibration, fitted on validation rows."
     )
-    return Section("Figures", tables=(Table(header, tuple(rows), len(rows) - 1, note),))
+    return Section("Results", tables=(Table(HEADER, tuple(rows), len(rows) - 1, note),))
 
 
-def _frontier(report: Report, split: str) -> Section | None:
-    teachers = report.get("teacher_runs") or {}
-    if len(teachers) < 2:
+def _frontier(report: RunReport | FitReport) -> Section | None:
+    """Return the chart of AUC against size, of the model and of ensembles of its teachers."""
+    if not isinstance(report, FitReport) or len(report.teacher_runs) < 2:
         return None
-    one = next(iter(teachers.values()))["parameters"]
-    own = report["metrics"][split]["raw"]["auc"]
-    ensembles = report["ensembles"]
-    chart = Chart(
+    teacher_size = next(iter(report.teacher_runs.values())).parameters
+    auc = report.metrics.held_out.raw.auc
+    ensembles = Series(
+        "ensembles of the first 1, 2, .. teachers",
+        tuple(float(teacher_size * ensemble.teachers) for ensemble in report.ensembles),
+        tuple(100 * ensemble.metrics.held_out.raw.auc for ensemble in report.ensembles),
+        labels=tuple(f"{ensemble.teachers} teachers" for ensemble in report.ensembles),
+    )
+    student = Series(model_name(report), (float(report.parameters),), (100 * auc,), kind="points")
+    return Section("Frontier", charts=(frontier_chart(report.metrics.split, (ensembles, student)),))
+
+
+def frontier_chart(split: str, series: tuple[Series, ...]) -> Chart:
+    """Return the chart of AUC in points on the rows of `split` against stored parameters."""
+    return Chart(
         "frontier",
         "Accuracy against stored parameters",
         "stored parameters",
         f"{split} AUC (points)",
-        (
-            Series(
-                "ensembles of the first 1, 2, .. teachers",
-                tuple(float(one * entry["teachers"]) for entry in ensembles),
-                tuple(100 * entry["metrics"][split]["raw"]["auc"] for entry in ensembles),
-                labels=tuple(f"{entry['teachers']} teachers" for entry in ensembles),
-            ),
-            Series(title(report), (float(report["parameters"]),), (100 * own,), kind="points"),
-        ),
-        note="Up and to the left is better: more accurate, smaller to ship.",
+        series,
+        note="Up and to the left is better: more accurate and smaller.",
         log_x=True,
         digits=3,
     )
-    return Section("Frontier", charts=(chart,))
 
 
-def reliability_series(name: str, table: list[dict[str, float]] | None) -> Series | None:
-    parts = [part for part in table or () if part["rows"]]
-    if not parts:
+def reliability_series(name: str, bins: list[ReliabilityBin] | None) -> Series | None:
+    """Return the share of clicks against the mean score, by bin; None if the report has no bins with rows."""
+    filled = [part for part in bins or () if part.rows]
+    if not filled:
         return None
     return Series(
         name,
-        tuple(part["mean_prediction"] for part in parts),
-        tuple(part["mean_label"] for part in parts),
-        labels=tuple(f"{name}, {part['rows']:,.0f} rows" for part in parts),
+        tuple(part.mean_prediction for part in filled),
+        tuple(part.mean_label for part in filled),
+        labels=tuple(f"{name}, {part.rows:,.0f} rows" for part in filled),
     )
 
 
-def _reliability(report: Report, split: str) -> Section | None:
-    own = report["metrics"][split]
-    known = [("as trained", own.get("reliability_raw")), ("calibrated", own.get("reliability"))]
-    found = [reliability_series(name, table) for name, table in known]
-    series = tuple(one for one in found if one is not None)
+def _reliability(report: RunReport | FitReport) -> Section | None:
+    figures = report.metrics.held_out
+    curves = (
+        reliability_series("as trained", figures.reliability_raw),
+        reliability_series("calibrated", figures.reliability),
+    )
+    series = tuple(curve for curve in curves if curve is not None)
     if not series:
         return None
-    raw, after = own["raw"], own["calibrated"]
     text = (
-        f"Where the score says 10 %, about 10 % should have clicked: points on the dotted line. The mean gap is"
-        f" {raw['calibration_error']:.4f} as trained and {after['calibration_error']:.4f} calibrated."
+        "Of the rows with a score of 10 %, about 10 % should be clicks: the points of a calibrated model lie on the"
+        f" dotted line. The mean gap is {_decimals(figures.raw.calibration_error)} as trained and"
+        f" {_decimals(figures.calibrated.calibration_error)} after calibration."
     )
-    chart = Chart(
-        "reliability", "Reliability before and after calibration", "mean score", "share that clicked", series,
-        diagonal=True,
-    )  # fmt: skip
+    title = "Reliability before and after calibration"
+    chart = Chart("reliability", title, "mean score", "share of clicks", series, diagonal=True)
     return Section("Reliability", text, charts=(chart,))
 
 
-def _theory(report: Report) -> Section | None:
-    """Gain of averaging teachers against the one that follows from their disagreement."""
-    known = report.get("averaging")
-    if not known:
+def _theory(report: RunReport | FitReport) -> Section | None:
+    """Return the measured gain of averaging teachers against the gain that follows from their disagreement."""
+    if not isinstance(report, FitReport) or report.averaging is None:
         return None
-    points = [point for point in known["points"] if point["count"] > 1]
+    points = [point for point in report.averaging.points if point.count > 1]
     last = points[-1]
     text = (
-        f"The mean of {last['count']} teachers saves {last['gain']['value']:.5f} of logloss over one of them; from"
-        f" their disagreement alone, Eq. 6 predicts {last['predicted']['value']:.5f}."
+        f"The mean of {last.count} teachers lowers logloss by {last.gain.value:.5f} compared with one of them; Eq. 6"
+        f" predicts {last.predicted.value:.5f} from their disagreement alone."
+    )
+    series = Series(
+        "means of teachers",
+        tuple(point.predicted.value for point in points),
+        tuple(point.gain.value for point in points),
+        tuple(point.gain.low for point in points),
+        tuple(point.gain.high for point in points),
+        kind="points",
+        labels=tuple(f"{point.count} teachers" for point in points),
     )
     chart = Chart(
-        "theory", "Measured gain against the theory's", "predicted gain in logloss (Eq. 6)", "measured gain in logloss",
-        (
-            Series(
-                "means of teachers",
-                tuple(point["predicted"]["value"] for point in points),
-                tuple(point["gain"]["value"] for point in points),
-                tuple(point["gain"]["low"] for point in points),
-                tuple(point["gain"]["high"] for point in points),
-                kind="points",
-                labels=tuple(f"{point['count']} teachers" for point in points),
-            ),
-        ),
-        diagonal=True, digits=6,
-    )  # fmt: skip
+        "theory",
+        "Measured against predicted gain",
+        "predicted gain in logloss (Eq. 6)",
+        "measured gain in logloss",
+        (series,),
+        diagonal=True,
+        digits=6,
+    )
     return Section("Theory", text, charts=(chart,))
 
 
-def _curves(report: Report) -> Section:
-    history = report["history"]
-    epochs = tuple(float(line["epoch"]) for line in history)
-    averaged = any(line.get("beta") is not None for line in history)
-    series = [
-        Series(
-            "averaged weights" if averaged else "weights",
-            epochs,
-            tuple(100 * line["valid_auc"] for line in history),
-        )
-    ]
-    raw = [line.get("raw_auc") for line in history]
-    if all(value is not None for value in raw) and averaged:
-        series.append(
-            Series(
-                "the weights themselves", epochs, tuple(100 * value for value in raw if value), dashed=True
-            )
-        )
-    best = report["best_epoch"]
-    text = f"Epoch {best} of {len(history)} was best on validation rows and is what was kept."
-    chart = Chart(
-        "training", "Validation AUC while training", "epoch", "validation AUC (points)", tuple(series), digits=3
-    )  # fmt: skip
-    loss = Chart(
-        "loss", "Training loss", "epoch", "training loss",
-        (Series("training loss", epochs, tuple(line["train_loss"] for line in history)),),
-    )  # fmt: skip
-    return Section("Training", text, charts=(chart, loss))
-
-
-def _fields(report: Report) -> Section | None:
-    fields = report.get("fields")
-    if not fields:
-        return None
-    splits = list(fields[0]["drift"])
-    names = tuple(one["name"] for one in fields)
-    drift = Chart(
-        "drift", "Drift of the fields' values from the training rows", "field", "total variation distance",
-        tuple(
-            Series(split, tuple(float(i) for i in range(len(names))), tuple(one["drift"][split] for one in fields),
-                   kind="bars", labels=names)
-            for split in splits
-        ),
-        note="Fields with many rare values differ by chance too; what matters is test beyond valid.",
-    )  # fmt: skip
-    rows = tuple(
-        (one["name"], f"{one['values']:,}", *(f"{one['oov'][split]:.2%}" for split in one["oov"]))
-        for one in fields
+def training_series(name: str, report: RunReport | FitReport) -> Series:
+    """Return the validation AUC in points after each epoch."""
+    history = report.history
+    return Series(
+        name,
+        tuple(float(row.epoch) for row in history),
+        tuple(100 * row.valid_auc for row in history),
     )
-    header = ("field", "values kept", *(f"unknown in {split}" for split in fields[0]["oov"]))
-    worst = max(fields, key=lambda one: one["oov"][splits[-1]])
+
+
+def training_chart(series: tuple[Series, ...]) -> Chart:
+    """Return the chart of validation AUC by epoch."""
+    title = "Validation AUC during training"
+    return Chart("training", title, "epoch", "validation AUC (points)", series, digits=3)
+
+
+def _training(report: RunReport | FitReport) -> Section:
+    history = report.history
+    averaged = any(row.beta is not None for row in history)
+    curves = [training_series("averaged weights" if averaged else "weights", report)]
+    raw_aucs = [row.raw_auc for row in history if row.raw_auc is not None]
+    if averaged and len(raw_aucs) == len(history):
+        raw_points = tuple(100 * auc for auc in raw_aucs)
+        curves.append(Series("weights without averaging", curves[0].x, raw_points, dashed=True))
+    losses = Series("training loss", curves[0].x, tuple(row.train_loss for row in history))
+    loss = Chart("loss", "Training loss", "epoch", "training loss", (losses,))
     text = (
-        f"Most unknown values are in {worst['name']}: {worst['oov'][splits[-1]]:.2%} of the {splits[-1]} rows' values"
-        " were too rare or absent in training rows, and share one vector."
+        f"Epoch {report.best_epoch} of {len(history)} was the best on validation rows; its weights were kept."
+    )
+    return Section("Training", text, charts=(training_chart(tuple(curves)), loss))
+
+
+def _fields(fields: list[FieldQuality]) -> Section:
+    """Return what each field has of unknown values, and how far its values drift from the training rows."""
+    drift_splits, oov_splits = list(fields[0].drift), list(fields[0].oov)
+    names = tuple(field.name for field in fields)
+    drift = Chart(
+        "drift",
+        "Drift of the fields' values from the training rows",
+        "field",
+        "total variation distance",
+        tuple(
+            Series(
+                split,
+                tuple(float(index) for index in range(len(fields))),
+                tuple(field.drift[split] for field in fields),
+                kind="bars",
+                labels=names,
+            )
+            for split in drift_splits
+        ),
+        note="Fields with many rare values drift by chance too; look for fields that drift more on test than on valid.",
+    )
+    rows = tuple(
+        (field.name, f"{field.values:,}", *(f"{field.oov[split]:.2%}" for split in oov_splits))
+        for field in fields
+    )
+    header = ("field", "values kept", *(f"unknown in {split}" for split in oov_splits))
+    split = drift_splits[-1]
+    worst = max(fields, key=lambda field: field.oov[split])
+    text = (
+        f"The field {worst.name} has the most unknown values: {100 * worst.oov[split]:.2f} % of its values in {split}"
+        " rows are too rare in the training rows or absent from them, and share one embedding vector."
     )
     return Section("Fields", text, tables=(Table(header, rows),), charts=(drift,))
 
 
-def _groups(report: Report, split: str) -> Section | None:
-    found = report["metrics"][split]["raw"].get("group_auc")
-    if not found:
+def _groups(report: RunReport | FitReport) -> Section | None:
+    group_auc = report.metrics.held_out.raw.group_auc
+    if group_auc is None:
         return None
-    rows = tuple((name.replace("_", " "), f"{value:,.4f}") for name, value in found.items())
-    return Section("Groups", "AUC inside each group, averaged.", tables=(Table(("figure", "value"), rows),))
-
-
-def _settings(report: Report, command: str) -> Section:
-    data, train = report["data"], report["train"]
-    rows = [
-        ("data", f"{data['name']}, fingerprint {data['fingerprint']}"),
-        *((f"rows of {name}", f"{found['rows']:,}") for name, found in data["splits"].items()),
-        *((f"model: {key}", str(value)) for key, value in report["model"]["config"].items()),
-        *((f"training: {key}", str(value)) for key, value in train.items()),
-        *((f"version of {key}", str(value)) for key, value in report["versions"].items()),
-        ("machine", f"{report['machine']['processor']}, {report['machine']['cores']} cores"),
-        ("date", str(report["date"])),
-    ]
-    text = (
-        "Everything that decided the result; the same command on the same data gives the same bits on the same machine"
-        " with the same number of threads."
+    rows = (
+        ("AUC (points)", f"{100 * group_auc.auc:.3f}"),
+        ("groups in the mean", f"{group_auc.num_groups:,}"),
+        ("groups left out, with clicks or non-clicks only", f"{group_auc.num_one_class:,}"),
     )
-    return Section("Settings", text, tables=(Table(("setting", "value"), tuple(rows)),), code=command)
+    text = "The mean of the AUCs within each group, weighted by the groups' rows."
+    return Section("Groups", text, tables=(Table(("figure", "value"), rows),))
+
+
+def _configuration(report: RunReport | FitReport, command: str) -> Section:
+    rows = (
+        ("data", f"{report.data.name}, fingerprint {report.data.fingerprint}"),
+        *((f"rows of {split}", f"{count.rows:,}") for split, count in report.data.splits.items()),
+        *((f"model: {key}", str(value)) for key, value in report.model.config.items()),
+        *((f"training: {key}", str(value)) for key, value in report.train.model_dump(mode="json").items()),
+        *((f"version of {key}", str(value)) for key, value in report.versions.items()),
+        *((f"machine: {key}", str(value)) for key, value in report.machine.items()),
+        ("date", report.date),
+    )
+    text = (
+        "Everything that the result depends on. The same command on the same data gives the same bits on the same"
+        " machine with the same number of threads."
+    )
+    return Section("Configuration", text, tables=(Table(("key", "value"), rows),), code=command)

@@ -1,4 +1,4 @@
-// A tip for whatever says what it is: under the pointer, and for the keyboard.
+// Show the text of a mark when the pointer is over it or the keyboard's focus is on it.
 const tip = document.getElementById("tip");
 const show = (text, x, y) => {
   tip.textContent = text;
@@ -8,7 +8,7 @@ const show = (text, x, y) => {
 };
 const hide = () => { tip.style.display = "none"; };
 for (const mark of document.querySelectorAll("[data-tip]")) {
-  mark.querySelector("title")?.remove(); // else the browser's own tip covers ours
+  mark.querySelector("title")?.remove(); // Otherwise the browser's own tooltip would cover ours.
   mark.setAttribute("aria-label", mark.dataset.tip);
   mark.setAttribute("tabindex", "0");
   mark.addEventListener("pointermove", (event) => show(mark.dataset.tip, event.clientX, event.clientY));
