@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recap_ctr.config import TrainConfig
-    from recap_ctr.data.prepare import Preparation, Split, prepare
+    from recap_ctr.data.prepare import Preparation, prepare
     from recap_ctr.data.shards import PreparedData
+    from recap_ctr.data.split import Split
     from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
     from recap_ctr.errors import InputError
-    from recap_ctr.inference.scorer import Engine, Scorer
+    from recap_ctr.inference.engine import Engine
+    from recap_ctr.inference.scorer import Scorer
     from recap_ctr.inference.torch_backend import load_artifact
     from recap_ctr.models.catalogue import MODELS
     from recap_ctr.schema import Field, Schema, read_schema
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 # Loaded on first use: `import recap_ctr` costs nothing, and what needs no torch works without it.
 _PUBLIC = {
     "CTRClassifier": "sklearn",
-    "Engine": "inference.scorer",
+    "Engine": "inference.engine",
     "Field": "schema",
     "InputError": "errors",
     "MODELS": "models.catalogue",
@@ -28,7 +30,7 @@ _PUBLIC = {
     "RunConfig": "training.run",
     "Schema": "schema",
     "Scorer": "inference.scorer",
-    "Split": "data.prepare",
+    "Split": "data.split",
     "SyntheticConfig": "data.synthetic",
     "SyntheticData": "data.synthetic",
     "TrainConfig": "config",

@@ -466,7 +466,7 @@ BAD_LOGS: dict[str, tuple[bytes, list[str]]] = {
     "no number": (f"{HEADER}{ROW}3,0,a,b,1,dear,t\n".encode(), ["row 3, field 'price': 'dear' is not a number"]),
     "10 MB cell": (f"{HEADER}{ROW}3,0,".encode() + b"x" * 10_000_000 + b",b,1,1,t\n",
                    ["row 3, column 'site'", "10,000,000 bytes"]),
-    "duplicate columns": (b"row,click,site,ad,ad,user,price,tags\n1,0,a,b,b,1,1,t\n", ["'ad' stands twice"]),
+    "duplicate columns": (b"row,click,site,ad,ad,user,price,tags\n1,0,a,b,b,1,1,t\n", ["'ad' appears twice"]),
     "open quote": (f'{HEADER}{ROW}3,0,"a,b,1,1,t\n'.encode(), ["row 3"]),
 }  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""The `recap` command: it parses, calls what `recap_ctr` offers in Python, and prints."""

@@ -1,0 +1,401 @@
+"""Commands about data: infer a schema, prepare rows, public data sets, synthetic clicks, and what a directory is."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recap_ctr.cli.options import (
+    Force,
+    Json,
+    Quiet,
+    Seed,
+    SplitRule,
+    Threads,
+    complete_dataset,
+    limit_threads,
+    required,
+)
+from recap_ctr.cli.output import print_figures, print_json, print_table, tell, tell_up_to_date
+from recap_ctr.errors import InputError
+
+if TYPE_CHECKING:
+    from recap_ctr.data.prepare import Preparation
+    from recap_ctr.data.source import FileSource
+
+
+def infer_schema(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="CSV, TSV, Parquet or Arrow; .gz and .zst too.")
+    ],
+    label: Annotated[
+        str, typer.Option("--label", help="The column that says whether there was a click (0/1).")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Where to write the schema.")],
+    rows: Annotated[int, typer.Option("--rows", min=1, help="How many rows to look at.")] = 1_000_000,
+    columns: Annotated[
+        str | None, typer.Option("--columns", help="Names, comma-separated, for files without a header line.")
+    ] = None,
+    threads: Threads = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Propose a schema for a raw table, with the reason for every choice.
+
+    Example: recap schema infer clicks.csv --label click --out schema.toml
+    """
+    limit_threads(threads)
+    from recap_ctr.data.infer import infer
+    from recap_ctr.data.source import FileSource
+    from recap_ctr.storage.claims import is_made, record
+    from recap_ctr.storage.files import atomic_file
+
+    source = FileSource(files, columns.split(",") if columns else None)
+    inputs = output_inputs(source, label=label, rows=rows, columns=columns)
+    if is_made(out, inputs, force=force):
+        tell_up_to_date(out, as_json, quiet)
+        return
+    inferred = infer(source, label, max_rows=rows)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(out) as file:
+        file.write(inferred.to_toml().encode())
+    record(out, inputs)
+    findings = [vars(finding) for finding in inferred.findings]
+    if as_json:
+        print_json({"out": str(out), "columns": findings})
+        return
+    print_table(["column", "verdict", "reason"], [list(map(str, finding.values())) for finding in findings])
+    fields = len(inferred.schema.fields)
+    tell(
+        quiet,
+        f"{out}: {fields} fields. Read it, change what you know better, then: recap prepare ... --schema {out}",
+    )
+
+
+def output_inputs(source: "FileSource", **settings: Any) -> dict[str, Any] | None:
+    """Return what an output is made from: the files' content and the settings; None for a pipe, which nobody knows."""
+    return None if source.is_stream else {"files": [file.sha256 for file in source.files()], **settings}
+
+
+def prepare(
+    sources: Annotated[
+        list[str] | None, typer.Argument(metavar="SOURCE...", help="Raw files, by name or pattern.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Directory for the prepared data.")] = None,
+    schema: Annotated[Path | None, typer.Option("--schema", help="The schema, as a TOML file.")] = None,
+    label: Annotated[
+        str | None,
+        typer.Option("--label", help="Without a schema: the label column; the schema is inferred."),
+    ] = None,
+    valid: Annotated[
+        list[str] | None, typer.Option("--valid", help="Validation files, if they are separate.")
+    ] = None,
+    test: Annotated[
+        list[str] | None, typer.Option("--test", help="Test files, if they are separate.")
+    ] = None,
+    split: Annotated[
+        SplitRule | None,
+        typer.Option("--split", help="Split at random, or by the schema's time column.  [default: random]"),
+    ] = None,
+    ratio: Annotated[
+        str | None,
+        typer.Option("--ratio", help="train:valid:test for a split at random or by time.  [default: 8:1:1]"),
+    ] = None,
+    split_column: Annotated[
+        str | None, typer.Option("--split-column", help="A column that says train, valid or test.")
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            "--dataset",
+            autocompletion=complete_dataset,
+            help="A public data set by its protocol, such as ml-1m, or package.module:PROTOCOL.",
+        ),
+    ] = None,
+    raw: Annotated[
+        Path | None, typer.Option("--raw", help="Directory with that data set's raw files.")
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check/--no-check",
+            help="Compare a --dataset with its published figures; not for a part of it, or generated rows.",
+        ),
+    ] = True,
+    seed: Seed = 1,
+    threads: Threads = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Encode a raw table into memory-mapped shards: streaming, in bounded memory, checked row by row.
+
+    Example: recap prepare clicks.csv --schema schema.toml --out data
+
+    Example: recap prepare --dataset ml-1m --raw ml-1m/ --out data/ml-1m
+    """
+    limit_threads(threads)
+    from recap_ctr.data.prepare import prepare as write_prepared_data
+    from recap_ctr.data.split import parse_ratio
+    from recap_ctr.data.table import open_table, split_table
+    from recap_ctr.datasets.catalogue import find_protocol
+
+    target = required(out, "--out")
+    _check_ways_to_split(
+        {
+            "--split": split,
+            "--split-column": split_column,
+            "--valid/--test": valid or test,
+            "--dataset": dataset,
+        },
+        ratio,
+    )
+    if raw and not dataset:
+        raise InputError("--raw is for --dataset", fix="add --dataset NAME")
+    if not check and not dataset:
+        raise InputError("--no-check is for --dataset", fix="add --dataset NAME, or remove --no-check")
+    public = None
+    if dataset is not None:
+        if sources or schema or label:
+            raise InputError(
+                "--dataset has its own files and schema", fix="remove SOURCE, --schema and --label"
+            )
+        public = find_protocol(dataset)
+        preparation: Preparation = public.preparation(required(raw, "--raw"), check=check)
+    else:
+        if not sources:
+            raise InputError(
+                "no source file is named", fix="recap prepare clicks.csv --schema schema.toml --out data"
+            )
+        preparation = split_table(
+            open_table(sources, label=label, schema=schema),
+            split=None if split is None else split.value,
+            ratio=parse_ratio(ratio) if ratio else None,
+            valid=valid or None,
+            test=test or None,
+            split_column=split_column,
+            seed=seed,
+        )
+    data, up_to_date = write_prepared_data(preparation, target, force=force, quiet=quiet)
+    if public is not None and raw is not None and check:
+        public.check(data, raw, quiet=quiet)
+    splits = data.manifest["splits"]
+    vocabulary = {field["name"]: field["size"] for field in data.manifest["fields"]}
+    if as_json:
+        print_json(
+            {
+                "out": str(target),
+                "name": data.name,
+                "done_before": up_to_date,
+                "fingerprint": data.fingerprint,
+                "vocabulary": vocabulary,
+                "splits": {
+                    name: {key: entry[key] for key in ("rows", "positives")} for name, entry in splits.items()
+                },
+            }
+        )
+        return
+    print_table(
+        ["split", "rows", "clicked"],
+        [
+            [name, f"{entry['rows']:,}", f"{entry['positives'] / max(entry['rows'], 1):.2%}"]
+            for name, entry in splits.items()
+        ],
+    )
+    sizes = sorted(vocabulary.items(), key=lambda item: -item[1])
+    largest = ", ".join(f"{name} {size:,}" for name, size in sizes[:3])
+    tell(
+        quiet,
+        f"{target} is {'up to date' if up_to_date else 'ready'}. {data.layout.num_fields} fields,"
+        f" {data.layout.num_rows:,} table rows (largest: {largest}).",
+    )
+    if public is not None and data.name != public.name:
+        tell(quiet, f"Not checked against the published rows: reports call them {data.name}.")
+    tell(quiet, f"Next: recap fit {target} --out model")
+
+
+def _check_ways_to_split(ways: dict[str, Any], ratio: str | None) -> None:
+    """Refuse two ways to split the rows at once, and a ratio where another rule decides."""
+    used = [option for option, value in ways.items() if value]
+    if len(used) > 1:
+        raise InputError(f"{' and '.join(used)} each say how to split", fix="use one of them")
+    if ratio and used not in ([], ["--split"]):
+        raise InputError(f"--ratio does not go with {used[0]}", fix="remove it")
+
+
+def datasets(as_json: Json = False, quiet: Quiet = False) -> None:
+    """List the public data sets that `recap prepare --dataset` prepares, and where their raw files come from.
+
+    Example: recap datasets --json
+    """
+    from recap_ctr.datasets.catalogue import DATASETS, find_protocol
+
+    entries = [find_protocol(name).describe() for name in DATASETS]
+    if as_json:
+        print_json({"datasets": entries})
+        return
+    print_table(
+        ["name", "title", "rows", "fields", "recap download"],
+        [
+            [
+                entry["name"],
+                entry["title"],
+                f"{entry['rows']:,}",
+                str(entry["fields"]),
+                "yes" if entry["download"] else "no",
+            ]
+            for entry in entries
+        ],
+    )
+    print_table(["name", "raw files"], [[entry["name"], ", ".join(entry["files"])] for entry in entries])
+    print_table(
+        ["name", "licence", "from"],
+        [[entry["name"], entry["licence"], entry["homepage"]] for entry in entries],
+    )
+    ready = [entry["name"] for entry in entries if entry["download"]]
+    tell(
+        quiet,
+        f"{len(entries)} data sets; recap download fetches {', '.join(ready)}, the others must be fetched by hand.",
+    )
+    tell(quiet, "Next: recap prepare --dataset NAME --raw DIR --out data")
+
+
+def download(
+    name: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=complete_dataset, help="A data set that `recap datasets` can download."
+        ),
+    ],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put its raw files.")],
+    force: Annotated[bool, typer.Option("--force", help="Fetch files again that are there.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fetch a public data set's raw files from their publisher and check them. Interrupted, the same command resumes.
+
+    Example: recap download ml-1m raw/ml-1m
+    """
+    from recap_ctr.datasets.catalogue import DATASETS, find_protocol
+    from recap_ctr.datasets.download import download as fetch
+
+    public = find_protocol(name)
+    if public.archive is None:
+        free = [other for other in DATASETS if find_protocol(other).archive]
+        raise InputError(
+            f"{public.title} can't be downloaded; {', '.join(free)} can",
+            fix=f"get {', '.join(public.files)} from {public.homepage}",
+        )
+    up_to_date = fetch(public.archive, public.files, directory, force=force, quiet=quiet)
+    if as_json:
+        print_json({"out": str(directory), "files": list(public.files), "done_before": up_to_date})
+        return
+    state = "are up to date" if up_to_date else "are there, as published"
+    tell(quiet, f"{directory}: {', '.join(public.files)} {state}. Licence: {public.licence}.")
+    tell(quiet, f"Next: recap prepare --dataset {name} --raw {directory} --out data/{name}")
+
+
+def synthetic(
+    out: Annotated[Path, typer.Option("--out", help="File to write (.csv, .tsv, .parquet, .arrow).")],
+    rows: Annotated[int, typer.Option("--rows", min=2, help="How many rows.")] = 150_000,
+    fields: Annotated[int, typer.Option("--fields", min=3, help="How many fields.")] = 7,
+    bayes: Annotated[
+        bool, typer.Option("--bayes", help="Keep each row's true logit, as column bayes_logit.")
+    ] = False,
+    seed: Seed = 1,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Draw synthetic clicks with planted interactions, whose best possible logloss and AUC are known.
+
+    Example: recap synthetic --rows 1000000 --out clicks.csv
+    """
+    from recap_ctr.data.sink import open_sink
+    from recap_ctr.data.synthetic import FORMAT, SyntheticConfig, SyntheticData
+    from recap_ctr.storage.claims import is_made, record
+
+    drawn = SyntheticData(SyntheticConfig(rows=rows, num_fields=fields, seed=seed))
+    inputs = {**asdict(drawn.config), "format": FORMAT, "bayes": bayes}
+    if is_made(out, inputs, force=force):
+        tell_up_to_date(out, as_json, quiet)
+        return
+    with open_sink(out) as sink:
+        for block in drawn.blocks():
+            sink.write(block if bayes else block.drop("bayes_logit"))
+    record(out, inputs)
+    best = asdict(drawn.bayes())
+    if as_json:
+        print_json({"out": str(out), "rows": rows, "bayes": best})
+        return
+    tell(quiet, f"{out}: {rows:,} rows, {best['base_rate']:.1%} clicked.")
+    tell(
+        quiet,
+        f"The best possible model scores AUC {best['auc']:.4f} and logloss {best['logloss']:.4f};"
+        f" the base rate {best['base_logloss']:.4f}.",
+    )
+    tell(quiet, f"Next: recap fit {out} --label click --out model")
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="An artifact, a run, or prepared data.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say what a directory is and what is in it.
+
+    Example: recap inspect run/artifact
+    """
+    from recap_ctr.storage.files import read_json
+
+    manifest_file = path / "manifest.json"
+    manifest = read_json(manifest_file) if manifest_file.is_file() else None
+    if isinstance(manifest, dict) and manifest.get("kind") == "prepared data":
+        _inspect_data(path, as_json, quiet)
+    else:
+        _inspect_artifact(path, as_json, quiet)
+
+
+def _inspect_data(path: Path, as_json: bool, quiet: bool) -> None:
+    from recap_ctr.data.shards import read_manifest
+
+    manifest = read_manifest(path)
+    if as_json:
+        print_json(manifest)
+        return
+    typer.echo(f"prepared data {path}, fingerprint {manifest['fingerprint']}")
+    print_table(
+        ["split", "rows", "clicked"],
+        [
+            [name, f"{entry['rows']:,}", f"{entry['positives']:,}"]
+            for name, entry in manifest["splits"].items()
+        ],
+    )
+    print_table(
+        ["field", "vocabulary"], [[field["name"], f"{field['size']:,}"] for field in manifest["fields"]]
+    )
+    tell(quiet, f"Next: recap fit {path} --out model")
+
+
+def _inspect_artifact(path: Path, as_json: bool, quiet: bool) -> None:
+    from recap_ctr.inference.artifact import read_artifact
+
+    artifact = read_artifact(path)
+    manifest = artifact.manifest
+    if as_json:
+        print_json(manifest)
+        return
+    data = manifest["data"]
+    typer.echo(
+        f"artifact {path}: {artifact.name}, {manifest['parameters']:,} parameters; every file has its checksum"
+    )
+    typer.echo(f"trained on {data['rows']:,} rows of {data['name']} (fingerprint {data['fingerprint']})")
+    print_figures(artifact.metrics.items())
+    fields = zip(artifact.encoder.fields, artifact.encoder.layout.fields, strict=True)
+    print_table(
+        ["field", "kind", "values"],
+        [[layout.name, fitted.field.kind, f"{fitted.num_kept:,}"] for fitted, layout in fields],
+    )
+    tell(quiet, f"It is whole and can score. Next: recap predict {path} rows.csv --out scores.csv")

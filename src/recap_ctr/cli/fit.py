@@ -1,0 +1,296 @@
+"""Commands about the whole recipe: fit, the forecast before it, and the demo."""
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recap_ctr.cli.options import (
+    L2,
+    Device,
+    Force,
+    Json,
+    PreparedPath,
+    Preset,
+    PresetName,
+    Quiet,
+    RecipeFile,
+    Set,
+    SplitRule,
+    TeacherModel,
+    Teachers,
+    TrainThreads,
+    complete_model,
+    drop_unset,
+    limit_threads,
+    parse_settings,
+    require_torch,
+    this_command,
+)
+from recap_ctr.cli.output import print_fit, print_json, print_table, tell
+
+if TYPE_CHECKING:
+    from recap_ctr.diagnose.results import Forecast
+
+SHOWN_TEACHERS = (1, 2, 3, 4, 5, 8, 16)
+
+
+def fit(
+    data: Annotated[
+        list[str], typer.Argument(metavar="DATA...", help="Prepared data, or raw files: then add --label.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", help="Directory for all stages, the report and the artifact.")
+    ],
+    label: Annotated[
+        str | None,
+        typer.Option("--label", help="For raw files: the column that says whether there was a click."),
+    ] = None,
+    schema: Annotated[
+        Path | None, typer.Option("--schema", help="For raw files: schema.toml.  [default: inferred]")
+    ] = None,
+    split: Annotated[
+        SplitRule | None,
+        typer.Option("--split", help="For raw files: 8:1:1 at random or by time.  [default: random]"),
+    ] = None,
+    config: RecipeFile = None,
+    preset: Preset = PresetName.default,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            autocompletion=complete_model,
+            help="The student: a model, or auto: RECAP or FCN by validation.  [default: recap]",
+        ),
+    ] = None,
+    teacher_model: TeacherModel = None,
+    teachers: Teachers = None,
+    routes: Annotated[
+        int | None, typer.Option("--routes", min=1, help="Routes that the artifact averages.  [default: 8]")
+    ] = None,
+    l2: L2 = None,
+    max_epochs: Annotated[
+        int | None, typer.Option("--max-epochs", min=1, help="Epochs of a run at most.  [default: 60]")
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", min=0.1, help="Minutes to take: teachers and epochs are cut to fit."),
+    ] = None,
+    settings: Set = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, max=999, help="Seed of the student.  [default: 1]")
+    ] = None,
+    threads: TrainThreads = None,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one model that stands for an ensemble, from a click log or prepared data: the whole recipe.
+
+    The stages are probe, teachers, student and artifact. Interrupted anywhere, the same command goes on. With other
+    settings, only the stages that they touch are redone. --set takes any key of a recipe (docs/reference/recipe.md).
+
+    Example: recap fit clicks.parquet --label click --out model
+
+    Example: recap fit data --set train.patience=5 --set model_settings.num_adapters=4 --out model
+    """
+    limit_threads(threads)
+    require_torch()
+    from recap_ctr.recipe.fit import fit as fit_recipe
+
+    options = {
+        "model": model,
+        "teacher_model": teacher_model,
+        "teachers": teachers,
+        "routes": routes,
+        "l2": l2,
+        "seed": seed,
+        "train": {"max_epochs": max_epochs},
+        "teacher_train": {"max_epochs": max_epochs},
+    }
+    result = fit_recipe(
+        data,
+        out=out,
+        label=label,
+        schema=schema,
+        split=None if split is None else split.value,
+        config=config,
+        preset=preset.value,
+        settings=_merged(drop_unset(options), settings),
+        budget=budget,
+        threads=threads,
+        device=device,
+        command=this_command(),
+        quiet=quiet,
+    )
+    if as_json:
+        print_json(result.report.to_json())
+        return
+    print_fit(result.report)
+    for sentence in (result.summary, *result.forecast_check):
+        typer.echo(sentence)
+    tell(quiet, f"Open {result.page} for figures and charts.")
+    tell(quiet, f"Next: recap predict {result.artifact} rows.csv --out scores.csv")
+
+
+def _merged(options: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
+    from recap_ctr.recipe.fit import merge_settings
+
+    return merge_settings(options, parse_settings(settings))
+
+
+def plan(
+    data: PreparedPath,
+    out: Annotated[Path, typer.Option("--out", help="Directory for the runs; `recap fit` goes on there.")],
+    budget: Annotated[
+        float | None, typer.Option("--budget", min=0.1, help="Minutes that teachers and student may take.")
+    ] = None,
+    num_runs: Annotated[
+        int,
+        typer.Option("--runs", min=2, help="Teachers to train for the forecast; three tell more than two."),
+    ] = 2,
+    config: RecipeFile = None,
+    preset: Preset = PresetName.default,
+    l2: L2 = None,
+    settings: Set = None,
+    threads: TrainThreads = None,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Forecast what more teachers, averaged weights and routes would bring and cost, and recommend a recipe.
+
+    It trains the recipe's first teachers and one student from labels, and derives the rest from their disagreement and
+    that of the probe's arms. `recap fit` in the same --out goes on from there, and says how good the forecast was.
+
+    Example: recap plan data --budget 60 --out model
+    """
+    from recap_ctr.pages.forecast import forecast_sentences
+    from recap_ctr.recipe.forecast import RECOMMENDED, forecast
+
+    recipe = open_recipe(
+        data,
+        out,
+        config=config,
+        preset=preset,
+        settings=_merged(drop_unset({"l2": l2}), settings),
+        budget=budget,
+        threads=threads,
+        device=device,
+        quiet=quiet,
+    )
+    result = forecast(recipe, runs=num_runs)
+    sentences = forecast_sentences(result)
+    command = shlex.join(["recap", "fit", str(data), "--config", str(out / RECOMMENDED), "--out", str(out)])
+    if as_json:
+        print_json({**asdict(result), "words": sentences, "next": command})
+        return
+    _print_forecast(result)
+    for sentence in sentences:
+        typer.echo(sentence)
+    tell(quiet, f"Next: {command}")
+
+
+def open_recipe(
+    data: Path,
+    out: Path,
+    *,
+    config: Path | None,
+    preset: PresetName,
+    settings: dict[str, Any],
+    threads: int | None,
+    device: str | None,
+    quiet: bool,
+    budget: float | None = None,
+) -> Any:
+    """Return the recipe of prepared data in `out`, which must be empty or hold a recipe."""
+    limit_threads(threads)
+    require_torch()
+    from recap_ctr.config import read_toml
+    from recap_ctr.data.shards import PreparedData
+    from recap_ctr.jobs.machine import pick_device
+    from recap_ctr.recipe.config import recipe_config
+    from recap_ctr.recipe.fit import MARK, merge_settings
+    from recap_ctr.recipe.stages import Recipe
+    from recap_ctr.storage.claims import take
+
+    values = merge_settings(read_toml(config) if config is not None else {}, settings)
+    checked = recipe_config(preset.value, values, str(config or "recipe"))
+    take(out, MARK)
+    return Recipe(
+        checked,
+        PreparedData(data),
+        out,
+        threads=threads,
+        device=pick_device(device),
+        budget=budget,
+        quiet=quiet,
+    )
+
+
+def _print_forecast(result: "Forecast") -> None:
+    choices = {
+        "one teacher" if choice.count == 1 else f"mean of {choice.count} teachers": choice
+        for choice in result.teachers
+        if choice.count in SHOWN_TEACHERS
+    }
+    choices["student, last weights"] = result.averaging[0]
+    for choice in result.routes:
+        routes = "one route" if choice.count == 1 else f"{choice.count} routes"
+        choices[f"student averaged, {routes}"] = choice
+    print_table(
+        ["", "valid AUC", "logloss", "other runs", "minutes", "parameters", "µs a row"],
+        [
+            [
+                name,
+                "" if choice.auc is None else f"{100 * choice.auc.value:.3f}",
+                f"{choice.loss.value:.5f}",
+                ""
+                if choice.loss.runs_low is None
+                else f"{choice.loss.runs_low:.5f} to {choice.loss.runs_high:.5f}",
+                f"{choice.minutes:.0f}",
+                f"{choice.parameters:,}",
+                f"{choice.microseconds:.2f}",
+            ]
+            for name, choice in choices.items()
+        ],
+    )
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Directory for everything the demo makes.")] = Path(
+        "recap-demo"
+    ),
+    rows: Annotated[int, typer.Option("--rows", min=5_000, help="How many synthetic rows.")] = 150_000,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=999, help="Seed of the rows and of the students.")
+    ] = 1,
+    threads: TrainThreads = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the whole recipe on synthetic data: draw, prepare, probe, teachers, students, one artifact, ten scored rows.
+
+    The table compares RECAP with its parts and with the best possible model. Interrupted, it resumes.
+
+    Example: recap demo --rows 50000
+    """
+    limit_threads(threads)
+    require_torch()
+    from recap_ctr.demo import HEADER, cells, run_demo
+
+    result = run_demo(out, rows=rows, seed=seed, threads=threads or 1, force=force, quiet=quiet)
+    if as_json:
+        print_json(result)
+        return
+    print_table(HEADER, [cells(row) for row in result["table"]])
+    print_table(result["scored"]["columns"], result["scored"]["rows"])
+    typer.echo(result["finding"]["text"])
+    tell(
+        quiet,
+        f"Everything is in {out}: the raw log, the prepared data, every run, report.html and the artifact.",
+    )
+    tell(quiet, f"Next: recap predict {out}/artifact {out}/ten.csv")

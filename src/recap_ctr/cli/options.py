@@ -1,0 +1,231 @@
+"""Options that several commands share, the choices that they offer, and how their values are parsed."""
+
+import os
+import shlex
+import sys
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from recap_ctr.errors import InputError
+
+GLOSSARY = "Words such as route, teacher and artifact are explained in docs/glossary.md."
+
+
+class SplitRule(StrEnum):
+    """How raw rows are divided into train, valid and test."""
+
+    random = "random"
+    time = "time"
+
+
+class SplitName(StrEnum):
+    """One part of prepared data."""
+
+    train = "train"
+    valid = "valid"
+    test = "test"
+
+
+class PresetName(StrEnum):
+    """A recipe's settings by name."""
+
+    default = "default"
+    paper = "paper"
+
+
+class ColumnsPer(StrEnum):
+    """What gets a column of its own in a logit table."""
+
+    model = "model"
+    route = "route"
+    checkpoint = "checkpoint"
+    grid = "grid"
+
+
+class ExportFormat(StrEnum):
+    """What an artifact can be exported to."""
+
+    onnx = "onnx"
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Return the models whose names start with `incomplete`, for shell completion."""
+    from recap_ctr.models.catalogue import MODELS
+
+    return [name for name in MODELS if name.startswith(incomplete)]
+
+
+def complete_dataset(incomplete: str) -> list[str]:
+    """Return the public data sets whose names start with `incomplete`, for shell completion."""
+    from recap_ctr.datasets.catalogue import DATASETS
+
+    return [name for name in DATASETS if name.startswith(incomplete)]
+
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print the result, or the error, as one JSON object on standard output."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no hints.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an output that was made from other inputs.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of everything random.")]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, max=1024, help="Threads to compute with.  [default: all cores]"),
+]
+TrainThreads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        max=1024,
+        help="Threads of one run; they are part of its record.  [default: one for narrow models, else all cores]",
+    ),
+]
+TrainSeed = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of everything random.  [default: 1]"),
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="cpu, cuda or mps.  [default: cuda if there is one, else cpu]"),
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map", metavar="FIELD=COLUMN", help="Read a field from a column of another name; repeatable."
+    ),
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model", autocompletion=complete_model, help="Model by name; see `recap models`.  [default: fcn]"
+    ),
+]
+RunConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with [model] and [train] settings.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Any other setting, such as train.patience=3; repeatable."
+    ),
+]
+PreparedPath = Annotated[Path, typer.Argument(help="A directory that `recap prepare` wrote.")]
+ArtifactPath = Annotated[Path, typer.Argument(help="An artifact, or the run or fit that holds one.")]
+RawRows = Annotated[list[str], typer.Argument(metavar="ROWS...", help="Raw rows; - is standard input.")]
+ScoresOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="File to write (.csv, .tsv, .parquet, .arrow).  [default: CSV to standard output]"
+    ),
+]
+UsedRoutes = Annotated[
+    int | None,
+    typer.Option("--routes", min=1, help="Score on this many of the artifact's routes.  [default: all]"),
+]
+UsedDepth = Annotated[
+    int | None, typer.Option("--depth", min=1, help="Score at this trained depth.  [default: the full one]")
+]
+TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", help="File with the bearer token.  [default: RECAP_TOKEN]")
+]
+RecipeFile = Annotated[
+    Path | None, typer.Option("--config", help="TOML file of the recipe; options on the command line win.")
+]
+Preset = Annotated[
+    PresetName, typer.Option("--preset", help="The default recipe, or the paper's own settings.")
+]
+Teachers = Annotated[int | None, typer.Option("--teachers", min=0, help="How many teachers.  [default: 5]")]
+TeacherModel = Annotated[
+    str | None,
+    typer.Option(
+        "--teacher-model", autocompletion=complete_model, help="Model of the teachers.  [default: fcn]"
+    ),
+]
+L2 = Annotated[
+    float | None, typer.Option("--l2", help="Strength of the embedding regulariser; skips the probe.")
+]
+
+
+def parse_settings(pairs: list[str] | None) -> dict[str, Any]:
+    """Return the settings of repeated --set options as nested tables; values are read as in TOML, else as text.
+
+    >>> parse_settings(["train.patience=3", "model.loss=bce", "routes=2"])
+    {'train': {'patience': 3}, 'model': {'loss': 'bce'}, 'routes': 2}
+    """
+    settings: dict[str, Any] = {}
+    for pair in pairs or []:
+        key, equals, text = pair.partition("=")
+        *tables, name = key.strip().split(".")
+        if not equals or not name or not all(tables):
+            raise InputError(
+                f"--set {pair}: expected KEY=VALUE", fix="write, for example, --set train.patience=3"
+            )
+        target = settings
+        for table in tables:
+            target = target.setdefault(table, {})
+            if not isinstance(target, dict):
+                raise InputError(f"--set {pair}: {table} is set to a value above, and can't be a table too")
+        target[name] = _parse_value(text.strip())
+    return settings
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def drop_unset(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that were set, with tables of them one level deep.
+
+    >>> drop_unset({"l2": None, "seed": 2, "train": {"ema": None}})
+    {'seed': 2}
+    """
+    tables = {key: drop_unset(value) if isinstance(value, dict) else value for key, value in values.items()}
+    return {key: value for key, value in tables.items() if value is not None and value != {}}
+
+
+def parse_map(pairs: list[str] | None) -> dict[str, str]:
+    """Return the pairs of repeated --map options."""
+    columns = {}
+    for pair in pairs or []:
+        name, equals, column = pair.partition("=")
+        if not equals or not name or not column:
+            raise InputError(f"--map {pair}: expected FIELD=COLUMN")
+        columns[name] = column
+    return columns
+
+
+def required(value: Path | None, option: str) -> Path:
+    """Return the value of an option that this use of the command needs."""
+    if value is None:
+        raise InputError(f"{option} is missing")
+    return value
+
+
+def limit_threads(threads: int | None) -> None:
+    """Limit the threads of polars, which reads this when it is first imported."""
+    if threads is not None:
+        os.environ["POLARS_MAX_THREADS"] = str(threads)
+
+
+def require_torch(extra: str = "train") -> None:
+    """Refuse to go on without PyTorch, and say how to install it."""
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError("this command needs PyTorch", fix=f"pip install 'recap-ctr[{extra}]'") from None
+
+
+def this_command() -> str:
+    """Return the command as it was typed, to quote on a page."""
+    return shlex.join(["recap", *sys.argv[1:]])

@@ -1,0 +1,141 @@
+"""What commands print: results on standard output, hints and progress on standard error."""
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from recap_ctr.jobs.progress import say
+
+if TYPE_CHECKING:  # Help and completion must not wait for polars.
+    from recap_ctr.evaluation.evaluate import Metrics, SplitFigures
+    from recap_ctr.inference.scorer import RowsEvaluation, Tally
+    from recap_ctr.training.report import FitReport, Reference, RunReport
+
+FEWEST_OF_A_CLASS = 10  # Rows that an AUC's error needs of each class to mean something.
+
+
+def print_json(value: object) -> None:
+    """Print one JSON object on standard output."""
+    typer.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def tell(quiet: bool, text: str) -> None:
+    """Show a hint on standard error, unless the command is quiet."""
+    if not quiet:
+        say(text)
+
+
+def tell_up_to_date(out: Path, as_json: bool, quiet: bool) -> None:
+    """Report that an output was made before from the same inputs."""
+    if as_json:
+        print_json({"out": str(out), "done_before": True})
+    tell(quiet, f"{out} is up to date.")
+
+
+def print_table(header: list[str], rows: Iterable[list[str]]) -> None:
+    """Print columns under a header, aligned; plain text, so that it reads well in a file too."""
+    cells = [header, *rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    cells.insert(1, ["-" * width for width in widths])
+    for row in cells:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    typer.echo()
+
+
+def print_figures(
+    figures: "Iterable[tuple[str, SplitFigures]]", reference: "dict[str, dict[str, Reference]] | None" = None
+) -> None:
+    """Print the figures of each split: the base rate's, those of reference models, raw and calibrated ones."""
+    rows = []
+    for split, measured in figures:
+        rows.append([split, "base rate", "0.50000", f"{measured.base_rate_logloss:.5f}", "", ""])
+        for name, by_split in (reference or {}).items():
+            model = by_split[split]
+            rows.append([split, name, f"{model.auc:.5f}", f"{model.logloss:.5f}", "", ""])
+        for name, each in (("raw", measured.raw), ("calibrated", measured.calibrated)):
+            grouped = f"{each.group_auc.auc:.5f}" if each.group_auc else ""
+            error = "" if each.calibration_error is None else f"{each.calibration_error:.5f}"
+            rows.append([split, name, f"{each.auc:.5f}", f"{each.logloss:.5f}", error, grouped])
+    print_table(["rows", "scores", "AUC", "logloss", "calibration error", "AUC per group"], rows)
+
+
+def print_report(report: "RunReport") -> None:
+    """Print the report of one run."""
+    typer.echo(f"{report.model.name}: {report.parameters:,} parameters, seed {report.train.seed}")
+    print_figures(report.metrics.items(), report.reference)
+
+
+def print_fit(report: "FitReport") -> None:
+    """Print the teachers, their ensemble and the student of a fit."""
+    split = report.metrics.split
+
+    def cells(name: str, parameters: int, metrics: "Metrics") -> list[str]:
+        figures = metrics.on(split)
+        return [
+            name,
+            f"{parameters:,}",
+            f"{100 * figures.raw.auc:.3f}",
+            f"{figures.raw.logloss:.5f}",
+            f"{figures.calibrated.logloss:.5f}",
+        ]
+
+    rows = [
+        cells(directory.rpartition("/")[2], teacher.parameters, teacher.metrics)
+        for directory, teacher in report.teacher_runs.items()
+    ]
+    if len(rows) > 1:
+        size = sum(teacher.parameters for teacher in report.teacher_runs.values())
+        rows.append(cells(f"their ensemble, {len(rows)}", size, report.ensembles[-1].metrics))
+    rows.append(cells(f"student: {report.model.name}", report.parameters, report.metrics))
+    print_table(["model", "parameters", f"{split} AUC", "logloss", "calibrated"], rows)
+
+
+def compare_with_training(evaluation: "RowsEvaluation", trained: "Metrics") -> list[str]:
+    """Return sentences that set figures on fresh rows against those that the artifact came with."""
+    before = trained.held_out
+    change = evaluation.raw.auc - before.raw.auc
+    errors = [_auc_error(evaluation), _auc_error(before)]
+    noise = 1.96 * math.hypot(*errors) if all(errors) else 0.0  # Zero: nothing is said about chance.
+    sentences = [
+        f"Here it explains {evaluation.explained:.1%} of the base rate's logloss; AUC is"
+        f" {100 * evaluation.raw.auc:.2f}, and was {100 * before.raw.auc:.2f} on held-out rows after training."
+    ]
+    if noise and abs(change) > noise:
+        meaning = (
+            "these rows are different; look at unseen values, and train again."
+            if change < 0
+            else "these rows are easier."
+        )
+        sentences.append(
+            f"A change of {100 * change:+.2f} points is more than chance ({100 * noise:.2f}): {meaning}"
+        )
+    elif noise:
+        sentences.append(f"The change of {100 * change:+.2f} points is within chance ({100 * noise:.2f}).")
+    if evaluation.explained < 0:
+        sentences.append("It is worse than the base rate: don't serve it; train again on recent rows.")
+    return sentences
+
+
+def _auc_error(figures: "SplitFigures") -> float:
+    """Return the error of an AUC, or 0 if it is not known: weighted rows, few of a class, or classes fully apart."""
+    rate = figures.base_rate or 0.0
+    enough = figures.rows * min(rate, 1 - rate) >= FEWEST_OF_A_CLASS
+    return float(figures.raw.auc_error or 0.0) if enough else 0.0
+
+
+def tell_values(quiet: bool, tally: "Tally") -> None:
+    """Show how many rows were scored, and how many of their values were unseen or missing."""
+    tell(quiet, f"{tally.rows:,} rows.")
+    for counts, meaning in (
+        (tally.unseen, "were not in the training rows"),
+        (tally.missing, "are missing"),
+    ):
+        present: dict[str, Any] = {name: count for name, count in counts.items() if count}
+        if present:
+            ranked = sorted(present.items(), key=lambda item: -item[1])
+            listed = ", ".join(f"{name} {count:,}" for name, count in ranked)
+            tell(quiet, f"Values that {meaning}: {listed}.")

@@ -1,0 +1,198 @@
+"""Commands that score rows with a trained model: predict, evaluate, and score on a server."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recap_ctr.cli.data import output_inputs
+from recap_ctr.cli.options import (
+    ArtifactPath,
+    Columns,
+    Force,
+    Json,
+    Quiet,
+    RawRows,
+    ScoresOut,
+    Threads,
+    TokenFile,
+    UsedDepth,
+    UsedRoutes,
+    limit_threads,
+    parse_map,
+)
+from recap_ctr.cli.output import (
+    compare_with_training,
+    print_figures,
+    print_json,
+    tell,
+    tell_up_to_date,
+    tell_values,
+)
+from recap_ctr.errors import InputError
+from recap_ctr.jobs.progress import say
+
+
+def predict(
+    artifact: ArtifactPath,
+    rows: RawRows,
+    out: ScoresOut = None,
+    columns: Columns = None,
+    routes: UsedRoutes = None,
+    depth: UsedDepth = None,
+    threads: Threads = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Score raw rows: every column is kept, `score` (calibrated probability) and `logit` are added.
+
+    Example: recap predict run/artifact rows.csv --out scores.csv
+
+    Example: cat rows.csv | recap predict run/artifact - > scores.csv
+    """
+    limit_threads(threads)
+    _refuse_two_outputs(as_json, out)
+    from recap_ctr.data.sink import open_sink
+    from recap_ctr.inference.calls import load
+    from recap_ctr.inference.scorer import score
+    from recap_ctr.storage.claims import is_made, record
+
+    scorer = load(artifact, columns=parse_map(columns), routes=routes, depth=depth, threads=threads)
+    source = scorer.source(rows)
+    inputs = None
+    if out is not None:
+        inputs = output_inputs(
+            source, artifact=scorer.engine.manifest, map=columns, routes=routes, depth=depth
+        )
+        if is_made(out, inputs, force=force):
+            tell_up_to_date(out, as_json, quiet)
+            return
+    with open_sink(out) as sink:
+        tally = score(scorer, source, sink, quiet=quiet)
+    if out is not None:
+        record(out, inputs)
+    if as_json:
+        print_json({"out": str(out), **tally.to_dict()})
+    tell_values(quiet, tally)
+    if out is not None:
+        tell(quiet, f"{out}: score is the calibrated probability of a click, logit its logit.")
+        tell(quiet, f"Next, once their clicks are known: recap evaluate {artifact} {out}")
+
+
+def _refuse_two_outputs(as_json: bool, out: Path | None) -> None:
+    if as_json and out is None:
+        raise InputError(
+            "--json needs --out: both would write to standard output", fix="add --out scores.csv"
+        )
+
+
+def evaluate(
+    artifact: ArtifactPath,
+    rows: Annotated[
+        list[str], typer.Argument(metavar="ROWS...", help="Raw labelled rows; - is standard input.")
+    ],
+    columns: Columns = None,
+    routes: UsedRoutes = None,
+    depth: UsedDepth = None,
+    negative_rate: Annotated[
+        float, typer.Option("--negative-rate", help="Share of negatives kept in these rows.")
+    ] = 1.0,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure an artifact on raw labelled rows.
+
+    Example: recap evaluate run/artifact fresh.parquet
+    """
+    limit_threads(threads)
+    from recap_ctr.evaluation.sampling import negative_rate_shift
+    from recap_ctr.inference.calls import evaluate as evaluate_rows
+    from recap_ctr.inference.calls import load
+
+    negative_rate_shift(negative_rate)  # It checks the range before any work is done.
+    scorer = load(artifact, columns=parse_map(columns), routes=routes, depth=depth, threads=threads)
+    evaluation = evaluate_rows(scorer, rows, negative_rate=negative_rate, quiet=quiet)
+    if as_json:
+        print_json(evaluation.to_json())
+        return
+    print_figures([("these rows", evaluation)])
+    tell_values(quiet, evaluation.values)
+    for sentence in compare_with_training(evaluation, scorer.engine.metrics):
+        tell(quiet, sentence)
+
+
+def score(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A server, such as http://127.0.0.1:8000.")],
+    rows: RawRows,
+    out: ScoresOut = None,
+    routes: UsedRoutes = None,
+    depth: UsedDepth = None,
+    deadline_ms: Annotated[
+        float, typer.Option("--deadline-ms", min=1, max=60_000, help="The deadline of each request.")
+    ] = 10_000.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Seconds for one request, retries included.")
+    ] = 60.0,
+    chunk_rows: Annotated[
+        int, typer.Option("--chunk-rows", min=1, max=1_000_000, help="Rows of one request.")
+    ] = 1000,
+    token_file: TokenFile = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Score raw rows on a server: every column is kept; probability, logit, raw_logit and disagreement are added.
+
+    Example: recap score http://127.0.0.1:8000 rows.csv --out scores.csv
+    """
+    _refuse_two_outputs(as_json, out)
+    from recap_ctr.data.sink import open_sink
+    from recap_ctr.data.source import FileSource
+    from recap_ctr.serve.client import Client, ServerError, score_rows
+    from recap_ctr.serve.token import read_token
+
+    if out is not None and out.exists() and not force:
+        raise InputError(f"{out} exists", fix="choose another --out, or replace it with --force")
+    with Client(
+        url,
+        token=read_token(token_file),
+        routes=routes,
+        depth=depth,
+        deadline_ms=deadline_ms,
+        timeout=timeout,
+        chunk_rows=chunk_rows,
+    ) as client:
+        try:
+            with open_sink(out) as sink:
+                unused, absent = score_rows(client, FileSource(rows), sink, quiet=quiet)
+        except ServerError as error:
+            say(f"error: {error}\n  fix: check that the server runs, then run the same command again")
+            sys.exit(1)
+        summary = client.summary
+    if as_json:
+        print_json({"out": str(out), **asdict(summary), "unused": unused, "absent": absent})
+        return
+    tell(
+        quiet, f"{summary.rows:,} rows in {summary.requests:,} requests, {summary.retries:,} of them retries."
+    )
+    for names, meaning in (
+        (unused, "Columns that are not fields of the model, and were not sent"),
+        (absent, "Fields without a column, scored as missing"),
+    ):
+        if names:
+            tell(quiet, f"{meaning}: {', '.join(names)}.")
+    if summary.lowered:
+        tell(
+            quiet,
+            f"{summary.lowered:,} requests were answered at a lowered dial: the server is busy. For the best scores"
+            " set --routes and --depth, or try again later.",
+        )
+    if len(summary.models) > 1:
+        tell(
+            quiet,
+            f"The server changed its model meanwhile: {', '.join(summary.models)}. Score again for one version.",
+        )
