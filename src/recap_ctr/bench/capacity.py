@@ -5,17 +5,18 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recap_ctr.bench import figures
-from recap_ctr.bench.overview import held_out
-from recap_ctr.bench.scaling import Repeated, Runs, run_of, train_cells
 from recap_ctr.bench.tables import grid, spread
 from recap_ctr.models.fcn import FCNConfig
+from recap_ctr.recipe.ablation import Cell, student_run, train_cells
+from recap_ctr.recipe.report import measure_ensembles
 from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.training.parallel import Runs
 from recap_ctr.training.run import RunConfig
 
 SHALLOW = ((1, 1), (2, 2))
@@ -26,7 +27,7 @@ HEADER = ["grown in", "layers", "heads", "runs", "parameters", "validation AUC",
 
 
 class Shape(NamedTuple):
-    """The capacity of an FCN."""
+    """The capacity of an FCN: layers of its exponential and its linear tower, and heads."""
 
     exponential: int
     linear: int
@@ -34,12 +35,13 @@ class Shape(NamedTuple):
 
     @property
     def layers(self) -> str:
+        """Return the layers of both towers as text."""
         return f"{self.exponential} + {self.linear}"
 
 
 @dataclass(frozen=True)
 class Point:
-    """A shape's figures: one for each run."""
+    """The figures of a shape, one for each run."""
 
     kind: str
     exponential_layers: int
@@ -52,46 +54,66 @@ class Point:
     auc: tuple[float, ...]
     logloss: tuple[float, ...]
     gain: float
-    """Mean AUC minus that of the recipe's own shape, over the same seeds."""
+    """Mean AUC minus that of the recipe's shape, over the same seeds."""
+
+    @property
+    def shape(self) -> Shape:
+        """Return the shape that the figures are of."""
+        return Shape(self.exponential_layers, self.linear_layers, self.heads)
 
 
-def own_config(recipe: Recipe, plan: Plan) -> FCNConfig:
-    """The teachers', where they are FCNs: capacity is measured against their ensemble."""
-    teachers = isinstance(recipe.teacher_config, FCNConfig)
-    config = plan.arm.model_config(
-        "fcn", recipe.teacher_config if teachers else recipe.config.settings_of("fcn")
-    )
+@dataclass(frozen=True)
+class Ensemble:
+    """The mean of the teachers, which is the other way to spend parameters."""
+
+    teachers: int
+    model: str
+    gain: dict[str, float]
+    """What the mean gains in AUC over one teacher, by split."""
+    noise: dict[str, float]
+    """Standard deviation of the teachers' AUC, by split."""
+
+
+def default_config(recipe: Recipe, plan: Plan) -> FCNConfig:
+    """Return the config of the recipe's FCN: the teachers', if they are FCNs, because their ensemble is compared."""
+    config = recipe.teacher_model_config
+    if not isinstance(config, FCNConfig):
+        config = recipe.config.model_config_of("fcn")
+    config = plan.arm.model_config("fcn", config)
     assert isinstance(config, FCNConfig)
     return config
 
 
-def own_shape(config: FCNConfig) -> Shape:
+def shape_of(config: FCNConfig) -> Shape:
+    """Return the shape of an FCN."""
     return Shape(config.num_exponential_layers, config.num_linear_layers, config.num_heads)
 
 
-def shapes(own: Shape) -> dict[str, list[Shape]]:
-    """By the way of growing, from small to large; both hold the recipe's own.
+def shapes(default: Shape) -> dict[str, list[Shape]]:
+    """Return shapes from small to large, by the way of growing; both ways hold the recipe's shape.
 
-    The paper adds towers; a head is FCN's own branch, with vectors of its own for all values.
+    The paper adds towers; a head is FCN's own kind of breadth, with its own vectors for all values.
 
     >>> [shape.layers for shape in shapes(Shape(3, 4, 1))["depth"]]
     ['1 + 1', '2 + 2', '3 + 4', '5 + 6', '6 + 8']
     """
     depths = {
         *SHALLOW,
-        *((ceil(times * own.exponential), ceil(times * own.linear)) for times in TIMES_DEEPER),
+        *((ceil(times * default.exponential), ceil(times * default.linear)) for times in TIMES_DEEPER),
     }
+    in_order = sorted(depths, key=lambda pair: (sum(pair), pair))
     return {
-        "depth": [Shape(*layers, own.heads) for layers in sorted(depths, key=lambda pair: (sum(pair), pair))],
-        "breadth": [own._replace(heads=times * own.heads) for times in TIMES_BROADER],
+        "depth": [Shape(*layers, default.heads) for layers in in_order],
+        "breadth": [default._replace(heads=times * default.heads) for times in TIMES_BROADER],
     }
 
 
 def configs(recipe: Recipe, plan: Plan) -> dict[Shape, RunConfig]:
-    """The runs of each shape, the recipe's own first: with averaged weights, from labels alone."""
-    config = own_config(recipe, plan)
-    base = run_of(recipe, plan, "fcn", "ema", [])
-    own = own_shape(config)
+    """Return the runs of each shape, the recipe's first: with averaged weights, from labels alone."""
+    config = default_config(recipe, plan)
+    base = student_run(recipe, plan, "fcn", "ema", [])
+    default = shape_of(config)
+    others = [shape for grown in shapes(default).values() for shape in grown]
     return {
         shape: replace(
             base,
@@ -103,28 +125,34 @@ def configs(recipe: Recipe, plan: Plan) -> dict[Shape, RunConfig]:
                 }
             ),
         )
-        for shape in dict.fromkeys([own, *(shape for line in shapes(own).values() for shape in line)])
+        for shape in dict.fromkeys([default, *others])
     }
 
 
-def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[Shape, Repeated]:
-    """What the table is made of, beside the teachers."""
-    return {shape: Repeated(config, range(1, seeds + 1)) for shape, config in configs(recipe, plan).items()}
+def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[Shape, Cell]:
+    """Return the cells that the table is made of, apart from the teachers."""
+    return {shape: Cell(config, range(1, seeds + 1)) for shape, config in configs(recipe, plan).items()}
 
 
 def capacity(recipe: Recipe, seeds: int, reports: Path) -> str:
-    """Train what is missing; write numbers, table and figure; return the table as Markdown."""
+    """Train what is missing, write numbers, table and figure, and return the table as Markdown."""
     plan = recipe.plan()
-    teachers = recipe.teachers(plan)
+    teachers = recipe.train_teachers(plan)
     runs = train_cells(recipe, cells(recipe, plan, list(teachers), seeds), title="capacity")
-    own = own_shape(own_config(recipe, plan))
+    default = shape_of(default_config(recipe, plan))
     points = [
-        _point(kind, shape, runs[shape], runs[own]) for kind, line in shapes(own).items() for shape in line
+        _point(kind, shape, runs[shape], runs[default], default=shape == default)
+        for kind, grown in shapes(default).items()
+        for shape in grown
     ]
-    split = held_out(next(iter(runs[own].values())))
+    split = next(iter(runs[default].values())).metrics.split
     ensemble = _ensemble(recipe, teachers)
-    about = {"data": recipe.data.name, "split": split, "ensemble": ensemble}
-    text = "\n".join([*_markdown(points), "", *_findings(points, split, ensemble), ""])
+    text = table_text(points, split, ensemble)
+    about = {
+        "data": recipe.data.name,
+        "split": split,
+        "ensemble": None if ensemble is None else asdict(ensemble),
+    }
 
     def draw(figure: Figure) -> None:
         _draw(figure, points, ensemble, f"AUC of FCN by depth and breadth, {recipe.data.name}", split)
@@ -133,99 +161,128 @@ def capacity(recipe: Recipe, seeds: int, reports: Path) -> str:
     return text
 
 
-def _point(kind: str, shape: Shape, runs: Runs, own: Runs) -> Point:
-    found = list(runs.values())
-    split = held_out(found[0])
-    auc = _aucs(runs, split)
+def _point(kind: str, shape: Shape, runs: Runs, default_runs: Runs, *, default: bool) -> Point:
+    reports = list(runs.values())
+    split = reports[0].metrics.split
+    aucs = _aucs(runs, split)
     return Point(
-        kind, *shape, runs is own, found[0]["parameters"], len(found), _aucs(runs, "valid"), auc,
-        tuple(report["metrics"][split]["raw"]["logloss"] for report in found), mean(auc) - mean(_aucs(own, split)),
-    )  # fmt: skip
+        kind=kind,
+        exponential_layers=shape.exponential,
+        linear_layers=shape.linear,
+        heads=shape.heads,
+        default=default,
+        parameters=reports[0].parameters,
+        runs=len(reports),
+        valid_auc=_aucs(runs, "valid"),
+        auc=aucs,
+        logloss=tuple(report.metrics.on(split).raw.logloss for report in reports),
+        gain=mean(aucs) - mean(_aucs(default_runs, split)),
+    )
 
 
 def _aucs(runs: Runs, split: str) -> tuple[float, ...]:
-    return tuple(report["metrics"][split]["raw"]["auc"] for report in runs.values())
+    return tuple(report.metrics.on(split).raw.auc for report in runs.values())
 
 
-def _ensemble(recipe: Recipe, teachers: Runs) -> dict[str, Any] | None:
-    """What the mean of the teachers gains over one of them, by split: the other way to spend parameters."""
+def _ensemble(recipe: Recipe, teachers: Runs) -> Ensemble | None:
+    """Return what the mean of the teachers gains; None where there is only one."""
     if len(teachers) < 2:
         return None
-    together = recipe.ensembles(list(teachers))[-1]["metrics"]
-    return {
-        "teachers": len(teachers),
-        "model": recipe.config.teacher_model,
-        "gain": {split: together[split]["raw"]["auc"] - mean(_aucs(teachers, split)) for split in together},
-        "noise": {split: stdev(_aucs(teachers, split)) for split in together},
-    }
+    together = dict(measure_ensembles(recipe.config, recipe.data, list(teachers))[-1].metrics.items())
+    return Ensemble(
+        teachers=len(teachers),
+        model=recipe.config.teacher_model,
+        gain={split: figures.raw.auc - mean(_aucs(teachers, split)) for split, figures in together.items()},
+        noise={split: stdev(_aucs(teachers, split)) for split in together},
+    )
+
+
+def table_text(points: Sequence[Point], split: str, ensemble: Ensemble | None) -> str:
+    """Return the table with its findings as Markdown."""
+    return "\n".join([*_markdown(points), "", *_findings(points, split, ensemble), ""])
 
 
 def _markdown(points: Sequence[Point]) -> list[str]:
-    lines = []
+    body = []
     for point in points:
         if point.default and point.kind != points[0].kind:
-            continue  # it stands above already
-        line = [
-            point.kind, f"{point.exponential_layers} + {point.linear_layers}", str(point.heads), str(point.runs),
-            f"{point.parameters:,}", spread(point.valid_auc, 3, 100), spread(point.auc, 3, 100),
+            continue  # The recipe's shape is both deep and broad; it is listed once.
+        cells = [
+            point.kind,
+            point.shape.layers,
+            str(point.heads),
+            str(point.runs),
+            f"{point.parameters:,}",
+            spread(point.valid_auc, 3, 100),
+            spread(point.auc, 3, 100),
             spread(point.logloss, 5),
-        ]  # fmt: skip
+        ]
         gain = "" if point.default else f"{100 * point.gain:+.3f}"
-        lines.append([*(f"**{text}**" if point.default else text for text in line), gain])
-    return grid(HEADER, lines)
+        body.append([*(f"**{text}**" if point.default else text for text in cells), gain])
+    return grid(HEADER, body)
 
 
-def _findings(points: Sequence[Point], split: str, ensemble: dict[str, Any] | None) -> list[str]:
-    own = next(point for point in points if point.default)
-    twice = 2 * own.exponential_layers, 2 * own.linear_layers
-    double = next(point for point in points if (point.exponential_layers, point.linear_layers) == twice)
-    broad = next(point for point in points if point.kind == "breadth" and point.heads == 2 * own.heads)
-    said = [
+def _findings(points: Sequence[Point], split: str, ensemble: Ensemble | None) -> list[str]:
+    default = next(point for point in points if point.default)
+    twice = 2 * default.exponential_layers, 2 * default.linear_layers
+    deep = next(point for point in points if (point.exponential_layers, point.linear_layers) == twice)
+    broad = next(point for point in points if point.kind == "breadth" and point.heads == 2 * default.heads)
+    gains = (
+        f"Twice the depth gains {100 * deep.gain:+.3f} points at {deep.parameters / default.parameters:.2f} times the"
+        f" parameters, twice the heads {100 * broad.gain:+.3f} at {broad.parameters / default.parameters:.2f} times"
+    )
+    if ensemble is not None:
+        gains += (
+            f"; the mean of {ensemble.teachers} runs gains {100 * ensemble.gain[split]:+.3f} over one of them,"
+            f" whose standard deviation between seeds is {100 * ensemble.noise[split]:.3f}"
+        )
+    return [
         f"On {split} rows, AUC in points; the recipe's own shape is bold. Layers are exponential + linear; the paper"
         " adds towers for breadth, here it is heads, each with vectors of its own.",
-        f"Twice the depth gains {100 * double.gain:+.3f} points at {double.parameters / own.parameters:.2f} times the"
-        f" parameters, twice the heads {100 * broad.gain:+.3f} at {broad.parameters / own.parameters:.2f} times",
+        f"{gains}.",
     ]
-    if ensemble is not None:
-        said[-1] += (
-            f"; the mean of {ensemble['teachers']} runs gains {100 * ensemble['gain'][split]:+.3f} over one of them,"
-            f" whose standard deviation between seeds is {100 * ensemble['noise'][split]:.3f}"
-        )
-    said[-1] += "."
-    return said
 
 
-def _draw(
-    figure: Figure, points: Sequence[Point], ensemble: dict[str, Any] | None, title: str, split: str
-) -> None:
-    """AUC against size, on held-out rows and on those that training was stopped by."""
+def _draw(figure: Figure, points: Sequence[Point], ensemble: Ensemble | None, title: str, split: str) -> None:
+    """Draw AUC against size, on held-out rows and on the validation rows, which also stopped training."""
     figure.suptitle(title, parse_math=False)
-    names = list(dict.fromkeys([split, "valid"]))
-    drawn: list[tuple[Axes, list[figures.Name]]] = []
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False).flat, names, strict=True):
-        heights = {id(point): 100 * mean(point.auc if name == split else point.valid_auc) for point in points}
-        own = next(point for point in points if point.default)
+    splits = list(dict.fromkeys([split, "valid"]))
+    names: list[tuple[Axes, list[figures.Name]]] = []
+    for axes, panel_split in zip(figure.subplots(1, len(splits), squeeze=False).flat, splits, strict=True):
+        heights = [100 * mean(point.auc if panel_split == split else point.valid_auc) for point in points]
         if ensemble is not None:
-            middle = heights[id(own)]
-            figures.band(axes, middle, 100 * ensemble["noise"][name])
+            middle = next(height for point, height in zip(points, heights, strict=True) if point.default)
+            figures.band(axes, middle, 100 * ensemble.noise[panel_split])
             axes.axhline(
-                middle + 100 * ensemble["gain"][name], color=figures.INK, linestyle="--", linewidth=1,
-                label=f"+ gain of averaging {ensemble['teachers']} runs",
-            )  # fmt: skip
-        wanted = []
-        for at, kind in enumerate(("depth", "breadth")):
-            line = [point for point in points if point.kind == kind]
-            xs, ys = [point.parameters for point in line], [heights[id(point)] for point in line]
-            figures.series(axes, at, xs, ys, f"FCN, {kind}")
-            for point, x, y in zip(line, xs, ys, strict=True):
-                layers = f"{point.exponential_layers} + {point.linear_layers}"
-                if kind == "depth" or not point.default:
-                    wanted.append(
-                        figures.Name(layers if kind == "depth" else f"{point.heads} heads", x, y, at)
-                    )
-        figures.sizes(axes, log=False)
-        axes.set_ylabel(f"{'validation' if name == 'valid' else name} AUC (points)")
-        drawn.append((axes, wanted))
+                middle + 100 * ensemble.gain[panel_split],
+                color=figures.INK,
+                linestyle="--",
+                linewidth=1,
+                label=f"+ gain of averaging {ensemble.teachers} runs",
+            )
+        names.append((axes, _draw_shapes(axes, points, heights)))
+        figures.parameter_axis(axes, log=False)
+        axes.set_ylabel(f"{'validation' if panel_split == 'valid' else panel_split} AUC (points)")
     figures.legend(figure, figure.axes[0], columns=4)
-    for axes, wanted in drawn:
-        figures.names(figure, axes, wanted)
+    for axes, names_of_panel in names:
+        figures.write_names(figure, axes, names_of_panel)
+
+
+def _draw_shapes(axes: Axes, points: Sequence[Point], heights: Sequence[float]) -> list[figures.Name]:
+    """Draw a series for each way of growing, and return the names of the points."""
+    names = []
+    for index, kind in enumerate(("depth", "breadth")):
+        drawn = [(point, height) for point, height in zip(points, heights, strict=True) if point.kind == kind]
+        xs, ys = [point.parameters for point, _ in drawn], [height for _, height in drawn]
+        figures.series(axes, index, xs, ys, f"FCN, {kind}")
+        names += [
+            figures.Name(
+                point.shape.layers if kind == "depth" else f"{point.heads} heads",
+                point.parameters,
+                height,
+                index,
+            )
+            for point, height in drawn
+            if kind == "depth" or not point.default
+        ]
+    return names

@@ -1,25 +1,28 @@
-"""What a table would still take: its missing runs, counted and timed, without training any."""
+"""The cost of a table before it is made: a rehearsal counts and times the runs that are missing, and trains none."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from recap_ctr.axes.logits import LogitTable, is_table
-from recap_ctr.bench.scaling import Repeated, train_cells
-from recap_ctr.config import Frozen, TrainConfig
+from recap_ctr.axes.logits import is_table, table_checksum
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.jobs import machine as environment
-from recap_ctr.recipe.probe import RESULT, Found, ProbeConfig, most_epochs, read_found
+from recap_ctr.jobs import machine
+from recap_ctr.jobs.executor import Job
+from recap_ctr.recipe.ablation import Cell, train_cells
+from recap_ctr.recipe.config import RecipeConfig
+from recap_ctr.recipe.probe import RESULT, ProbeResult, Race, read_result
 from recap_ctr.recipe.stages import Plan, Recipe
-from recap_ctr.storage.hashes import fingerprint
-from recap_ctr.training.run import REPORT, RunConfig, epoch_seconds, read_report
+from recap_ctr.training.parallel import Runs
+from recap_ctr.training.report import REPORT, RunReport, read_report
+from recap_ctr.training.run import RunConfig, epoch_seconds
 
-STAGE = re.compile(r"-[0-9a-f]{10}$")  # what a stage's name ends in
-GUESSED_EPOCHS = 24  # of a run that no other tells about
-Cells = Callable[[Recipe, Plan, Sequence[Path], int], Mapping[Any, Repeated]]
+FINGERPRINT = re.compile(r"-[0-9a-f]{10}$")  # The end of the name of a stage's directory.
+GUESSED_EPOCHS = 24  # For a run where no finished run of its kind tells more.
+Cells = Callable[[Recipe, Plan, Sequence[Path], int], Mapping[Any, Cell]]
+"""What a table is made of apart from its teachers: for a recipe and its plan, the teachers' runs, and how many seeds."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,11 @@ class Cost:
 
     @property
     def minutes(self) -> float:
-        """Of all cores that they use."""
+        """Return the minutes of all cores that the runs use, added up."""
         return self.runs * self.epochs * self.seconds_per_epoch * self.threads / 60
 
     def to_text(self) -> str:
+        """Return the estimate in words."""
         return (
             f"{self.label}: {self.runs} missing, {self.seconds_per_epoch:.1f} s an epoch, {self.epochs} epochs"
             f" ({self.origin}): {self.minutes:.0f} core-minutes"
@@ -47,87 +51,118 @@ class Cost:
 
 
 def cost_of(
-    label: str, runs: int, config: RunConfig, data: PreparedData, known: Sequence[dict[str, Any]]
+    label: str, runs: int, config: RunConfig, data: PreparedData, finished: Sequence[RunReport]
 ) -> Cost:
-    """Timed by a few steps, with as many epochs as `known` reports of others took on average, else by a guess."""
-    epochs = round(mean(len(report["history"]) for report in known)) if known else GUESSED_EPOCHS
-    origin = "as finished runs took" if known else "guessed"
+    """Estimate what `runs` runs of a config cost, by timing a few steps of one.
+
+    They are expected to take as many epochs as the `finished` runs took on average.
+    """
+    epochs = round(mean(len(report.history) for report in finished)) if finished else GUESSED_EPOCHS
+    origin = "as finished runs took" if finished else "guessed"
     return Cost(
         label, runs, epoch_seconds(config, data), min(epochs, config.train.max_epochs), origin, config.threads
     )
 
 
-def say_costs(costs: Sequence[Cost]) -> str:
-    """One line a kind of run, and the sum."""
-    total, cores = sum(cost.minutes for cost in costs), environment.num_cores()
-    return "\n".join(
-        [
-            *(cost.to_text() for cost in costs),
-            f"all: {sum(cost.runs for cost in costs)} runs are missing, {total / 60:.1f} core-hours,"
-            f" {total / 60 / cores:.1f} hours on {cores} cores",
-        ]
+def costs_text(costs: Sequence[Cost]) -> str:
+    """Return a line for each kind of run, and one for the sum."""
+    minutes, cores = sum(cost.minutes for cost in costs), machine.num_cores()
+    total = (
+        f"all: {sum(cost.runs for cost in costs)} runs are missing, {minutes / 60:.1f} core-hours,"
+        f" {minutes / 60 / cores:.1f} hours on {cores} cores"
     )
+    return "\n".join([*(cost.to_text() for cost in costs), total])
 
 
-class Rehearsal(Recipe):
-    """A recipe that trains nothing: what is there it finds, what is missing it counts, and what depends on that is
-    missing too."""
+@dataclass
+class Rehearsal:
+    """A runner of a recipe's stages that trains nothing.
 
-    costs: list[Cost]
+    It finds stages that are finished and counts those that are missing. What depends on a missing stage is missing too.
+    """
 
-    def rehearse(self, cells: Cells, seeds: int) -> list[Cost]:
-        """What a table of these cells would still take, in the order of its stages."""
-        self.costs = []
-        plan = self.plan()
-        train_cells(self, cells(self, plan, list(self.teachers(plan)), seeds), title="")
-        return self.costs
+    workers: int = 1
+    keeps_plans: bool = False
+    costs: list[Cost] = field(default_factory=list)
+    """The missing runs, in the order of the stages."""
 
-    def record(self, plan: Plan) -> None:
-        """It may rest on a guess, which nobody must read back."""
-
-    def _race(
-        self,
-        directory: Path,
-        race: ProbeConfig,
-        model: str,
-        model_config: Frozen,
-        settings: TrainConfig,
-        *,
-        probe_rate: bool = False,
-        teachers: tuple[Path, ...] = (),
-        seconds: float | None = None,
-    ) -> Found:
-        if (directory / RESULT).is_file():
-            return read_found(directory)
-        rows = len(self.data.train)
-        timed = epoch_seconds(
-            RunConfig(model, model_config, settings, threads=self.threads, device=self.device), self.data
+    def probe(self, race: Race) -> ProbeResult:
+        """Return the answer of a finished probe; for a missing one, count it and return the defaults."""
+        if (race.out / RESULT).is_file():
+            return read_result(race.out)
+        config = RunConfig(
+            race.model, race.model_config, race.training, threads=race.threads, device=race.device
         )
-        part, epochs = timed * min(race.max_rows, rows) / rows, most_epochs(race, probe_rate=probe_rate)
-        label = f"probe of {model}{', taught' if teachers else ''}"
-        self.costs.append(Cost(label, 1, part, epochs, "at most, on its rows", self.threads))
-        return Found(settings.l2, settings.learning_rate, 0.0, timed, None, 0.0, 0.0)
-
-    def _checksums(self, tables: Sequence[Path]) -> list[str]:
-        return [LogitTable(path).checksum if is_table(path) else str(path) for path in tables]
-
-    def place(self, stage: str, config: RunConfig) -> Path:
-        if all(is_table(path) for path in config.teachers):
-            return super().place(stage, config)
-        # Its name is unknown, but it is not there.
-        return self.out / f"{stage}-{fingerprint(config.to_json())[:10]}"
-
-    def train(self, configs: dict[Path, RunConfig], title: str) -> dict[Path, dict[str, Any]]:
-        missing: dict[tuple[str, str], list[RunConfig]] = {}
-        for path, config in configs.items():
-            if not (path / REPORT).is_file():  # one that is only to be packed anew takes no time to speak of
-                label = STAGE.sub("", path.parent.name)
-                missing.setdefault((label, config.model_config.model_dump_json()), []).append(config)
-        for (label, _), own in missing.items():
-            stages = (
-                path for path in self.out.glob(f"{label}-*") if STAGE.fullmatch(path.name.removeprefix(label))
+        seconds = epoch_seconds(config, race.data)
+        self.costs.append(
+            Cost(
+                label=f"probe of {race.model}{', taught' if race.teachers else ''}",
+                runs=1,
+                seconds_per_epoch=seconds * race.rows / len(race.data.train),
+                epochs=race.config.most_epochs(probe_rate=race.probe_rate),
+                origin="at most, on its rows",
+                threads=race.threads,
             )
-            known = [read_report(path.parent) for stage in stages for path in stage.glob(f"*/{REPORT}")]
-            like = [one for one in known if one["model"]["name"] == own[0].model]
-            self.costs.append(cost_of(label, len(own), own[0], self.data, like))
-        return {path: {} for path in configs}
+        )
+        return ProbeResult(
+            l2=race.training.l2,
+            learning_rate=race.training.learning_rate,
+            auc=0.0,
+            seconds_per_epoch=seconds,
+            runner_up=None,
+            margin=0.0,
+            margin_error=0.0,
+        )
+
+    def train(self, configs: dict[Path, RunConfig], data: PreparedData, title: str) -> Runs:
+        """Count the runs that are missing. The reports of those are empty: a rehearsal reads none."""
+        missing: dict[tuple[str, str], dict[Path, RunConfig]] = {}
+        for path, config in configs.items():
+            # A run that only has to be packed again takes hardly any time.
+            if not (path / REPORT).is_file():
+                kind = FINGERPRINT.sub("", path.parent.name), config.model_config.model_dump_json()
+                missing.setdefault(kind, {})[path] = config
+        for (label, _), runs in missing.items():
+            path, config = next(iter(runs.items()))
+            finished = [
+                report for report in _reports(path.parents[1], label) if report.model.name == config.model
+            ]
+            self.costs.append(cost_of(label, len(runs), config, data, finished))
+        return {path: read_report(path) if (path / REPORT).is_file() else _empty_report() for path in configs}
+
+    def run(self, jobs: Sequence[Job], title: str) -> list[Any]:
+        """Do nothing: other jobs than runs take hardly any time."""
+        return [None for _ in jobs]
+
+    def checksum(self, table: Path) -> str:
+        """Return the checksum of a table; for a missing one its path, which names a stage that is missing too."""
+        return table_checksum(table) if is_table(table) else str(table)
+
+
+def missing_costs(
+    config: RecipeConfig,
+    data: PreparedData,
+    out: Path,
+    cells: Cells,
+    seeds: int,
+    *,
+    threads: int | None = None,
+    device: str = "cpu",
+) -> list[Cost]:
+    """Return what a table of these cells would still cost, in the order of its stages."""
+    rehearsal = Rehearsal()
+    recipe = Recipe(config, data, out, threads=threads, device=device, runner=rehearsal, quiet=True)
+    plan = recipe.plan()
+    train_cells(recipe, cells(recipe, plan, list(recipe.train_teachers(plan)), seeds), title="rehearsal")
+    return rehearsal.costs
+
+
+def _reports(out: Path, label: str) -> list[RunReport]:
+    """Return the reports of all finished runs in stages that are named `label`, whatever their fingerprints."""
+    stages = (path for path in out.glob(f"{label}-*") if FINGERPRINT.fullmatch(path.name.removeprefix(label)))
+    return [read_report(path.parent) for stage in stages for path in stage.glob(f"*/{REPORT}")]
+
+
+def _empty_report() -> RunReport:
+    """Return a report without any figure: reading one would be an error in the rehearsal."""
+    return RunReport.model_construct()

@@ -1,4 +1,4 @@
-"""What the mean of M estimators gains along each axis, beside what theory predicts (the paper's Figures 1b and 1c).
+"""What the mean of M estimators gains along each axis, with what theory predicts (the paper's Figures 1b and 1c).
 
 Shape suffixes: N rows, M estimators.
 """
@@ -20,15 +20,17 @@ from recap_ctr.axes.routes import Routed
 from recap_ctr.bench import figures
 from recap_ctr.bench.overview import PUBLISHED
 from recap_ctr.bench.published import title_of
-from recap_ctr.bench.scaling import Repeated, cells_of, finished, run_of, train_cells
 from recap_ctr.bench.tables import grid
+from recap_ctr.data.shards import Shard
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.evaluate import Array
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.recipe.ablation import Cell, ablation_cells, finished_runs, student_run, train_cells
 from recap_ctr.recipe.stages import Plan, Recipe
-from recap_ctr.training.run import ARTIFACT, RunConfig, teacher_tables
-from recap_ctr.training.run import estimators as estimators_of
+from recap_ctr.training.estimators import load_estimators
+from recap_ctr.training.parallel import teacher_tables
+from recap_ctr.training.run import ARTIFACT, RunConfig, held_out_shards
 
 CHECKPOINTS = 8
 STUDENTS = "students"
@@ -48,14 +50,14 @@ HEADER = [
 
 @dataclass(frozen=True)
 class Point:
-    """The mean of M estimators of one family, itself a mean over subsets of them."""
+    """The figures of the mean of M estimators of one family, averaged over subsets of them."""
 
     family: str
     axis: str
     count: int
     auc: float
     auc_gain: float
-    """AUC minus the mean of the members'."""
+    """AUC of the mean minus the mean AUC of its members."""
     logloss: float
     removed: float
     """V_ns (Eq. 5)."""
@@ -68,93 +70,119 @@ class Point:
 def scale(
     family: str, axis: str, logits_NM: diagnose.Floats, labels_N: Array, weights_N: Array | None = None
 ) -> list[Point]:
-    """The mean of 1, 2, .. of the estimators: no order among them counts."""
+    """Return the figures of the mean of 1, 2, .. of the estimators, whose order does not matter."""
     if logits_NM.shape[1] == 1:
-        auc, loss = (of(labels_N, logits_NM[:, 0], weights_N) for of in (metrics.auc, metrics.logloss))
+        auc = metrics.auc(labels_N, logits_NM[:, 0], weights_N)
+        loss = metrics.logloss(labels_N, logits_NM[:, 0], weights_N)
         return [Point(family, axis, 1, auc, 0.0, loss, 0.0, 0.0, 0.0)]
     cube = diagnose.Cube.from_array(logits_NM[:, :, None, None])
-    seen = diagnose.curve(cube, labels_N, "run", weights=weights_N)
-    between = float(np.average(logits_NM.var(axis=1, ddof=1), weights=weights_N))
+    curve = diagnose.curve(cube, labels_N, "run", weights=weights_N)
+    variance = float(np.average(logits_NM.var(axis=1, ddof=1), weights=weights_N))
     return [
         Point(
-            family, axis, one.count, one.auc.value, one.auc_gain.value, one.loss.value,
-            between * (1 - 1 / one.count), one.predicted.value, one.gain.value,
+            family=family,
+            axis=axis,
+            count=point.count,
+            auc=point.auc.value,
+            auc_gain=point.auc_gain.value,
+            logloss=point.loss.value,
+            removed=variance * (1 - 1 / point.count),
+            predicted=point.predicted.value,
+            measured=point.gain.value,
         )
-        for one in seen.points
-    ]  # fmt: skip
+        for point in curve.points
+    ]
 
 
-def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[str, Repeated]:
-    """What the table is made of, beside the teachers: as many FCN by the published protocol, trajectories, students."""
-    published = cells_of(recipe, plan, "fcn", ["plain"], range(1, len(teachers) + 1), teachers)["plain"]
-    students = cells_of(recipe, plan, "recap", ["ema-kd"], range(1, seeds + 1), teachers)["ema-kd"]
-    paths = {name: Repeated(config, [1]) for name, config in trajectories(recipe, plan).items()}
-    return {PUBLISHED: published, STUDENTS: students, **paths}
+def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[str, Cell]:
+    """Return what the table is made of apart from the teachers.
+
+    These are students, one run of each trajectory, and as many FCNs by the published protocol as there are teachers.
+    """
+    published = ablation_cells(recipe, plan, "fcn", ["plain"], range(1, len(teachers) + 1), teachers)
+    students = ablation_cells(recipe, plan, "recap", ["ema-kd"], range(1, seeds + 1), teachers)
+    paths = {name: Cell(config, [1]) for name, config in trajectories(recipe, plan).items()}
+    return {PUBLISHED: published["plain"], STUDENTS: students["ema-kd"], **paths}
 
 
 def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
-    """Train what is missing; write numbers, table and figure; return the table as Markdown."""
+    """Train what is missing, write numbers, table and figure, and return the table as Markdown."""
     plan = recipe.plan()
-    teachers = list(recipe.teachers(plan))
-    shard = recipe.data.test if len(recipe.data.test) else recipe.data.valid
-    split = "test" if len(recipe.data.test) else "valid"
-    device = torch.device(recipe.device)
+    teachers = list(recipe.train_teachers(plan))
+    split, shard = held_out_shards(recipe.data).popitem()
     wanted = cells(recipe, plan, teachers, seeds)
     runs = train_cells(recipe, wanted, title="estimators")
-
-    def of_runs(runs: Sequence[Path]) -> diagnose.Floats:
-        return np.concatenate(list(blocks([LogitTable(path) for path in teacher_tables(runs, split)])))
-
-    def of_checkpoints(run: Path) -> diagnose.Floats:
-        models = estimators_of(run, None, "checkpoint").values()
-        return np.stack([predict(model.to(device), shard, device) for model in models], axis=1).astype(
-            np.float64
-        )
 
     def corrected(family: str, axis: str, logits_NM: diagnose.Floats) -> list[Point]:
         logits_NM, weights_N = undo_sampling(logits_NM, shard, recipe.config.negative_rate)
         return scale(family, axis, logits_NM, shard.labels, weights_N)
 
+    teacher = title_of(recipe.config.teacher_model)
     points = [
-        *corrected("FCN, published protocol", "run", of_runs(list(runs[PUBLISHED]))),
-        *corrected(f"{title_of(recipe.config.teacher_model)}, averaged weights", "run", of_runs(teachers)),
+        *corrected("FCN, published protocol", "run", _logits_of_runs(list(runs[PUBLISHED]), split)),
+        *corrected(f"{teacher}, averaged weights", "run", _logits_of_runs(teachers, split)),
     ]
+    device = torch.device(recipe.device)
     for name in trajectories(recipe, plan):
-        points += corrected(name, "trajectory", of_checkpoints(next(iter(runs[name]))))
-    each = []
-    for run in finished(recipe, wanted[STUDENTS].config):  # and what other tables trained beside them
-        model = load_artifact(run / ARTIFACT).model.to(device)
-        assert isinstance(model, Routed)
-        logits_NM = predict_routes(model.model, shard, model.routes, device)
-        each.append(corrected("RECAP", "route", logits_NM))
-    points += [_mean(list(same)) for same in zip(*each, strict=True)]
-    text = "\n".join([*_markdown(points), "", *_findings(points, split, len(shard)), ""])
-    about = {"data": recipe.data.name, "split": split, "rows": len(shard), "students": len(each)}
+        logits_NM = _logits_of_checkpoints(next(iter(runs[name])), shard, device)
+        points += corrected(name, "trajectory", logits_NM)
+    # Students that other tables trained are used too.
+    students = [
+        corrected("RECAP", "route", _logits_of_routes(run, shard, device))
+        for run in finished_runs(recipe, wanted[STUDENTS].config)
+    ]
+    points += [_mean(list(same)) for same in zip(*students, strict=True)]
+    text = table_text(points, split, len(shard))
+    about = {"data": recipe.data.name, "split": split, "rows": len(shard), "students": len(students)}
 
     def draw(figure: Figure) -> None:
         _draw(figure, points, f"What averaging estimators gains, {recipe.data.name}", split)
 
-    figures.publish(reports / "estimators", text, about, [asdict(one) for one in points], draw, height=4.0)
+    figures.publish(
+        reports / "estimators", text, about, [asdict(point) for point in points], draw, height=4.0
+    )
     return text
 
 
-def trajectories(recipe: Recipe, plan: Plan) -> dict[str, RunConfig]:
-    """The recipe's own training, whose last epochs' raw weights are kept.
+def _logits_of_runs(runs: Sequence[Path], split: str) -> diagnose.Floats:
+    return np.concatenate(list(blocks([LogitTable(path) for path in teacher_tables(runs, split)])))
 
-    The average that runs beside them changes no step. It says when to stop, after the rate's noise has become steady:
-    without it the run would end while its checkpoints still get better, and these would not be exchangeable.
+
+def _logits_of_checkpoints(run: Path, shard: Shard, device: torch.device) -> diagnose.Floats:
+    models = load_estimators(run, None, "checkpoint").values()
+    return np.stack([predict(model.to(device), shard, device) for model in models], axis=1).astype(np.float64)
+
+
+def _logits_of_routes(run: Path, shard: Shard, device: torch.device) -> diagnose.Floats:
+    model = load_artifact(run / ARTIFACT).model.to(device)
+    assert isinstance(model, Routed)
+    return predict_routes(model.model, shard, model.routes, device)
+
+
+def trajectories(recipe: Recipe, plan: Plan) -> dict[str, RunConfig]:
+    """Return the recipe's training of two models, with the raw weights of its last epochs kept.
+
+    The average of the weights changes no step of a run. It decides when to stop: after the noise of the constant rate
+    has become steady. Without it the run would end while its checkpoints still improve, and they would not be
+    exchangeable.
     """
+    students = {"FCN": "fcn", "recursive backbone": "recap"}
+    configs = {name: student_run(recipe, plan, student, "ema", []) for name, student in students.items()}
     return {
-        name: replace(own, train=own.train.model_copy(update={"checkpoints": CHECKPOINTS}))
-        for name, student in (("FCN", "fcn"), ("recursive backbone", "recap"))
-        for own in [run_of(recipe, plan, student, "ema", [])]
+        name: replace(config, train=config.train.model_copy(update={"checkpoints": CHECKPOINTS}))
+        for name, config in configs.items()
     }
 
 
-def _mean(same: Sequence[Point]) -> Point:
-    """Of several students' points."""
+def _mean(points: Sequence[Point]) -> Point:
+    """Return the mean of the points of several students."""
     names = ("auc", "auc_gain", "logloss", "removed", "predicted", "measured")
-    return replace(same[0], **{name: mean(getattr(one, name) for one in same) for name in names})
+    return replace(points[0], **{name: mean(getattr(point, name) for point in points) for name in names})
+
+
+def table_text(points: Sequence[Point], split: str, rows: int) -> str:
+    """Return the table with its findings as Markdown."""
+    return "\n".join([*_markdown(points), "", *_findings(points, split, rows), ""])
 
 
 def _markdown(points: Sequence[Point]) -> list[str]:
@@ -162,49 +190,58 @@ def _markdown(points: Sequence[Point]) -> list[str]:
         HEADER,
         [
             [
-                one.family, one.axis, str(one.count), f"{100 * one.auc:.3f}", f"{100 * one.auc_gain:+.3f}",
-                f"{one.logloss:.5f}", f"{one.removed:.5f}", f"{one.predicted:.6f}", f"{one.measured:.6f}",
+                point.family,
+                point.axis,
+                str(point.count),
+                f"{100 * point.auc:.3f}",
+                f"{100 * point.auc_gain:+.3f}",
+                f"{point.logloss:.5f}",
+                f"{point.removed:.5f}",
+                f"{point.predicted:.6f}",
+                f"{point.measured:.6f}",
             ]
-            for one in points
+            for point in points
         ],
-    )  # fmt: skip
+    )
 
 
 def _families(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """By axis and family."""
-    found: dict[str, list[Point]] = {}
-    for one in points:
-        found.setdefault(f"{AXES[one.axis]}: {one.family}", []).append(one)
-    return found
+    """Return the points by axis and family."""
+    families: dict[str, list[Point]] = {}
+    for point in points:
+        families.setdefault(f"{AXES[point.axis]}: {point.family}", []).append(point)
+    return families
 
 
 def _findings(points: Sequence[Point], split: str, rows: int) -> list[str]:
-    last = {name: line[-1] for name, line in _families(points).items() if line[-1].count > 1}
-    said = [
-        f"On {rows:,} {split} rows; AUC in points, losses as they are; means over subsets of M estimators."
-        f" Checkpoints are raw weights, of the last epochs of one run."
+    largest = {name: family[-1] for name, family in _families(points).items() if family[-1].count > 1}
+    gains = [f"{name}, {point.count} of them: {100 * point.auc_gain:+.3f}" for name, point in largest.items()]
+    sentences = [
+        f"On {rows:,} {split} rows; AUC in points; means over subsets of M estimators. Checkpoints are the raw weights"
+        " of the last epochs of one run.",
+        f"Gains in AUC over one estimator, in points: {'; '.join(gains)}.",
     ]
-    gains = [f"{name}, {one.count} of them: {100 * one.auc_gain:+.3f}" for name, one in last.items()]
-    said.append(f"Gains in AUC over one estimator, in points: {'; '.join(gains)}.")
-    ratios = [one.measured / one.predicted for one in last.values() if one.predicted > 0]
+    ratios = [point.measured / point.predicted for point in largest.values() if point.predicted > 0]
     if ratios:
-        said.append(
+        sentences.append(
             f"The loss that is saved is {min(ratios):.2f} to {max(ratios):.2f} of what Eq. 6 predicts from V_ns."
         )
-    return said
+    return sentences
 
 
 def _draw(figure: Figure, points: Sequence[Point], title: str, split: str) -> None:
-    """Gain in AUC against the number of estimators; loss saved against loss predicted."""
+    """Draw the gain in AUC against the number of estimators, and the loss saved against the loss predicted."""
     figure.suptitle(title, parse_math=False)
     left, right = figure.subplots(1, 2)
-    for at, (name, line) in enumerate(_families(points).items()):
-        figures.series(left, at, [one.count for one in line], [100 * one.auc_gain for one in line], name)
-        seen = [one for one in line if one.predicted > 0 and one.measured > 0]
-        figures.series(
-            right, at, [one.predicted for one in seen], [one.measured for one in seen], name, linestyle=""
+    for index, (name, family) in enumerate(_families(points).items()):
+        gains = [100 * point.auc_gain for point in family]
+        figures.series(left, index, [point.count for point in family], gains, name)
+        positive = [point for point in family if point.predicted > 0 and point.measured > 0]
+        predicted, measured = (
+            [getattr(point, key) for point in positive] for key in ("predicted", "measured")
         )
-    shown = [one.predicted for one in points if one.predicted > 0]
+        figures.series(right, index, predicted, measured, name, linestyle="")
+    shown = [point.predicted for point in points if point.predicted > 0]
     if shown:
         ends = [min(shown), max(shown)]
         right.plot(ends, ends, color=figures.INK, linestyle="--", linewidth=1, label="measured = predicted")

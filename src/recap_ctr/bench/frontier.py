@@ -1,34 +1,35 @@
 """AUC against stored parameters: single models, larger ones, ensembles and RECAP (the paper's Figures 1d and 4)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import nn
 
 from recap_ctr.bench import capacity, figures, table1
-from recap_ctr.bench.overview import held_out
-from recap_ctr.bench.scaling import Repeated, Runs, cells_of, finished, train_cells
 from recap_ctr.bench.tables import NONE, grid, spread
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.inference.costs import relative_costs
 from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.recipe.ablation import Cell, ablation_cells, finished_runs, train_cells
+from recap_ctr.recipe.report import measure_ensembles
 from recap_ctr.recipe.stages import Plan, Recipe
-from recap_ctr.training.run import ARTIFACT
+from recap_ctr.training.parallel import Runs
+from recap_ctr.training.run import ARTIFACT, held_out_shards
 
 RECAP = "RECAP"
 OTHERS, AVERAGED = "other models", "others, averaged"
 KINDS = ("single model", "ensemble", "capacity", OTHERS, RECAP, AVERAGED)
-SHOWN = 4.0  # how far below one teacher the figure reaches, in its distance from the best
+SHOWN = 4.0  # How far below one teacher the figure reaches, in units of the teacher's distance from the best.
 HEADER = ["model", "kind", "runs", "parameters", "AUC", "cost", "on the frontier"]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A way to spend parameters: one AUC for each run."""
+    """One way to spend parameters, with the AUC of each run."""
 
     name: str
     kind: str
@@ -36,71 +37,46 @@ class Point:
     parameters: int
     auc: tuple[float, ...]
     cost: float | None = None
-    """Time to score, over that of one teacher."""
+    """Time to score, relative to one teacher."""
     best: bool = False
-    """Whether no other has a higher AUC at no more parameters."""
+    """Whether no other has a higher AUC with no more parameters."""
 
 
-def mark(points: Sequence[Point]) -> list[Point]:
-    """The same points, those on the frontier marked."""
+def mark_frontier(points: Sequence[Point]) -> list[Point]:
+    """Return the points with those on the frontier marked."""
 
-    def beaten(one: Point) -> bool:
+    def is_beaten(point: Point) -> bool:
         return any(
-            other.parameters <= one.parameters
-            and mean(other.auc) >= mean(one.auc)
-            and (other.parameters, mean(other.auc)) != (one.parameters, mean(one.auc))
+            other.parameters <= point.parameters
+            and mean(other.auc) >= mean(point.auc)
+            and (other.parameters, mean(other.auc)) != (point.parameters, mean(point.auc))
             for other in points
         )
 
-    return [replace(one, best=not beaten(one)) for one in points]
+    return [replace(point, best=not is_beaten(point)) for point in points]
 
 
-def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[str, Repeated]:
-    """What the table is made of, beside the teachers: students, and FCN of other shapes."""
-    students = cells_of(recipe, plan, "recap", ["ema-kd"], range(1, seeds + 1), teachers)["ema-kd"]
+def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[str, Cell]:
+    """Return students, and FCNs of other shapes: what the table is made of apart from the teachers."""
+    students = ablation_cells(recipe, plan, "recap", ["ema-kd"], range(1, seeds + 1), teachers)
     shapes = capacity.cells(recipe, plan, teachers, seeds)
-    # One of the teachers' own shape is a teacher from another seed.
-    own_config = plan.arm.model_config(recipe.config.teacher_model, recipe.teacher_config)
-    others = {_name(shape): cell for shape, cell in shapes.items() if cell.config.model_config != own_config}
-    return {RECAP: students, **others}
+    # An FCN of the teachers' shape would only be another teacher.
+    teacher = plan.arm.model_config(recipe.config.teacher_model, recipe.teacher_model_config)
+    others = {_name(shape): cell for shape, cell in shapes.items() if cell.config.model_config != teacher}
+    return {RECAP: students["ema-kd"], **others}
 
 
 def frontier(recipe: Recipe, seeds: int, reports: Path) -> str:
-    """Train what is missing; write numbers, table and figure; return the table as Markdown."""
+    """Train what is missing, write numbers, table and figure, and return the table as Markdown."""
     plan = recipe.plan()
-    teachers = recipe.teachers(plan)
-    members = list(teachers)
-    wanted = cells(recipe, plan, members, seeds)
+    teachers = recipe.train_teachers(plan)
+    wanted = cells(recipe, plan, list(teachers), seeds)
     train_cells(recipe, wanted, title="frontier")
-    split = held_out(teachers[members[0]])
-    runs = {name: finished(recipe, cell.config) for name, cell in wanted.items()}
-    students = runs.pop(RECAP)
-    title, size = recipe.config.teacher_model.upper(), teachers[members[0]]["parameters"]
-    ensembles = {f"{one['teachers']} × {title}": one for one in recipe.ensembles(members)[1:]}
-    costs = _costs(
-        recipe,
-        {
-            title: members[:1],
-            **{name: members[: one["teachers"]] for name, one in ensembles.items()},
-            **{name: list(found)[:1] for name, found in (*runs.items(), (RECAP, students))},
-        },
-    )
-    points = mark(
-        [
-            _point(title, "single model", teachers, split, costs),
-            *(
-                Point(
-                    name, "ensemble", 1, one["teachers"] * size, (one["metrics"][split]["raw"]["auc"],), costs[name]
-                )
-                for name, one in ensembles.items()
-            ),
-            *(_point(name, "capacity", found, split, costs) for name, found in runs.items()),
-            *_others(reports, split, recipe.data, averaged=False),
-            *_others(reports, split, recipe.data, averaged=True),
-            _point(RECAP, RECAP, students, split, costs),
-        ]
-    )  # fmt: skip
-    text = "\n".join([*_markdown(points), "", *_findings(points, split), ""])
+    split = next(iter(teachers.values())).metrics.split
+    # Runs that other tables trained are used too.
+    runs = {name: finished_runs(recipe, cell.config) for name, cell in wanted.items()}
+    points = mark_frontier(_points(recipe, teachers, runs.pop(RECAP), runs, split, reports))
+    text = table_text(points, split)
     about = {"data": recipe.data.name, "split": split}
 
     def draw(figure: Figure) -> None:
@@ -110,38 +86,82 @@ def frontier(recipe: Recipe, seeds: int, reports: Path) -> str:
     return text
 
 
+def _points(
+    recipe: Recipe, teachers: Runs, students: Runs, others: Mapping[str, Runs], split: str, reports: Path
+) -> list[Point]:
+    """Return all points, in the order of the table: one teacher first, RECAP last."""
+    members, size = list(teachers), next(iter(teachers.values())).parameters
+    title = recipe.config.teacher_model.upper()
+    ensembles = {
+        f"{ensemble.teachers} × {title}": ensemble
+        for ensemble in measure_ensembles(recipe.config, recipe.data, members)[1:]
+    }
+    costs = _costs(
+        recipe,
+        {
+            title: members[:1],
+            **{name: members[: ensemble.teachers] for name, ensemble in ensembles.items()},
+            **{name: list(runs)[:1] for name, runs in others.items()},
+            RECAP: list(students)[:1],
+        },
+    )
+    return [
+        _point(title, "single model", teachers, split, costs),
+        *(
+            Point(
+                name=name,
+                kind="ensemble",
+                runs=1,
+                parameters=ensemble.teachers * size,
+                auc=(ensemble.metrics.on(split).raw.auc,),
+                cost=costs[name],
+            )
+            for name, ensemble in ensembles.items()
+        ),
+        *(_point(name, "capacity", runs, split, costs) for name, runs in others.items()),
+        *_models_of_table1(reports, split, recipe.data, averaged=False),
+        *_models_of_table1(reports, split, recipe.data, averaged=True),
+        _point(RECAP, RECAP, students, split, costs),
+    ]
+
+
 def _name(shape: capacity.Shape) -> str:
     heads = f", {shape.heads} heads" if shape.heads > 1 else ""
     return f"FCN, {shape.layers} layers{heads}"
 
 
-def _point(name: str, kind: str, runs: Runs, split: str, costs: dict[str, float]) -> Point:
-    found = list(runs.values())
-    aucs = tuple(report["metrics"][split]["raw"]["auc"] for report in found)
-    return Point(name, kind, len(found), found[0]["parameters"], aucs, costs[name])
+def _point(name: str, kind: str, runs: Runs, split: str, costs: Mapping[str, float]) -> Point:
+    reports = list(runs.values())
+    aucs = tuple(report.metrics.on(split).raw.auc for report in reports)
+    return Point(name, kind, len(reports), reports[0].parameters, aucs, costs[name])
 
 
-def _others(reports: Path, split: str, data: PreparedData, *, averaged: bool) -> list[Point]:
-    """The models of table 1, as far as their reports on these data are there."""
-    kind, mark = (AVERAGED, " + EMA") if averaged else (OTHERS, "")
+def _models_of_table1(reports: Path, split: str, data: PreparedData, *, averaged: bool) -> list[Point]:
+    """Return the models of table 1 that have reports on these data."""
+    kind, suffix = (AVERAGED, " + EMA") if averaged else (OTHERS, "")
     return [
-        Point(arm.name + mark, kind, len(arm.seeds), arm.parameters, arm.figures["auc"])
+        Point(arm.name + suffix, kind, len(arm.seeds), arm.parameters, arm.figures["auc"])
         for name, arm in table1.read_arms(reports, averaged=averaged, data=data).items()
         if name != table1.OURS and arm.split == split and arm.parameters is not None
     ]
 
 
-def _costs(recipe: Recipe, models: dict[str, Sequence[Path]]) -> dict[str, float]:
-    """Time to score, over that of the first entry."""
+def _costs(recipe: Recipe, runs: Mapping[str, Sequence[Path]]) -> dict[str, float]:
+    """Return the time to score with all runs of each entry, relative to the first entry."""
     device = torch.device(recipe.device)
     torch.set_num_threads(recipe.threads)
-    loaded: dict[Path, nn.Module] = {}
-    for path in {path for paths in models.values() for path in paths}:
-        loaded[path] = load_artifact(path / ARTIFACT).model.to(device)
-    shard = recipe.data.test if len(recipe.data.test) else recipe.data.valid
-    return relative_costs(
-        {name: [loaded[path] for path in paths] for name, paths in models.items()}, shard, device
-    )
+    loaded = {
+        path: load_artifact(path / ARTIFACT).model.to(device)
+        for path in {path for paths in runs.values() for path in paths}
+    }
+    _, shard = held_out_shards(recipe.data).popitem()
+    models = {name: [loaded[path] for path in paths] for name, paths in runs.items()}
+    return relative_costs(models, shard, device)
+
+
+def table_text(points: Sequence[Point], split: str) -> str:
+    """Return the table with its findings as Markdown."""
+    return "\n".join([*_markdown(points), "", *_findings(points, split), ""])
 
 
 def _markdown(points: Sequence[Point]) -> list[str]:
@@ -149,60 +169,56 @@ def _markdown(points: Sequence[Point]) -> list[str]:
         HEADER,
         [
             [
-                point.name, point.kind, str(point.runs), f"{point.parameters:,}", spread(point.auc, 3, 100),
-                NONE if point.cost is None else f"{point.cost:.2f}", "✓" if point.best else "",
+                point.name,
+                point.kind,
+                str(point.runs),
+                f"{point.parameters:,}",
+                spread(point.auc, 3, 100),
+                NONE if point.cost is None else f"{point.cost:.2f}",
+                "✓" if point.best else "",
             ]
             for point in points
         ],
-    )  # fmt: skip
+    )
 
 
 def _findings(points: Sequence[Point], split: str) -> list[str]:
-    one, recap = points[0], points[-1]
-    said = [
-        f"On {split} rows, AUC in points; cost is the time to score relative to one {one.name}, same process,"
-        " interleaved. On the frontier: no other model has a higher AUC with no more parameters."
-    ]
+    teacher, recap = points[0], points[-1]
 
     def gain(point: Point) -> str:
         return (
-            f"{100 * (mean(point.auc) - mean(one.auc)):+.3f} at {point.parameters / one.parameters:.2f} times"
+            f"{100 * (mean(point.auc) - mean(teacher.auc)):+.3f} at {point.parameters / teacher.parameters:.2f} times"
             " the parameters"
         )
 
-    told = [f"RECAP {gain(recap)}"]
+    gains = [f"RECAP {gain(recap)}"]
     for kind, name in (("ensemble", "the best ensemble"), ("capacity", "the best other FCN")):
-        own = [point for point in points if point.kind == kind]
-        if own:
-            best = max(own, key=lambda point: mean(point.auc))
-            told.append(f"{name} ({best.name.removeprefix('FCN, ')}) {gain(best)}")
-    said.append(f"Over one {one.name}, in points: {'; '.join(told)}.")
-    return said
+        of_kind = [point for point in points if point.kind == kind]
+        if of_kind:
+            best = max(of_kind, key=lambda point: mean(point.auc))
+            gains.append(f"{name} ({best.name.removeprefix('FCN, ')}) {gain(best)}")
+    return [
+        f"On {split} rows, AUC in points; cost is the time to score relative to one {teacher.name}, same process,"
+        " interleaved. On the frontier: no other model has a higher AUC with no more parameters.",
+        f"Over one {teacher.name}, in points: {'; '.join(gains)}.",
+    ]
 
 
 def _draw(figure: Figure, points: Sequence[Point], subject: str, split: str) -> None:
-    """Where the better ones are; what lies far below is in the table alone."""
+    """Draw the better models; those far below are only in the table."""
     figure.suptitle(subject, parse_math=False)
     axes = figure.subplots()
-    one, top = mean(points[0].auc), max(mean(point.auc) for point in points)
-    floor = one - SHOWN * max(top - one, 1e-4)
+    teacher, top = mean(points[0].auc), max(mean(point.auc) for point in points)
+    floor = teacher - SHOWN * max(top - teacher, 1e-4)
     shown = [point for point in points if mean(point.auc) >= floor]
     hidden = len(points) - len(shown)
-    edge = sorted((point for point in shown if point.best), key=lambda point: point.parameters)
-    axes.step(
-        [point.parameters for point in edge], [100 * mean(point.auc) for point in edge], where="post",
-        color=figures.PALE, linewidth=1, zorder=1, label="frontier",
-    )  # fmt: skip
-    for at, kind in enumerate(KINDS):
-        own = [point for point in shown if point.kind == kind]
-        if own:
-            xs, ys = [point.parameters for point in own], [100 * mean(point.auc) for point in own]
-            figures.series(axes, at, xs, ys, kind, linestyle="", markersize=9 if kind == RECAP else 5)
-    figures.sizes(axes, log=True)
+    _draw_points(axes, shown)
+    figures.parameter_axis(axes, log=True)
     axes.set_ylabel(f"{split} AUC (points)")
     title = f"not shown: {hidden} below {100 * floor:.1f}" if hidden else None
     figures.legend(figure, axes, columns=7, title=title)
-    figures.names(
+    in_order = sorted(shown, key=lambda point: (not point.best, point.kind in (OTHERS, AVERAGED)))
+    figures.write_names(
         figure,
         axes,
         [
@@ -212,6 +228,25 @@ def _draw(figure: Figure, points: Sequence[Point], subject: str, split: str) -> 
                 100 * mean(point.auc),
                 KINDS.index(point.kind),
             )
-            for point in sorted(shown, key=lambda point: (not point.best, point.kind in (OTHERS, AVERAGED)))
+            for point in in_order
         ],
     )
+
+
+def _draw_points(axes: Axes, points: Sequence[Point]) -> None:
+    """Draw the frontier, and a series for each kind of point."""
+    edge = sorted((point for point in points if point.best), key=lambda point: point.parameters)
+    axes.step(
+        [point.parameters for point in edge],
+        [100 * mean(point.auc) for point in edge],
+        where="post",
+        color=figures.PALE,
+        linewidth=1,
+        zorder=1,
+        label="frontier",
+    )
+    for index, kind in enumerate(KINDS):
+        of_kind = [point for point in points if point.kind == kind]
+        if of_kind:
+            xs, ys = [point.parameters for point in of_kind], [100 * mean(point.auc) for point in of_kind]
+            figures.series(axes, index, xs, ys, kind, linestyle="", markersize=9 if kind == RECAP else 5)

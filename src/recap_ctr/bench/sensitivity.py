@@ -1,29 +1,28 @@
-"""How much RECAP depends on its settings: one varied at a time around the recipe's own (the paper's Table 4).
+"""How much RECAP depends on its settings: one varied at a time around the recipe's value (the paper's Table 4).
 
-Half of the paper's grid: each value is a student to train.
+It is half of the paper's grid, because each value is a student to train.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.stats import t as student_t
 
 from recap_ctr.bench import figures
-from recap_ctr.bench.overview import held_out
-from recap_ctr.bench.scaling import Repeated, finished, run_of, taught, train_cells
+from recap_ctr.bench.significance import chance_limit
 from recap_ctr.bench.tables import grid, spread
 from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
 from recap_ctr.models.recap import RecapConfig, default_rank
+from recap_ctr.recipe.ablation import Cell, finished_runs, student_run, taught_plan, train_cells
 from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.training.report import RunReport
 from recap_ctr.training.run import RunConfig
 
-FACTORS = (0.5, 1.0, 2.0)  # of the recipe's own value
+FACTORS = (0.5, 1.0, 2.0)  # Of the recipe's value.
 KD_WEIGHTS = (0.0, 0.5, 1.0, 2.0)
 TEACHERS = (1, 2)
 HEADER = ["setting", "value", "runs", "parameters", "AUC", "logloss", "calibrated logloss", "ΔAUC"]
@@ -40,7 +39,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Point:
-    """A variant's figures: one for each run."""
+    """The figures of a variant, one for each run."""
 
     setting: str
     value: float
@@ -51,84 +50,116 @@ class Point:
     logloss: tuple[float, ...]
     calibrated: tuple[float, ...]
     gain: float
-    """Mean AUC minus that of the recipe's own setting, over the same seeds."""
+    """Mean AUC minus that of the recipe's value, over the same seeds."""
+
+    @property
+    def name(self) -> str:
+        """Return the setting and its value as text."""
+        return f"{self.setting} {self.value:g}"
 
 
 def variants(base: RunConfig, untaught: RunConfig, layout: Layout, steps_per_epoch: int) -> list[Variant]:
-    """All arms; those at the recipe's own value are `base` itself. `untaught` is the student without teachers."""
-    model, train = base.model_config, base.train
-    assert isinstance(model, RecapConfig)
+    """Return all variants; those at the recipe's value are `base` itself.
 
-    def training(**changes: Any) -> RunConfig:
-        return replace(base, train=train.model_copy(update=changes))
-
-    def backbone(**changes: Any) -> RunConfig:
-        return replace(base, model_config=model.model_copy(update=changes))
-
-    found: list[Variant] = []
-    horizons = train.ema_epochs or (() if train.ema is None else (1 / ((1 - train.ema) * steps_per_epoch),))
-    if horizons:
-        for factor in FACTORS:
-            epochs = tuple(factor * horizon for horizon in horizons)
-            longer = train.model_copy(update={"ema": None, "ema_epochs": horizons}).with_horizons(factor)
-            changed = base if factor == 1 else replace(base, train=longer)
-            found.append(Variant("EMA horizon (epochs)", mean(epochs), changed))
-    for weight in sorted({*KD_WEIGHTS, train.kd_weight}):
-        changed = training(kd_weight=weight) if weight else untaught
-        found.append(Variant("KD weight λ", weight, base if weight == train.kd_weight else changed))
-    total = len(base.teachers)
-    found += [
-        Variant("teachers", count, replace(base, teachers=base.teachers[:count]))
-        for count in sorted({*TEACHERS, total})
-        if count <= total
+    `untaught` is the student without teachers.
+    """
+    return [
+        *_horizons(base, steps_per_epoch),
+        *_distillation(base, untaught),
+        *_adapters(base, layout),
     ]
-    # The rank is held where adapters vary: left to itself it would shrink as they grow, to keep the size.
-    own = model.lora_rank or default_rank(model, layout)
+
+
+def _horizons(base: RunConfig, steps_per_epoch: int) -> Iterator[Variant]:
+    """Yield averages of other horizons, if the recipe averages weights."""
+    train = base.train
+    horizons = train.ema_epochs or (() if train.ema is None else (1 / ((1 - train.ema) * steps_per_epoch),))
+    if not horizons:
+        return
+    by_epochs = train.model_copy(update={"ema": None, "ema_epochs": horizons})
+    for factor in FACTORS:
+        config = base if factor == 1 else replace(base, train=by_epochs.with_horizons(factor))
+        yield Variant("EMA horizon (epochs)", mean(factor * horizon for horizon in horizons), config)
+
+
+def _distillation(base: RunConfig, untaught: RunConfig) -> Iterator[Variant]:
+    """Yield other weights of distillation, then smaller numbers of teachers."""
+    train = base.train
+    for weight in sorted({*KD_WEIGHTS, train.kd_weight}):
+        if weight == train.kd_weight:
+            config = base
+        elif weight == 0:
+            config = untaught
+        else:
+            config = replace(base, train=train.model_copy(update={"kd_weight": weight}))
+        yield Variant("KD weight λ", weight, config)
+    total = len(base.teachers)
+    for count in sorted({*TEACHERS, total}):
+        if count <= total:
+            yield Variant("teachers", count, replace(base, teachers=base.teachers[:count]))
+
+
+def _adapters(base: RunConfig, layout: Layout) -> Iterator[Variant]:
+    """Yield other ranks of the adapters, then other numbers of them."""
+    model = base.model_config
+    assert isinstance(model, RecapConfig)
+    default = model.lora_rank or default_rank(model, layout)
     full = layout.num_fields * model.dim // 2
-    for rank in sorted({min(max(round(factor * own), 1), max(full, own)) for factor in FACTORS}):
-        found.append(Variant("LoRA rank", rank, base if rank == own else backbone(lora_rank=rank)))
+    for rank in sorted({min(max(round(factor * default), 1), max(full, default)) for factor in FACTORS}):
+        other_rank = replace(base, model_config=model.model_copy(update={"lora_rank": rank}))
+        yield Variant("LoRA rank", rank, base if rank == default else other_rank)
     for count in sorted({round(factor * model.num_adapters) for factor in FACTORS} - {0}):
         if model.binding == "free" or count % model.depth == 0:
-            changed = backbone(num_adapters=count, lora_rank=own)
-            found.append(Variant("adapters", count, base if count == model.num_adapters else changed))
-    return found
+            # By default the rank would shrink as adapters are added, to keep the size; so it is fixed.
+            changes = {"num_adapters": count, "lora_rank": default}
+            other_count = replace(base, model_config=model.model_copy(update=changes))
+            yield Variant("adapters", count, base if count == model.num_adapters else other_count)
 
 
-def arms_of(recipe: Recipe, plan: Plan, teachers: Sequence[Path]) -> tuple[RunConfig, list[Variant]]:
-    """The recipe's student and all arms around it."""
+def base_and_variants(
+    recipe: Recipe, plan: Plan, teachers: Sequence[Path]
+) -> tuple[RunConfig, list[Variant]]:
+    """Return the recipe's student, and all variants of it."""
     if not teachers:
-        raise InputError("this table varies distillation", fix="give at least one teacher")
-    base = run_of(recipe, taught(recipe, plan, "recap", teachers), "recap", "ema-kd", teachers)
-    untaught = run_of(recipe, plan, "recap", "ema", teachers)
+        raise InputError("this table varies distillation", fix="set at least one teacher")
+    base = student_run(recipe, taught_plan(recipe, plan, "recap", teachers), "recap", "ema-kd", teachers)
+    untaught = student_run(recipe, plan, "recap", "ema", teachers)
     steps = -(-len(recipe.data.train) // base.train.batch_size)
     return base, variants(base, untaught, recipe.data.layout, steps)
 
 
-def cells(
-    recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int
-) -> dict[tuple[str, float], Repeated]:
-    """What the table is made of; first the recipe's own, which all are compared with."""
-    base, arms = arms_of(recipe, plan, teachers)
-    first = sorted(arms, key=lambda arm: arm.config != base)
-    return {(arm.setting, arm.value): Repeated(arm.config, range(1, seeds + 1)) for arm in first}
+def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[tuple[str, float], Cell]:
+    """Return the cells of the table; first the recipe's student, which all others are compared with."""
+    base, all_variants = base_and_variants(recipe, plan, teachers)
+    in_order = sorted(all_variants, key=lambda variant: variant.config != base)
+    return {
+        (variant.setting, variant.value): Cell(variant.config, range(1, seeds + 1)) for variant in in_order
+    }
 
 
 def sensitivity(recipe: Recipe, seeds: int, reports: Path) -> str:
-    """Train what is missing; write numbers, table and figure; return the table as Markdown."""
+    """Train what is missing, write numbers, table and figure, and return the table as Markdown."""
     plan = recipe.plan()
-    teachers = list(recipe.teachers(plan))
-    base, arms = arms_of(recipe, plan, teachers)
+    teachers = list(recipe.train_teachers(plan))
+    base, all_variants = base_and_variants(recipe, plan, teachers)
     runs = train_cells(recipe, cells(recipe, plan, teachers, seeds), title="sensitivity")
-    own = list(next(iter(runs.values())).values())
-    split = held_out(own[0])
+    base_reports = list(next(iter(runs.values())).values())
+    split = base_reports[0].metrics.split
     points = [
-        _point(arm, list(runs[arm.setting, arm.value].values()), own, split, default=arm.config == base)
-        for arm in arms
+        _point(
+            variant,
+            list(runs[variant.setting, variant.value].values()),
+            base_reports,
+            split,
+            default=variant.config == base,
+        )
+        for variant in all_variants
     ]
-    known = [report["metrics"][split]["raw"]["auc"] for report in finished(recipe, base).values()]
-    noise = stdev(known) if len(known) > 1 else None
-    about = {"data": recipe.data.name, "split": split, "seed_noise": noise, "default_auc": known}
-    text = "\n".join([*_markdown(points), "", *_findings(points, split, known, noise), ""])
+    # Runs of the recipe's student that other tables trained tell more about the noise between seeds.
+    base_aucs = [report.metrics.on(split).raw.auc for report in finished_runs(recipe, base).values()]
+    noise = stdev(base_aucs) if len(base_aucs) > 1 else None
+    text = table_text(points, split, base_aucs)
+    about = {"data": recipe.data.name, "split": split, "seed_noise": noise, "default_auc": base_aucs}
 
     def draw(figure: Figure) -> None:
         _draw(figure, points, noise, f"RECAP's sensitivity to its settings, {recipe.data.name}", split)
@@ -140,93 +171,108 @@ def sensitivity(recipe: Recipe, seeds: int, reports: Path) -> str:
 
 
 def _point(
-    arm: Variant,
-    reports: Sequence[dict[str, Any]],
-    own: Sequence[dict[str, Any]],
+    variant: Variant,
+    reports: Sequence[RunReport],
+    base_reports: Sequence[RunReport],
     split: str,
     *,
     default: bool,
 ) -> Point:
-    found = [report["metrics"][split] for report in reports]
-    auc = tuple(one["raw"]["auc"] for one in found)
+    measured = [report.metrics.on(split) for report in reports]
+    aucs = tuple(run.raw.auc for run in measured)
     return Point(
-        arm.setting, arm.value, default, len(found), reports[0]["parameters"], auc,
-        tuple(one["raw"]["logloss"] for one in found), tuple(one["calibrated"]["logloss"] for one in found),
-        mean(auc) - mean(report["metrics"][split]["raw"]["auc"] for report in own),
-    )  # fmt: skip
+        setting=variant.setting,
+        value=variant.value,
+        default=default,
+        runs=len(reports),
+        parameters=reports[0].parameters,
+        auc=aucs,
+        logloss=tuple(run.raw.logloss for run in measured),
+        calibrated=tuple(run.calibrated.logloss for run in measured),
+        gain=mean(aucs) - mean(report.metrics.on(split).raw.auc for report in base_reports),
+    )
+
+
+def table_text(points: Sequence[Point], split: str, base_aucs: Sequence[float]) -> str:
+    """Return the table with its findings as Markdown; `base_aucs` are of all runs of the recipe's student."""
+    return "\n".join([*_markdown(points), "", *_findings(points, split, base_aucs), ""])
 
 
 def _markdown(points: Sequence[Point]) -> list[str]:
-    lines = []
+    body = []
     for point in points:
-        line = [
-            point.setting, f"{point.value:g}", str(point.runs), f"{point.parameters:,}", spread(point.auc, 3, 100),
-            spread(point.logloss, 5), spread(point.calibrated, 5),
-        ]  # fmt: skip
-        gain = "" if point.default else f"{100 * point.gain:+.3f}"
-        lines.append([*([line[0], *(f"**{text}**" for text in line[1:])] if point.default else line), gain])
-    return grid(HEADER, lines)
+        cells = [
+            f"{point.value:g}",
+            str(point.runs),
+            f"{point.parameters:,}",
+            spread(point.auc, 3, 100),
+            spread(point.logloss, 5),
+            spread(point.calibrated, 5),
+        ]
+        if point.default:
+            body.append([point.setting, *(f"**{text}**" for text in cells), ""])
+        else:
+            body.append([point.setting, *cells, f"{100 * point.gain:+.3f}"])
+    return grid(HEADER, body)
 
 
-def _findings(points: Sequence[Point], split: str, known: Sequence[float], noise: float | None) -> list[str]:
+def _findings(points: Sequence[Point], split: str, base_aucs: Sequence[float]) -> list[str]:
     others = [point for point in points if not point.default]
-    said = [
-        f"On {split} rows, AUC in points; the recipe's own value is bold, and ΔAUC the difference from it over the same"
-        " seeds. Weight 0 is the student without teachers, by their regulariser; adapters vary at the recipe's rank."
+    worst, best = (pick(others, key=lambda point: point.gain) for pick in (min, max))
+    sentences = [
+        f"On {split} rows, AUC in points; the recipe's value is bold, and ΔAUC is the difference from it over the same"
+        " seeds. Weight 0 is the student without teachers, with their regulariser; adapters vary at the recipe's rank.",
+        f"Of {len(others)} other values the best is {best.name}, {100 * best.gain:+.3f} points, the worst"
+        f" {worst.name}, {100 * worst.gain:+.3f}.",
     ]
-    low, high = (pick(others, key=lambda point: point.gain) for pick in (min, max))
-    said.append(
-        f"Of {len(others)} other values the best is {_name(high)}, {100 * high.gain:+.3f} points, the worst"
-        f" {_name(low)}, {100 * low.gain:+.3f}."
-    )
-    if noise is None:
-        said.append("The noise between seeds is unknown: there is one run of the recipe's own setting.")
-        return said
-    reach = beyond_chance(noise, len(known), len(others), points[0].runs)
-    beyond = [f"{_name(point)} ({100 * point.gain:+.3f})" for point in others if abs(point.gain) > reach]
-    said.append(
-        f"Seeds alone give ± {100 * noise:.3f} points (standard deviation over {len(known)} runs of the recipe's own)."
-        f" Beyond {100 * reach:.3f}, what chance would show one such table in twenty, "
-        + (f"are {', '.join(beyond)}." if beyond else "there is none.")
-    )
-    return said
-
-
-def beyond_chance(noise: float, known: int, values: int, runs: int) -> float:
-    """The largest difference of `values` from the recipe's own, of `runs` each, that chance passes 5 times in 100.
-
-    By Student's t, since the noise itself is known from few runs, corrected by Bonferroni.
-    """
-    return float(student_t.ppf(1 - 0.025 / values, known - 1)) * noise * sqrt(2 / runs)
-
-
-def _name(point: Point) -> str:
-    return f"{point.setting} {point.value:g}"
+    if len(base_aucs) < 2:
+        return [
+            *sentences,
+            "The noise between seeds is unknown: there is only one run at the recipe's values.",
+        ]
+    noise = stdev(base_aucs)
+    limit = chance_limit(noise, len(base_aucs), len(others), points[0].runs)
+    beyond = [f"{point.name} ({100 * point.gain:+.3f})" for point in others if abs(point.gain) > limit]
+    return [
+        *sentences,
+        f"Seeds alone give ± {100 * noise:.3f} points (standard deviation over {len(base_aucs)} runs at the recipe's"
+        f" values). In one such table of twenty, chance alone gives a difference beyond {100 * limit:.3f} points;"
+        f" differences beyond it here: {', '.join(beyond) or 'none'}.",
+    ]
 
 
 def _draw(figure: Figure, points: Sequence[Point], noise: float | None, title: str, split: str) -> None:
-    """One panel a setting, all on the same scale; values stand side by side, whatever their distance."""
+    """Draw one panel for each setting, all on the same scale."""
     figure.suptitle(title, parse_math=False)
     settings = list(dict.fromkeys(point.setting for point in points))
-    grid_of_axes = figure.subplots(2, 3, sharey=True, squeeze=False)
-    for at, axes in enumerate(grid_of_axes.flat):
-        if at >= len(settings):
+    panels = figure.subplots(2, 3, sharey=True, squeeze=False)
+    for index, axes in enumerate(panels.flat):
+        if index >= len(settings):
             axes.axis("off")
             continue
-        own = [point for point in points if point.setting == settings[at]]
-        heights = [100 * mean(point.auc) for point in own]
-        default = next(place for place, point in enumerate(own) if point.default)
-        if noise is not None:
-            figures.band(axes, heights[default], 100 * noise)
-        figures.series(axes, 0, range(len(own)), heights, "one setting varied")
-        axes.plot(
-            [default], [heights[default]], color=figures.COLOURS[1], marker="D", markersize=8, linestyle="",
-            label="the recipe's own",
-        )  # fmt: skip
-        axes.set_xticks(range(len(own)), [f"{point.value:g}" for point in own])
-        axes.set_xlim(-0.4, len(own) - 0.6)
-        axes.set_xlabel(settings[at])
-        if at % 3 == 0:
+        _draw_setting(axes, [point for point in points if point.setting == settings[index]], noise)
+        axes.set_xlabel(settings[index])
+        if index % 3 == 0:
             axes.set_ylabel(f"{split} AUC (points)")
-    handles, labels = grid_of_axes.flat[0].get_legend_handles_labels()
-    grid_of_axes.flat[-1].legend(handles, labels, loc="center")
+    handles, labels = panels.flat[0].get_legend_handles_labels()
+    panels.flat[-1].legend(handles, labels, loc="center")
+
+
+def _draw_setting(axes: Axes, points: Sequence[Point], noise: float | None) -> None:
+    """Draw the values of one setting at equal distances, with the recipe's value marked."""
+    heights = [100 * mean(point.auc) for point in points]
+    default = next(index for index, point in enumerate(points) if point.default)
+    if noise is not None:
+        figures.band(axes, heights[default], 100 * noise)
+    figures.series(axes, 0, range(len(points)), heights, "one setting varied")
+    axes.plot(
+        [default],
+        [heights[default]],
+        color=figures.COLOURS[1],
+        marker="D",
+        markersize=8,
+        linestyle="",
+        label="the recipe's own",
+    )
+    axes.set_xticks(range(len(points)), [f"{point.value:g}" for point in points])
+    axes.set_xlim(-0.4, len(points) - 0.6)

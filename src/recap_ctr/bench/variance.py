@@ -1,4 +1,7 @@
-"""How far the estimators of each axis disagree, and what their mean gains: why the tables' effects have their order."""
+"""How far the estimators of each axis disagree, and what their mean gains: why the tables' effects have their order.
+
+Shape suffixes: N rows, M estimators.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,14 +17,15 @@ from recap_ctr.axes.predict import predict, predict_routes
 from recap_ctr.axes.routes import Routed
 from recap_ctr.bench.overview import PUBLISHED, cells
 from recap_ctr.bench.published import title_of
-from recap_ctr.bench.scaling import train_cells
+from recap_ctr.bench.tables import grid, write_files
 from recap_ctr.data.shards import Shard
 from recap_ctr.evaluation.evaluate import Array
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.recipe.ablation import train_cells
 from recap_ctr.recipe.stages import Recipe
-from recap_ctr.storage.files import atomic_file, write_json
-from recap_ctr.training.run import ARTIFACT
+from recap_ctr.storage.files import write_json
+from recap_ctr.training.run import ARTIFACT, held_out_shards
 
 TRAININGS = {
     "plain": "backbone",
@@ -64,110 +68,123 @@ class Family:
 def family(
     name: str, axis: str, logits_NM: diagnose.Floats, labels_N: Array, weights_N: Array | None = None
 ) -> Family:
-    """The figures of a diagnosis, without their intervals."""
+    """Return the figures of a diagnosis of these estimators, without intervals."""
     count = logits_NM.shape[1]
     cube = diagnose.Cube.from_array(logits_NM[:, :, None, None])
-    found = diagnose.family(cube, labels_N, [(m, 0, 0) for m in range(count)], weights_N)
-    figures = (
-        found.variance,
-        found.removed,
-        found.predicted,
-        found.gain,
-        found.auc_alone,
-        found.auc_together,
+    diagnosed = diagnose.family(cube, labels_N, [(run, 0, 0) for run in range(count)], weights_N)
+    return Family(
+        name=name,
+        axis=axis,
+        count=count,
+        variance=diagnosed.variance.value,
+        removed=diagnosed.removed.value,
+        predicted=diagnosed.predicted.value,
+        measured=diagnosed.gain.value,
+        auc_alone=diagnosed.auc_alone.value,
+        auc_together=diagnosed.auc_together.value,
     )
-    return Family(name, axis, count, *(figure.value for figure in figures))
 
 
 def variance(recipe: Recipe, seeds: int, reports: Path) -> str:
-    """Train what is missing; write the figures as JSON and the table as Markdown; return the latter."""
+    """Train what is missing, write the figures as JSON and the table as Markdown, and return the latter."""
     plan = recipe.plan()
-    teachers = list(recipe.teachers(plan))
+    teachers = list(recipe.train_teachers(plan))
     students = train_cells(recipe, cells(recipe, plan, teachers, seeds), title="variance")
-    shard = recipe.data.test if len(recipe.data.test) else recipe.data.valid
-    found = [
-        _runs("FCN, published protocol", list(students[PUBLISHED]), shard, recipe),
-        _runs(f"{title_of(recipe.config.teacher_model)} + EMA: the teachers", teachers, shard, recipe),
-        *(_runs(name, list(students[training]), shard, recipe) for training, name in TRAININGS.items()),
-        *(_routes(name, list(students[training]), shard, recipe) for training, name in TRAININGS.items()),
+    _, shard = held_out_shards(recipe.data).popitem()
+    teacher = title_of(recipe.config.teacher_model)
+    candidates = [
+        _family_of_runs("FCN, published protocol", list(students[PUBLISHED]), shard, recipe),
+        _family_of_runs(f"{teacher} + EMA: the teachers", teachers, shard, recipe),
+        *(
+            family_of(name, list(students[training]), shard, recipe)
+            for family_of in (_family_of_runs, _family_of_routes)
+            for training, name in TRAININGS.items()
+        ),
     ]
-    families = [one for one in found if one is not None]
+    families = [candidate for candidate in candidates if candidate is not None]
     text = "\n".join([*_markdown(families), "", _note(families, len(shard)), ""])
-    directory = reports / "variance"
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(
-        directory / "variance.json", {"kind": "variance", "families": [asdict(one) for one in families]}
-    )
-    with atomic_file(directory / "variance.md") as file:
-        file.write(text.encode())
+    write_files(reports / "variance", "variance", {"md": text})
+    record = {"kind": "variance", "families": [asdict(each) for each in families]}
+    write_json(reports / "variance" / "variance.json", record)
     return text
 
 
-def _runs(name: str, runs: Sequence[Path], shard: Shard, recipe: Recipe) -> Family | None:
-    """Runs that differ in their seed, each on one route."""
+def _family_of_runs(name: str, runs: Sequence[Path], shard: Shard, recipe: Recipe) -> Family | None:
+    """Return the family of runs that differ in their seed, each on one route; None where there is only one."""
     if len(runs) < 2:
         return None
     device = torch.device(recipe.device)
-    models = [_model(run, device, routes=1) for run in runs]
+    models = [_model(run, device, one_route=True) for run in runs]
     logits_NM = np.stack([predict(model, shard, device) for model in models], axis=1).astype(np.float64)
     return _corrected(name, "run", logits_NM, shard, recipe)
 
 
-def _corrected(name: str, axis: str, logits_NM: diagnose.Floats, shard: Shard, recipe: Recipe) -> Family:
-    """With the weights of rows, and for sampled negatives."""
-    logits_NM, weights = undo_sampling(logits_NM, shard, recipe.config.negative_rate)
-    return family(name, axis, logits_NM, shard.labels, weights)
-
-
-def _routes(name: str, runs: Sequence[Path], shard: Shard, recipe: Recipe) -> Family | None:
-    """The routes of each run; figures are means over runs."""
-    each, device = [], torch.device(recipe.device)
+def _family_of_routes(name: str, runs: Sequence[Path], shard: Shard, recipe: Recipe) -> Family | None:
+    """Return the family of the routes of a run, its figures averaged over runs; None where there are no routes."""
+    families, device = [], torch.device(recipe.device)
     for run in runs:
-        model = _model(run, device, routes=None)
+        model = _model(run, device, one_route=False)
         if isinstance(model, Routed) and len(model.routes) > 1:
             logits_NM = predict_routes(model.model, shard, model.routes, device)
-            each.append(_corrected(name, "route", logits_NM, shard, recipe))
-    if not each:
+            families.append(_corrected(name, "route", logits_NM, shard, recipe))
+    if not families:
         return None
     figures = ("variance", "removed", "predicted", "measured", "auc_alone", "auc_together")
-    means = {figure: mean(getattr(one, figure) for one in each) for figure in figures}
-    return Family(name, "route", each[0].count, **means)
+    means = {figure: mean(getattr(each, figure) for each in families) for figure in figures}
+    return Family(name, "route", families[0].count, **means)
 
 
-def _model(run: Path, device: torch.device, *, routes: int | None) -> nn.Module:
+def _corrected(name: str, axis: str, logits_NM: diagnose.Floats, shard: Shard, recipe: Recipe) -> Family:
+    """Return the family with the weights of rows, and corrected for the sampling of negatives."""
+    logits_NM, weights_N = undo_sampling(logits_NM, shard, recipe.config.negative_rate)
+    return family(name, axis, logits_NM, shard.labels, weights_N)
+
+
+def _model(run: Path, device: torch.device, *, one_route: bool) -> nn.Module:
     artifact = load_artifact(run / ARTIFACT)
-    return (artifact if routes is None or not artifact.routes else artifact.dialled(routes=routes)).model.to(
-        device
-    )
+    if one_route and artifact.routes:
+        artifact = artifact.with_setting(routes=1)
+    return artifact.model.to(device)
 
 
 def _markdown(families: Sequence[Family]) -> list[str]:
-    lines = [HEADER, ["---"] * len(HEADER)]
-    for one in families:
-        figures = [f"{one.variance:.5f}", f"{one.removed:.5f}", f"{one.predicted:.6f}", f"{one.measured:.6f}"]
-        aucs = [f"{100 * one.auc_alone:.3f}", f"{100 * one.auc_together:.3f}"]
-        lines.append([one.name, one.axis, str(one.count), *figures, *aucs])
-    return [f"| {' | '.join(line)} |" for line in lines]
+    return grid(
+        HEADER,
+        [
+            [
+                each.name,
+                each.axis,
+                str(each.count),
+                f"{each.variance:.5f}",
+                f"{each.removed:.5f}",
+                f"{each.predicted:.6f}",
+                f"{each.measured:.6f}",
+                f"{100 * each.auc_alone:.3f}",
+                f"{100 * each.auc_together:.3f}",
+            ]
+            for each in families
+        ],
+    )
 
 
 def _note(families: Sequence[Family], rows: int) -> str:
-    """What the figures say about the order of effects, in words."""
-    runs = {one.name: one for one in families if one.axis == "run"}
-    routes = [one for one in families if one.axis == "route"]
-    said = [
+    """Return what the figures say about the order of effects, in words."""
+    runs = {each.name: each for each in families if each.axis == "run"}
+    routes = [each for each in families if each.axis == "route"]
+    sentences = [
         f"On {rows:,} held-out rows; variance in squared logits, gains in logloss: predicted by Eq. 6, and measured."
     ]
     before, after = runs.get("backbone"), runs.get("backbone + EMA")
     if before and after and after.variance > 0:
-        said.append(
+        sentences.append(
             f"Averaging the trajectory leaves {after.variance / before.variance:.0%} of the backbone's variance"
             " between runs."
         )
     if before and routes:
-        widest = max(routes, key=lambda one: one.variance)
-        said.append(
+        widest = max(routes, key=lambda each: each.variance)
+        sentences.append(
             f"Routes vary at most {widest.variance / before.variance:.1%} as much as runs of the backbone do:"
             f" their mean can save {widest.predicted:.6f} of logloss, that of {before.count} runs"
             f" {before.predicted:.6f}."
         )
-    return " ".join(said)
+    return " ".join(sentences)

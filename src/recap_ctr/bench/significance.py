@@ -1,0 +1,157 @@
+"""Tests of differences between runs: t-tests, Holm's correction, and how small a difference could be detected."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scipy.optimize import brentq
+from scipy.special import stdtr, stdtrit  # Student's t: its distribution function and the inverse of that.
+from scipy.stats import nct, ttest_1samp, ttest_ind
+from scipy.stats import t as student_t
+
+from recap_ctr.bench.arms import Arm
+from recap_ctr.errors import InputError
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference, with what a two-tailed t-test says of it; None where there are too few runs for that."""
+
+    mean: float
+    standard_error: float | None = None
+    low: float | None = None
+    """Lower end of the 95 % confidence interval; `high` is the upper end."""
+    high: float | None = None
+    p: float | None = None
+    seeds: tuple[int, ...] = ()
+    """The seeds that both arms have, if the difference is paired over seeds."""
+
+
+def difference_from(values: Sequence[float], constant: float) -> Difference:
+    """Return how far the mean of `values` is from a constant, by a one-sample t-test."""
+    gap = statistics.mean(values) - constant
+    if len(values) < 2 or statistics.stdev(values) == 0:
+        return Difference(gap)
+    error = statistics.stdev(values) / len(values) ** 0.5
+    reach = float(student_t.ppf(0.975, len(values) - 1)) * error
+    p = float(ttest_1samp(values, constant).pvalue)
+    return Difference(gap, error, gap - reach, gap + reach, p)
+
+
+def paired_difference(baseline: Arm, arm: Arm, metric: str) -> Difference | None:
+    """Return `arm` minus `baseline` over the seeds that both have, by a paired t-test; None if they share no seed.
+
+    If all differences are equal there is no p, except that it is 1 if they are all 0.
+    """
+    if baseline.split != arm.split:
+        raise InputError(
+            f"{baseline.name!r} has figures of the {baseline.split} split, {arm.name!r} of the {arm.split} split",
+            fix="compare arms on the same rows",
+        )
+    before, after = baseline.by_seed(metric), arm.by_seed(metric)
+    seeds = tuple(seed for seed in baseline.seeds if seed in after)
+    gaps = [after[seed] - before[seed] for seed in seeds]
+    if not gaps:
+        return None
+    if len(gaps) == 1:
+        return Difference(gaps[0], seeds=seeds)
+    mean, error = statistics.mean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
+    rounding = 1e-14 * max(abs(values[seed]) for values in (before, after) for seed in seeds)
+    if error <= rounding:
+        return Difference(mean, 0.0, mean, mean, 1.0 if abs(mean) <= rounding else None, seeds)
+    freedom = len(gaps) - 1
+    reach = error * float(stdtrit(freedom, 0.975))
+    p = 2 * float(stdtr(freedom, -abs(mean) / error))
+    return Difference(mean, error, mean - reach, mean + reach, p, seeds)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One arm against another, in AUC."""
+
+    gap: float
+    """Over the seeds that both have if the test is paired, else between the means over all seeds."""
+    p: float | None
+    """Two-tailed, with Holm's correction for all comparisons of the table; None where a side has only one run."""
+    uncorrected_p: float | None
+    """The same without correction, for the single comparison with the best baseline."""
+    paired: bool
+    seeds: int
+    """How many runs of the arm the comparison rests on."""
+
+
+def compare(arms: Mapping[str, Arm], name: str) -> dict[str, Comparison]:
+    """Compare the arm `name` with each other arm; return nothing if there is no such arm.
+
+    The test is paired over the seeds that both have, because equal seeds share their split, and Welch's otherwise.
+    """
+    if name not in arms:
+        return {}
+    comparisons = {other: _compare(arms[name], arm) for other, arm in arms.items() if other != name}
+    corrected = holm({other: result.p for other, result in comparisons.items() if result.p is not None})
+    return {other: replace(result, p=corrected.get(other)) for other, result in comparisons.items()}
+
+
+def _compare(arm: Arm, other: Arm) -> Comparison:
+    """Return `arm` minus `other`, with a p that is not corrected yet."""
+    paired = paired_difference(other, arm, "auc")
+    if paired is not None and paired.p is not None:
+        return Comparison(paired.mean, paired.p, paired.p, paired=True, seeds=len(paired.seeds))
+    aucs, others = arm.figures["auc"], other.figures["auc"]
+    p = None
+    if len(aucs) > 1 and len(others) > 1:
+        p = float(ttest_ind(aucs, others, equal_var=False).pvalue)
+    gap = statistics.mean(aucs) - statistics.mean(others)
+    return Comparison(gap, p, p, paired=False, seeds=len(arm.seeds))
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Correct p-values by Holm: each times the number of those that are not smaller, and never falling.
+
+    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    {'a': 0.03, 'c': 0.06, 'b': 0.06}
+    """
+    corrected: dict[str, float] = {}
+    largest = 0.0
+    for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, p * (len(p_values) - rank)))
+        corrected[name] = largest
+    return corrected
+
+
+def detectable_difference(arm: Arm, other: Arm) -> float | None:
+    """Return the smallest true difference in AUC that a test at 5 % would find with a power of 80 %.
+
+    It follows from how much the runs vary. The test is that of `compare`: paired over the seeds that both have, else
+    of two samples. None where there are too few runs.
+    """
+    paired = paired_difference(arm, other, "auc")
+    if paired is not None and paired.standard_error:
+        return _noncentrality(len(paired.seeds) - 1) * paired.standard_error
+    counts = len(arm.seeds), len(other.seeds)
+    if min(counts) < 2:
+        return None
+    variances = [statistics.variance(side.figures["auc"]) for side in (arm, other)]
+    freedom = sum(counts) - 2
+    pooled = sum((count - 1) * variance for count, variance in zip(counts, variances, strict=True)) / freedom
+    return _noncentrality(freedom) * math.sqrt(pooled * (1 / counts[0] + 1 / counts[1]))
+
+
+def _noncentrality(freedom: int) -> float:
+    """Return how many standard errors means must differ by for a two-tailed t-test at 5 % to have a power of 80 %."""
+    critical = float(student_t.ppf(0.975, freedom))
+
+    def missing_power(shift: float) -> float:
+        return 0.8 - float(nct.sf(critical, freedom, shift))  # The other tail hardly ever adds to the power.
+
+    return float(brentq(missing_power, 1.0, 100.0))
+
+
+def chance_limit(noise: float, noise_runs: int, values: int, runs: int) -> float:
+    """Return the difference that chance alone passes in at most one table of twenty.
+
+    The table compares `values` means of `runs` runs each with one such mean. `noise` is the standard deviation between
+    seeds, measured over `noise_runs` runs: hence Student's t, corrected for `values` comparisons by Bonferroni.
+    """
+    return float(student_t.ppf(1 - 0.025 / values, noise_runs - 1)) * noise * math.sqrt(2 / runs)
