@@ -33,7 +33,7 @@ from recap_ctr.nn.lora import AdapterBank
 from recap_ctr.nn.losses import LOSSES, bce, distillation
 from recap_ctr.nn.mlp import Wide
 from recap_ctr.training.loop import Trainer
-from tests.models.test_recap import LAYOUT, config, model, rows
+from tests.support.small_recap import LAYOUT, recap_config, recap_model, recap_rows
 
 Floats = npt.NDArray[np.float64]
 ROOT = Path(__file__).parents[1]
@@ -282,13 +282,15 @@ def linearisation_error(source: nn.Module, inputs: Inputs, spread: float) -> Ten
 def test_averaged_weights_of_a_linear_model_give_the_averaged_logit() -> None:
     linear = LR(LRConfig(), LAYOUT).double().eval()
 
-    assert linearisation_error(linear, rows(), spread=10.0).max() < 1e-12
+    assert linearisation_error(linear, recap_rows(), spread=10.0).max() < 1e-12
 
 
 def test_averaged_weights_miss_the_averaged_logit_by_the_square_of_the_spread() -> None:
-    made = model(config()).double()
+    model = recap_model(recap_config()).double()
 
-    errors = [linearisation_error(made, rows(), spread).mean().item() for spread in (1e-3, 5e-4, 2.5e-4)]
+    errors = [
+        linearisation_error(model, recap_rows(), spread).mean().item() for spread in (1e-3, 5e-4, 2.5e-4)
+    ]
 
     ratios = [larger / smaller for larger, smaller in pairwise(errors)]
     assert ratios == pytest.approx([4.0, 4.0], rel=0.03)
@@ -305,7 +307,7 @@ def mean_loss(targets_B: Any, logits_B: Tensor) -> float:
 
 @pytest.mark.parametrize(("name", "alphas"), [("lr", (1.0,)), ("recap", (0.1, 0.9))])
 def test_the_loss_of_a_step_by_loops(prepared: PreparedData, name: str, alphas: tuple[float, ...]) -> None:
-    """Supervised and distillation loss of one step, made of the logits that the step itself saw."""
+    """Supervised and distillation loss of one step, model of the logits that the step itself saw."""
     targets_N = np.random.default_rng(0).random(len(prepared.train), np.float32)
     settings = TrainConfig(batch_size=64, kd_weight=0.7)
     trainer = Trainer(name, parse_model(name, {}), settings, prepared, torch.device("cpu"), targets_N)
@@ -330,17 +332,17 @@ def test_the_loss_of_a_step_by_loops(prepared: PreparedData, name: str, alphas: 
 def test_trained_depths_are_those_that_are_evaluated() -> None:
     """One training pass gives the weighted losses of as many passes, each read at its own depth."""
     alphas = {1: 0.2, 2: 0.3, 4: 0.5}
-    settings = config(
+    settings = recap_config(
         train_depths=tuple(alphas), depth_weights=tuple(alphas.values()),
         scale_norm=False, exponential_dropout=0, linear_dropout=0,
     )  # fmt: skip
-    made = model(settings).double()
+    model = recap_model(settings).double()
     labels_B = double([0, 1, 1, 0, 1, 0])
     route = Route(exponential=(4, 1, 6, 3), linear=(0, 5, 2, 7))
 
     with torch.no_grad():
-        depths = {depth: made.eval()(rows(), route, depth).logit_B for depth in alphas}
-    found = LOSSES["depth-bce"](made.train()(rows(), route), labels_B, None)
+        depths = {depth: model.eval()(recap_rows(), route, depth).logit_B for depth in alphas}
+    found = LOSSES["depth-bce"](model.train()(recap_rows(), route), labels_B, None)
 
     expected = sum(alpha * mean_loss(labels_B, depths[depth]) for depth, alpha in alphas.items())
     assert len({round(mean_loss(labels_B, z_B), 6) for z_B in depths.values()}) == 3

@@ -16,7 +16,7 @@ from recap_ctr.axes.logits import LogitTable
 from recap_ctr.bench.request import Request, fulfil
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.datasets.catalogue import protocol
+from recap_ctr.datasets.catalogue import find_protocol
 from recap_ctr.errors import InputError
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import count_parameters, model_class, paper, parse_model, purpose
@@ -24,7 +24,7 @@ from recap_ctr.recipe.estimator_grid import write_grid
 from recap_ctr.training.run import RunConfig, run
 from tests.conftest import Recap
 from tests.inference.test_artifact import copy, forge
-from tests.models.test_models import ML_1M
+from tests.support.published import ML_1M
 
 __all__ = ["copy"]  # a fixture
 EXTENDING = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
@@ -156,9 +156,9 @@ class TestNames:
             parse_model("broken_ctr:Text", {"loss": "hinge"})
 
     def test_a_data_set(self) -> None:
-        assert protocol("my_ctr.clicks:PROTOCOL").title == "My clicks"
-        with pytest.raises(InputError, match=r"is no recap_ctr\.data\.protocol\.Protocol"):
-            protocol("my_ctr.clicks:SCHEMA")
+        assert find_protocol("my_ctr.clicks:PROTOCOL").title == "My clicks"
+        with pytest.raises(InputError, match=r"is not a recap_ctr\.datasets\.protocol\.Protocol"):
+            find_protocol("my_ctr.clicks:SCHEMA")
 
 
 @pytest.mark.usefixtures("package")

@@ -19,8 +19,9 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from recap_ctr.config import TrainConfig
-from recap_ctr.data.prepare import Preparation, Split, prepare
+from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.source import FrameSource
+from recap_ctr.data.split import Split
 from recap_ctr.evaluation.metrics import logit
 from recap_ctr.inference.artifact import WEIGHTS
 from recap_ctr.inference.scorer import Scorer

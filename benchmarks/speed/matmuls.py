@@ -1,9 +1,10 @@
-"""The matrix products of one training step of FCN and nothing else: the limit of what a step can take.
+"""The matrix products of one training step of FCN and nothing else: no step can be faster.
 
     python -m benchmarks.speed.matmuls --shape criteo     # then `run 5` on standard input
 
-Per cross layer, with batch B and width D: the forward product (B x D by D x D/2), and backward those for the
-gradients of its input and of its weight. Operands are random, results go into buffers that are there already.
+Each cross layer has three products. With batch B and width D they are the forward product (B x D by D x D/2) and, in
+the backward pass, those for the gradients of its input and of its weight. Operands are random, and results go into
+buffers that already exist.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ LAYERS = {"criteo": 3 + 4, "avazu": 4 + 5}
 
 
 def main() -> None:
+    """Serve steps on standard input."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", choices=WIDTHS, required=True)
     parser.add_argument("--batch", type=int, default=4096)
@@ -26,7 +28,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     D, layers = WIDTHS[args.shape], LAYERS[args.shape]
-    # Every layer has operands of its own, as in a model: none is still in the cache from the layer before.
+    # Every layer has its own operands, as in a model, so that none is still in the cache from the layer before.
     h_BD = [torch.randn(args.batch, D) for _ in range(layers)]
     weight_CD = [torch.randn(D // 2, D) for _ in range(layers)]
     grad_c_BC = [torch.randn(args.batch, D // 2) for _ in range(layers)]

@@ -1,7 +1,7 @@
-"""What a command costs: wall time, CPU time, peak memory (Linux).
+"""What a command costs: wall time, CPU time and peak memory (Linux).
 
-Standard library only: a child's peak memory begins at that of the process which started it, so the drivers that
-measure must be small themselves, and make their data in other processes.
+This uses the standard library only. A child's peak memory starts at that of its parent, so a process that measures must
+be small, and must generate its data in other processes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ WORK = ROOT / "benchmarks" / "speed" / ".work"
 
 
 class Usage(NamedTuple):
-    """`answer` is the JSON object on the last line of the command's standard output."""
+    """What one run of a command cost, and its answer."""
 
     seconds: float
-    cpu_seconds: float  # of the command and of the children it waited for
-    peak_mib: float  # of its largest process
+    cpu_seconds: float
+    """CPU time of the command and of the children it waited for."""
+    peak_mib: float
+    """Peak memory of its largest process."""
     answer: dict[str, Any]
+    """The JSON object on the last line of the command's standard output."""
 
 
 def run(command: list[str | Path]) -> Usage:
-    """Run a command in the root of the repository."""
+    """Run a command in the root of the repository, and return what it cost."""
     start = time.perf_counter()
     process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout is not None
@@ -43,7 +46,7 @@ def run(command: list[str | Path]) -> Usage:
 
 
 def make(out: Path, module: str, *arguments: str | Path) -> Path:
-    """The output of one of our modules, made once; it appears when it is whole."""
+    """Return `out`, after running the module that writes it if it does not exist; it is never there in part."""
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
         unfinished = out.with_name(f"{out.name}.partial")

@@ -18,7 +18,7 @@ from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.models.fcn import FCNConfig
 from recap_ctr.training.loop import Trainer
 
-SETTINGS = {
+CONFIGS = {  # The model and l2 of each shape.
     "criteo": (
         FCNConfig(
             num_exponential_layers=3,
@@ -43,7 +43,7 @@ SETTINGS = {
 
 
 class EncodedRows(PreparedData):
-    """Generated ids in place of prepared data; the trainer asks it for its layout and its training rows."""
+    """Generated ids in place of prepared data, with what the trainer reads: the layout and the training rows."""
 
     def __init__(self, directory: Path) -> None:
         ids, labels, sizes = (np.load(directory / f"{name}.npy") for name in ("ids", "labels", "sizes"))
@@ -61,19 +61,21 @@ class EncodedRows(PreparedData):
 
     @property
     def layout(self) -> Layout:
+        """Return one categorical field for each column of ids."""
         return self._layout
 
 
 def build(shape: str, update: str, data: Path, batch: int) -> Trainer:
-    """Everything that knows our interface."""
-    model, l2 = SETTINGS[shape]
+    """Return a trainer of FCN on the generated rows in `data`."""
+    model, l2 = CONFIGS[shape]
     config = TrainConfig.model_validate({"batch_size": batch, "l2": l2, "update": update, "seed": 2024})
     return Trainer("fcn", model, config, EncodedRows(data), torch.device("cpu"))
 
 
 def main() -> None:
+    """Serve training steps on standard input."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shape", choices=SETTINGS, required=True)
+    parser.add_argument("--shape", choices=CONFIGS, required=True)
     parser.add_argument("--update", choices=("exact", "fast"), required=True)
     parser.add_argument("--data", type=Path, required=True, help="the directory of generate --encoded")
     parser.add_argument("--batch", type=int, default=4096)

@@ -1,10 +1,10 @@
-"""Install the peer, fuxictr 2.3.10, into an environment of its own.
+"""Install the peer, fuxictr 2.3.10, into its own environment.
 
     python -m benchmarks.speed.peer_install [--peer benchmarks/speed/.peer]
 
-Both sides run on the same torch, which is installed first and pinned while fuxictr's own requirements follow
-(pandas, pyarrow, h5py, scikit-learn, Ray). fuxictr does not name torch, and takes any polars, but its CSV reader
-uses an argument that polars 2 dropped. An environment that is there already is only completed.
+Both sides run on the same torch, which is installed first and stays pinned while fuxictr's requirements follow (pandas,
+pyarrow, h5py, scikit-learn, Ray). fuxictr does not require torch, and allows any polars, but its CSV reader uses an
+argument that polars 2 dropped. If the environment exists, only what is missing is installed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import subprocess
 import venv
 from pathlib import Path
 
-TORCH = "torch==2.13.0"  # a range would let pip take a build with gigabytes of GPU libraries
+TORCH = "torch==2.13.0"  # A range would let pip choose a build with gigabytes of GPU libraries.
 FUXICTR = "fuxictr==2.3.10"
 PEER = Path(__file__).parent / ".peer"
 
 
 def interpreter(peer: Path) -> Path:
-    """The peer's Python; the link is kept, since resolving it would leave the environment."""
+    """Return the peer's Python. It is a link that must not be resolved: its target is outside the environment."""
     return peer.absolute() / "bin" / "python"
 
 
 def main() -> None:
+    """Install, and print the versions as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--peer", type=Path, default=PEER)
     args = parser.parse_args()

@@ -2,15 +2,15 @@
 
     .peer/bin/python -m benchmarks.speed.peer_train --shape criteo --data encoded/     # then `run 5`
 
-The model is written as FuxiCTR's are: a BaseModel with its FeatureEmbedding (one table per field) and plain torch
-modules, trained by BaseModel.train_step: its regulariser over whole tables, Adam as its `compile` makes it, gradient
-norms clipped at 10; the loss is read after every step, as its train_epoch does.
+The model is written like FuxiCTR's own models: a BaseModel with its FeatureEmbedding (one table per field) and plain
+torch modules, trained by BaseModel.train_step. That has its regulariser over whole tables, Adam as its `compile` makes
+it, and gradient norms clipped at 10; the loss is read after every step, as its train_epoch does.
 
-Loaders: `npz`, the default of its RankDataLoader, keeps the rows in memory and collates them in a process of its own
-(num_workers 1, its default); `parquet`, which follows its preprocessing, goes through Ray. Per batch the second took
-about 5 ms less, of steps of several hundred, but 8 seconds at the start of every epoch, and it brings Ray's daemons.
-In whole steps on a busy machine the difference was within the noise: we measure `npz`, and `--loader` and
-`--workers` are there to check. The start of an epoch is not in the steps, unless an epoch ends in them.
+There are two loaders. `npz`, the default of its RankDataLoader, keeps the rows in memory and collates them in a
+separate process (num_workers 1, its default). `parquet`, which follows its preprocessing, goes through Ray. `parquet`
+took about 5 ms less per batch, where a step takes several hundred, but 8 seconds at the start of every epoch, and it
+starts Ray's daemons. In whole steps on a busy machine the difference was within the noise, so we measure `npz`;
+`--loader` and `--workers` let you check. The start of an epoch counts only if an epoch ends during the measured steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from benchmarks.speed.steps import serve
 
-SETTINGS: dict[str, dict[str, Any]] = {
+CONFIGS: dict[str, dict[str, Any]] = {
     "criteo": {
         "num_ecn_layers": 3,
         "num_lcn_layers": 4,
@@ -54,7 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class CrossNetwork(nn.Module):
-    """ECN, or LCN where `linear`: layers x <- anchor * ([c | c * mask] + b) + x, and a head."""
+    """ECN, or LCN if `linear`: layers x <- anchor * ([c | c * mask] + b) + x, and a head."""
 
     def __init__(self, width: int, num_layers: int, dropout: float, batch_norm: bool, linear: bool) -> None:
         super().__init__()
@@ -68,6 +68,7 @@ class CrossNetwork(nn.Module):
         self.head = nn.Linear(width, 1)
 
     def forward(self, first: Tensor) -> Tensor:
+        """Return one logit per row."""
         x = first
         for i, weight in enumerate(self.weights):
             c = weight(x)
@@ -79,7 +80,7 @@ class CrossNetwork(nn.Module):
             if len(self.dropouts) > 0:
                 x = self.dropouts[i](x)
         logit: Tensor = self.head(x)
-        return logit.mean(dim=1)  # over heads, of which there is one
+        return logit.mean(dim=1)  # The mean over heads; there is one.
 
 
 class FCN(BaseModel):  # type: ignore[misc]
@@ -107,6 +108,7 @@ class FCN(BaseModel):  # type: ignore[misc]
         self.model_to_device()
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the probabilities of the model and of both towers."""
         halves = self.embedding_layer(self.get_inputs(inputs)).chunk(2, dim=-1)
         x = torch.cat([half.flatten(start_dim=1) for half in halves], dim=-1).unsqueeze(1)
         deep, shallow = self.ecn(x), self.lcn(x)
@@ -117,7 +119,7 @@ class FCN(BaseModel):  # type: ignore[misc]
         }
 
     def add_loss(self, return_dict: dict[str, Tensor], y_true: Tensor) -> Tensor:
-        """Tri-BCE, its weights not detached."""
+        """Return Tri-BCE; gradients flow through its weights too."""
         loss: Tensor = self.loss_fn(return_dict["y_pred"], y_true, reduction="mean")
         deep: Tensor = self.loss_fn(return_dict["y_deep"], y_true, reduction="mean")
         shallow: Tensor = self.loss_fn(return_dict["y_shallow"], y_true, reduction="mean")
@@ -125,7 +127,7 @@ class FCN(BaseModel):  # type: ignore[misc]
 
 
 def describe(sizes: list[int], directory: str) -> FeatureMap:
-    """The feature map that fuxictr's preprocessing would have left."""
+    """Return the feature map that fuxictr's preprocessing would have written."""
     feature_map = FeatureMap("encoded", directory)
     feature_map.labels = ["label"]
     for i, size in enumerate(sizes):
@@ -137,8 +139,9 @@ def describe(sizes: list[int], directory: str) -> FeatureMap:
 
 
 def main() -> None:
+    """Serve training steps on standard input."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shape", choices=SETTINGS, required=True)
+    parser.add_argument("--shape", choices=CONFIGS, required=True)
     parser.add_argument("--data", type=Path, required=True, help="the directory of generate --encoded")
     parser.add_argument("--batch", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=1)
@@ -154,7 +157,7 @@ def main() -> None:
         columns = dict(zip(feature_map.features, ids.T, strict=True))
         if args.loader == "npz":
             np.savez(file, **columns, label=labels)
-        else:  # the types that its preprocessing writes
+        else:  # With the types that fuxictr's preprocessing writes.
             pd.DataFrame(columns).astype(np.int64).assign(label=labels.astype(float)).to_parquet(file)
         loader, _ = RankDataLoader(
             feature_map,
@@ -171,9 +174,9 @@ def main() -> None:
             metrics=["AUC", "logloss"],
             model_root=directory,
             verbose=0,
-            **SETTINGS[args.shape],
+            **CONFIGS[args.shape],
         )
-        model._max_gradient_norm = 10.0  # BaseModel.fit sets its default there
+        model._max_gradient_norm = 10.0  # The default, which only BaseModel.fit sets.
         model.train()
 
         def endless() -> Iterator[dict[str, Tensor]]:
@@ -181,7 +184,7 @@ def main() -> None:
                 yield from loader
 
         batches = endless()
-        model.get_labels(next(batches))  # the first batch starts the loader's processes
+        model.get_labels(next(batches))  # The first batch starts the loader's processes.
         serve(
             lambda: model.train_step(next(batches)).item(),
             parameters=sum(parameter.numel() for parameter in model.parameters()),

@@ -1,6 +1,6 @@
-"""Where a training step of ours goes: CPU time by operator, as shares of the step.
+"""Where the time of our training step goes: CPU time by operator, as shares of the step.
 
-python -m benchmarks.speed.profile --shape criteo --update fast --data DIR   # DIR of generate --encoded
+python -m benchmarks.speed.profile --shape criteo --update fast --data DIR   # DIR from generate --encoded
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.speed.ours_train import SETTINGS, build
+from benchmarks.speed.ours_train import CONFIGS, build
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_")
 
 
 def main() -> None:
+    """Profile some steps, and print one JSON object."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shape", choices=SETTINGS, required=True)
+    parser.add_argument("--shape", choices=CONFIGS, required=True)
     parser.add_argument("--update", choices=("exact", "fast"), required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=5)

@@ -1,7 +1,7 @@
-"""Training steps of several programs, interleaved: each is a process that takes steps when it is told to.
+"""Training steps of several programs, interleaved: each program is a process that takes steps on request.
 
-A program says `{"ready": true, ...}` on standard output, then answers each line `run N` of standard input with
-`{"steps": N, "seconds": ..., "cpu_seconds": ...}`, and ends with its input. Lines that are not JSON are ignored.
+A program writes `{"ready": true, ...}` to standard output, then answers each line `run N` of standard input with
+`{"steps": N, "seconds": ..., "cpu_seconds": ...}`, and ends when its input ends. Lines that are not JSON are ignored.
 Standard library only: the peer's environment imports this file too.
 """
 
@@ -21,12 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def cpu_seconds(root: int) -> float:
-    """CPU time of a process and its living descendants (data loaders are processes of their own)."""
+    """Return the CPU time of a process and its living descendants, such as the processes of a data loader."""
     ticks, parents = {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             columns = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
+        except OSError:  # The process has just ended.
             continue
         pid = int(stat.parent.name)
         parents[pid] = int(columns[1])
@@ -39,14 +39,17 @@ def cpu_seconds(root: int) -> float:
 
 
 def serve(step: Callable[[], object], **facts: object) -> None:
-    """Take steps as standard input asks for them; whatever libraries print goes to standard error."""
+    """Take steps as standard input asks for them; send what libraries print to standard error.
+
+    `facts` go into the first answer.
+    """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     print(json.dumps({"ready": True, **facts}), file=answers)
     for line in sys.stdin:
         command, count = line.split()
         if command != "run":
-            raise ValueError(f"unknown command {command!r}; there is only `run N`")
+            raise ValueError(f"unknown command {command!r}: write `run N`")
         cpu, start = cpu_seconds(os.getpid()), time.perf_counter()
         for _ in range(int(count)):
             step()
@@ -56,7 +59,7 @@ def serve(step: Callable[[], object], **facts: object) -> None:
 
 
 class Stepper:
-    """The other end: a program that stands still, with all its processes, unless `run` is under way."""
+    """A program that serves steps; all its processes are stopped except during `run`."""
 
     def __init__(self, command: list[str], threads: int) -> None:
         limits = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS")}
@@ -67,7 +70,7 @@ class Stepper:
             text=True,
             cwd=ROOT,
             env={**os.environ, **limits},
-            start_new_session=True,  # a process group of its own, so that its loaders stop with it
+            start_new_session=True,  # A new process group, so that its loaders stop with it.
         )
         self.facts = self._answer()
         os.killpg(self.process.pid, signal.SIGSTOP)
@@ -79,11 +82,11 @@ class Stepper:
                 answer: dict[str, Any] = json.loads(line)
                 return answer
         raise RuntimeError(
-            f"{self.process.args!r} ended with code {self.process.wait()}, see its messages above"
+            f"{self.process.args!r} ended with code {self.process.wait()}; see its messages above"
         )
 
     def run(self, steps: int) -> dict[str, Any]:
-        """Take some steps and stand still again."""
+        """Take `steps` steps, stop the program again, and return its answer."""
         assert self.process.stdin is not None
         os.killpg(self.process.pid, signal.SIGCONT)
         self.process.stdin.write(f"run {steps}\n")
@@ -93,7 +96,7 @@ class Stepper:
         return answer
 
     def close(self) -> None:
-        """Let the program end, or end it with whatever it started."""
+        """Let the program end; after 30 seconds kill it and all processes that it started."""
         assert self.process.stdin is not None
         if self.process.poll() is None:
             self.process.stdin.close()

@@ -1,9 +1,9 @@
-"""What threads do to a training step of FCN: one, two that spin while waiting, two that sleep.
+"""Time of a training step of FCN with one thread, with two that spin while waiting, and with two that sleep.
 
-    python -m benchmarks.speed.threads DATA [--load 2]    # DATA by `recap prepare`; --load: busy processes beside it
+    python -m benchmarks.speed.threads DATA [--load 2]    # DATA from `recap prepare`; --load: other busy processes
 
-Wall milliseconds a step, settings in turn, median over rounds; a fresh process each time, as OpenMP reads its
-settings once.
+Prints wall milliseconds a step, the median over rounds. The three take turns, each time in a new process, because
+OpenMP reads its wait policy only once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-SETTINGS = {"one": (1, "PASSIVE"), "two spinning": (2, "ACTIVE"), "two sleeping": (2, "PASSIVE")}
+MODES = {"one": (1, "PASSIVE"), "two spinning": (2, "ACTIVE"), "two sleeping": (2, "PASSIVE")}
 STEP = """
 import sys, time, torch
 from pathlib import Path
@@ -38,23 +38,24 @@ print((time.perf_counter() - start) * 100)
 
 
 def main() -> None:
+    """Measure all three modes in turn, and print the medians as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("data", type=Path)
-    parser.add_argument("--load", type=int, default=0, help="busy processes beside it")
+    parser.add_argument("--load", type=int, default=0, help="busy processes that run at the same time")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    found: dict[str, list[float]] = {name: [] for name in SETTINGS}
+    milliseconds: dict[str, list[float]] = {name: [] for name in MODES}
     with ExitStack() as stack:
         for _ in range(args.load):
             busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
             stack.callback(busy.kill)
         for _ in range(args.rounds):
-            for name, (threads, policy) in SETTINGS.items():
+            for name, (threads, policy) in MODES.items():
                 environment = {**os.environ, "OMP_WAIT_POLICY": policy}
                 command = [sys.executable, "-c", STEP, str(args.data), str(threads)]
                 done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-                found[name].append(float(done.stdout))
-    medians = {name: round(statistics.median(times), 1) for name, times in found.items()}
+                milliseconds[name].append(float(done.stdout))
+    medians = {name: round(statistics.median(times), 1) for name, times in milliseconds.items()}
     print(json.dumps({"load": args.load, "rounds": args.rounds, "milliseconds_a_step": medians}))
 
 

@@ -31,6 +31,7 @@ from recap_ctr.pages.run import page
 from recap_ctr.recipe.stages import Recipe
 from recap_ctr.storage.claims import claim
 from recap_ctr.storage.files import read_json, write_json
+from recap_ctr.training.report import Reference
 from recap_ctr.training.run import ARTIFACT
 
 FINISHED = "demo.json"
@@ -72,13 +73,14 @@ def run_demo(out: Path, *, rows: int, seed: int, threads: int, force: bool, quie
     own = {training: path for training, runs in students.items() for path in runs}
     table = _table(recipe, truth, list(teachers), own, regression)
     best = next(line for line in table if line["model"] == BAYES)
-    known = {BAYES: {"test": {figure: best[figure][0] for figure in ("auc", "logloss")}}}
-    page({**report, "reference": known}, f"recap demo --rows {rows} --seed {seed}").write(out)
+    reference = {BAYES: {"test": Reference(auc=best["auc"][0], logloss=best["logloss"][0])}}
+    shown = report.model_copy(update={"reference": reference})
+    page(shown, f"recap demo --rows {rows} --seed {seed}").write(out)
     result = {
         "table": table,
         "finding": asdict(find(table, len(data.test))),
         "scored": _score_ten(log, out),
-        "report": report,
+        "report": report.to_json(),
     }
     write_json(out / FINISHED, result)
     return result
@@ -90,7 +92,7 @@ def _table(
     """A line for each model: its figures on the test rows, one of each for every run, its size and its cost."""
     data = recipe.data
     loaded = {training: load_artifact(path / ARTIFACT) for training, path in students.items()}
-    one_route = {training: artifact.dialled(routes=1).model for training, artifact in loaded.items()}
+    one_route = {training: artifact.with_setting(routes=1).model for training, artifact in loaded.items()}
     members = [load_artifact(path / ARTIFACT) for path in teachers]
     linear = load_artifact(regression / ARTIFACT)
     cost = costs(teachers, students["ema-kd"], recipe)

@@ -25,13 +25,15 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from recap_ctr.config import Frozen, TrainConfig, parse
-from recap_ctr.data.prepare import Preparation, Split, prepare
+from recap_ctr.data.prepare import Preparation, prepare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import Block, FrameSource, Source, as_frame
+from recap_ctr.data.split import Split
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.metrics import sigmoid
 from recap_ctr.inference.artifact import MANIFEST, read_artifact_manifest, write_artifact
-from recap_ctr.inference.scorer import Engine, Scorer
+from recap_ctr.inference.engine import Engine
+from recap_ctr.inference.scorer import Scorer
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe.stages import TEACHER_SEEDS, Recipe, RecipeConfig
