@@ -1,8 +1,11 @@
-"""What a user can put right, told so that she can."""
+"""Errors that a user can put right, with the words to do so."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class InputError(Exception):
-    """Bad input or usage: one clear message and, where one is known, its fix. The command ends with exit code 2."""
+    """Bad input or usage: one clear message and, if there is one, its fix. The command ends with exit code 2."""
 
     def __init__(self, message: str, *, fix: str | None = None) -> None:
         super().__init__(message)
@@ -11,3 +14,13 @@ class InputError(Exception):
 
     def __str__(self) -> str:
         return self.message if self.fix is None else f"{self.message}\n  fix: {self.fix}"
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Return the end of a message that suggests the choice most like `word`; nothing if none is alike.
+
+    >>> did_you_mean("recp", ["fcn", "recap"]), did_you_mean("gpt", ["fcn", "recap"])
+    ("; did you mean 'recap'?", '')
+    """
+    matches = get_close_matches(word, list(choices), n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

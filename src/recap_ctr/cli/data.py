@@ -22,6 +22,7 @@ from recap_ctr.errors import InputError
 
 if TYPE_CHECKING:
     from recap_ctr.data.prepare import Preparation
+    from recap_ctr.data.shards import PreparedData
     from recap_ctr.data.source import FileSource
 
 
@@ -137,7 +138,7 @@ def prepare(
     Example: recap prepare --dataset ml-1m --raw ml-1m/ --out data/ml-1m
     """
     limit_threads(threads)
-    from recap_ctr.data.prepare import prepare as write_prepared_data
+    from recap_ctr.data.prepare import write_prepared_data
     from recap_ctr.data.split import parse_ratio
     from recap_ctr.data.table import open_table, split_table
     from recap_ctr.datasets.catalogue import find_protocol
@@ -181,31 +182,11 @@ def prepare(
     data, up_to_date = write_prepared_data(preparation, target, force=force, quiet=quiet)
     if public is not None and raw is not None and check:
         public.check(data, raw, quiet=quiet)
-    splits = data.manifest["splits"]
-    vocabulary = {field["name"]: field["size"] for field in data.manifest["fields"]}
     if as_json:
-        print_json(
-            {
-                "out": str(target),
-                "name": data.name,
-                "done_before": up_to_date,
-                "fingerprint": data.fingerprint,
-                "vocabulary": vocabulary,
-                "splits": {
-                    name: {key: entry[key] for key in ("rows", "positives")} for name, entry in splits.items()
-                },
-            }
-        )
+        print_json({"out": str(target), "done_before": up_to_date, **_summary(data)})
         return
-    print_table(
-        ["split", "rows", "clicked"],
-        [
-            [name, f"{entry['rows']:,}", f"{entry['positives'] / max(entry['rows'], 1):.2%}"]
-            for name, entry in splits.items()
-        ],
-    )
-    sizes = sorted(vocabulary.items(), key=lambda item: -item[1])
-    largest = ", ".join(f"{name} {size:,}" for name, size in sizes[:3])
+    _print_prepared(data)
+    largest = ", ".join(f"{name} {size:,}" for name, size in _largest_vocabularies(data))
     tell(
         quiet,
         f"{target} is {'up to date' if up_to_date else 'ready'}. {data.layout.num_fields} fields,"
@@ -214,6 +195,33 @@ def prepare(
     if public is not None and data.name != public.name:
         tell(quiet, f"Not checked against the published rows: reports call them {data.name}.")
     tell(quiet, f"Next: recap fit {target} --out model")
+
+
+def _summary(data: "PreparedData") -> dict[str, Any]:
+    splits = data.manifest["splits"]
+    return {
+        "name": data.name,
+        "fingerprint": data.fingerprint,
+        "vocabulary": {field["name"]: field["size"] for field in data.manifest["fields"]},
+        "splits": {
+            name: {key: entry[key] for key in ("rows", "positives")} for name, entry in splits.items()
+        },
+    }
+
+
+def _largest_vocabularies(data: "PreparedData", count: int = 3) -> list[tuple[str, int]]:
+    sizes = [(field["name"], field["size"]) for field in data.manifest["fields"]]
+    return sorted(sizes, key=lambda size: -size[1])[:count]
+
+
+def _print_prepared(data: "PreparedData") -> None:
+    print_table(
+        ["split", "rows", "clicked"],
+        [
+            [name, f"{entry['rows']:,}", f"{entry['positives'] / max(entry['rows'], 1):.2%}"]
+            for name, entry in data.manifest["splits"].items()
+        ],
+    )
 
 
 def _check_ways_to_split(ways: dict[str, Any], ratio: str | None) -> None:

@@ -103,13 +103,13 @@ def dial(
     limit_threads(threads)
     from recap_ctr.inference.dial import measure_costs, positions
     from recap_ctr.inference.engine import Engine
-    from recap_ctr.pages.dial import HEADER, cells, in_words, write
+    from recap_ctr.pages.dial import HEADER, cells, in_words, write_dial
 
     engine = Engine.load(artifact, threads=threads)
     measured = positions(engine, measure_costs(engine, seconds=seconds))
     page = None
     if out is not None:
-        page = write(out, engine.manifest["model"]["name"], measured, threads or num_cores())
+        page = write_dial(out, engine.manifest["model"]["name"], measured, threads or num_cores())
     if as_json:
         print_json({"settings": [position.to_dict() for position in measured], "words": in_words(measured)})
         return

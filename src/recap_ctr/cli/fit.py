@@ -67,9 +67,6 @@ def fit(
     ] = None,
     teacher_model: TeacherModel = None,
     teachers: Teachers = None,
-    routes: Annotated[
-        int | None, typer.Option("--routes", min=1, help="Routes that the artifact averages.  [default: 8]")
-    ] = None,
     l2: L2 = None,
     max_epochs: Annotated[
         int | None, typer.Option("--max-epochs", min=1, help="Epochs of a run at most.  [default: 60]")
@@ -94,7 +91,7 @@ def fit(
 
     Example: recap fit clicks.parquet --label click --out model
 
-    Example: recap fit data --set train.patience=5 --set model_settings.num_adapters=4 --out model
+    Example: recap fit data --teachers 3 --set routes=4 --set train.patience=5 --out model
     """
     limit_threads(threads)
     require_torch()
@@ -104,7 +101,6 @@ def fit(
         "model": model,
         "teacher_model": teacher_model,
         "teachers": teachers,
-        "routes": routes,
         "l2": l2,
         "seed": seed,
         "train": {"max_epochs": max_epochs},
@@ -118,7 +114,7 @@ def fit(
         split=None if split is None else split.value,
         config=config,
         preset=preset.value,
-        settings=_merged(drop_unset(options), settings),
+        settings=merged_settings(drop_unset(options), settings),
         budget=budget,
         threads=threads,
         device=device,
@@ -135,8 +131,9 @@ def fit(
     tell(quiet, f"Next: recap predict {result.artifact} rows.csv --out scores.csv")
 
 
-def _merged(options: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
-    from recap_ctr.recipe.fit import merge_settings
+def merged_settings(options: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
+    """Return the settings of options with those of repeated --set on top of them."""
+    from recap_ctr.recipe.config import merge_settings
 
     return merge_settings(options, parse_settings(settings))
 
@@ -175,7 +172,7 @@ def plan(
         out,
         config=config,
         preset=preset,
-        settings=_merged(drop_unset({"l2": l2}), settings),
+        settings=merged_settings(drop_unset({"l2": l2}), settings),
         budget=budget,
         threads=threads,
         device=device,
@@ -211,8 +208,8 @@ def open_recipe(
     from recap_ctr.config import read_toml
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.jobs.machine import pick_device
-    from recap_ctr.recipe.config import recipe_config
-    from recap_ctr.recipe.fit import MARK, merge_settings
+    from recap_ctr.recipe.config import merge_settings, recipe_config
+    from recap_ctr.recipe.fit import MARK
     from recap_ctr.recipe.stages import Recipe
     from recap_ctr.storage.claims import take
 

@@ -59,6 +59,11 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in MODELS if name.startswith(incomplete)]
 
 
+def complete_device(incomplete: str) -> list[str]:
+    """Return the kinds of devices whose names start with `incomplete`, for shell completion."""
+    return [name for name in ("cpu", "cuda", "mps") if name.startswith(incomplete)]
+
+
 def complete_dataset(incomplete: str) -> list[str]:
     """Return the public data sets whose names start with `incomplete`, for shell completion."""
     from recap_ctr.datasets.catalogue import DATASETS
@@ -92,7 +97,11 @@ TrainSeed = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option("--device", help="cpu, cuda or mps.  [default: cuda if there is one, else cpu]"),
+    typer.Option(
+        "--device",
+        autocompletion=complete_device,
+        help="cpu, cuda or mps.  [default: the first of cuda, mps and cpu that this machine has]",
+    ),
 ]
 Columns = Annotated[
     list[str] | None,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from recap_ctr.cli.fit import open_recipe
+from recap_ctr.cli.fit import merged_settings, open_recipe
 from recap_ctr.cli.options import (
     L2,
     Device,
@@ -16,12 +16,12 @@ from recap_ctr.cli.options import (
     PresetName,
     Quiet,
     RecipeFile,
-    TeacherModel,
-    Teachers,
+    Set,
     TrainThreads,
     complete_model,
     drop_unset,
     limit_threads,
+    parse_settings,
     require_torch,
     this_command,
 )
@@ -88,9 +88,7 @@ def bench(
     ] = False,
     config: RecipeFile = None,
     preset: Preset = PresetName.default,
-    teacher_model: TeacherModel = None,
-    teachers: Teachers = None,
-    l2: L2 = None,
+    settings: Set = None,
     threads: TrainThreads = None,
     device: Device = None,
     as_json: Json = False,
@@ -104,6 +102,8 @@ def bench(
 
     With figures, and all numbers as JSON and CSV: `sensitivity` varies one setting of RECAP at a time; `capacity` grows
     FCN in depth and breadth; `estimators` shows what averaging gains along each axis; `frontier` is AUC against size.
+
+    --set takes any key of a recipe (docs/reference/recipe.md), such as teachers=3.
 
     Example: recap bench table1 --data synthetic --models lr,fm,fcn,recap --seeds 2
 
@@ -126,7 +126,7 @@ def bench(
         reports=reports or out / "reports",
         config=config,
         preset=preset.value,
-        settings=drop_unset({"teacher_model": teacher_model, "teachers": teachers, "l2": l2}),
+        settings=parse_settings(settings),
         models=tuple(split_names(models)),
         seeds=seeds,
         averaged=averaged,
@@ -164,6 +164,7 @@ def diagnose(
     config: RecipeFile = None,
     preset: Preset = PresetName.default,
     l2: L2 = None,
+    settings: Set = None,
     threads: TrainThreads = None,
     device: Device = None,
     as_json: Json = False,
@@ -181,7 +182,7 @@ def diagnose(
         out,
         config=config,
         preset=preset,
-        settings=drop_unset({"l2": l2}),
+        settings=merged_settings(drop_unset({"l2": l2}), settings),
         threads=threads,
         device=device,
         quiet=quiet,

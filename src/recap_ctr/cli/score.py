@@ -1,6 +1,5 @@
 """Commands that score rows with a trained model: predict, evaluate, and score on a server."""
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import typer
 
 from recap_ctr.cli.data import output_inputs
+from recap_ctr.cli.errors import CommandError
 from recap_ctr.cli.options import (
     ArtifactPath,
     Columns,
@@ -32,7 +32,6 @@ from recap_ctr.cli.output import (
     tell_values,
 )
 from recap_ctr.errors import InputError
-from recap_ctr.jobs.progress import say
 
 
 def predict(
@@ -121,7 +120,7 @@ def evaluate(
         return
     print_figures([("these rows", evaluation)])
     tell_values(quiet, evaluation.values)
-    for sentence in compare_with_training(evaluation, scorer.engine.metrics):
+    for sentence in compare_with_training(evaluation, scorer.engine.artifact.metrics):
         tell(quiet, sentence)
 
 
@@ -170,8 +169,8 @@ def score(
             with open_sink(out) as sink:
                 unused, absent = score_rows(client, FileSource(rows), sink, quiet=quiet)
         except ServerError as error:
-            say(f"error: {error}\n  fix: check that the server runs, then run the same command again")
-            sys.exit(1)
+            fix = "check that the server runs, then run the same command again"
+            raise CommandError(str(error), fix) from None
         summary = client.summary
     if as_json:
         print_json({"out": str(out), **asdict(summary), "unused": unused, "absent": absent})

@@ -30,10 +30,11 @@ from recap_ctr.cli.output import print_json, print_report, print_table, tell, te
 from recap_ctr.errors import InputError
 
 if TYPE_CHECKING:
-    from recap_ctr.recipe.tune import StudyRecord
+    from recap_ctr.recipe.tune import TuneRecord
     from recap_ctr.training.run import RunConfig
 
 INDENT = " " * 4
+TABLES = ("train", "model")
 RUN_SETTINGS = ("calibration", "negative_rate", "route_choice")
 """Settings of a run that are neither the model's nor those of its training."""
 
@@ -131,28 +132,36 @@ def _run_config(
     from recap_ctr.config import TrainConfig, parse
     from recap_ctr.jobs.machine import pick_device
     from recap_ctr.models.catalogue import parse_model
-    from recap_ctr.recipe.spaces import RunChoices
+    from recap_ctr.recipe.config import RecipeConfig
     from recap_ctr.training.run import RunConfig, default_threads, settings_for
 
-    unknown = settings.keys() - {"train", "model", *RUN_SETTINGS}
-    if unknown:
-        raise InputError(
-            f"--set {sorted(unknown)[0]}: no such setting",
-            fix=f"use train.KEY, model.KEY, {', '.join(RUN_SETTINGS)}",
-        )
+    _check_names(settings)
     base = settings_for(model, config)
     model_config = parse_model(base.model, {**base.model_settings, **settings.get("model", {})})
     train_settings = {**base.train, **training, **settings.get("train", {})}
-    choices = parse(RunChoices, {key: settings[key] for key in RUN_SETTINGS if key in settings}, "--set")
+    # These are settings of a recipe too, which has the rules for their values.
+    checked = parse(RecipeConfig, {key: settings[key] for key in RUN_SETTINGS if key in settings}, "--set")
     return RunConfig(
         model=base.model,
         model_config=model_config,
         train=parse(TrainConfig, train_settings, str(config or "train")),
         threads=threads or default_threads(model_config, prepared.layout),
         device=pick_device(device),
-        **dict(choices),
+        **{key: getattr(checked, key) for key in RUN_SETTINGS},
         **options,
     )
+
+
+def _check_names(settings: dict[str, Any]) -> None:
+    """Refuse a --set whose first word is neither a table of a run's settings nor one of `RUN_SETTINGS`."""
+    for name, value in settings.items():
+        is_table = isinstance(value, dict)
+        if name not in (TABLES if is_table else RUN_SETTINGS):
+            shown = f"{name}.{next(iter(value))}" if is_table else name
+            raise InputError(
+                f"--set {shown}: no such setting",
+                fix=f"use {', '.join((*(f'{table}.KEY' for table in TABLES), *RUN_SETTINGS))}",
+            )
 
 
 def tune(
@@ -193,7 +202,7 @@ def tune(
     require_torch()
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.recipe.spaces import named_space
-    from recap_ctr.recipe.tune import Search
+    from recap_ctr.recipe.study import Search
     from recap_ctr.recipe.tune import tune as search
 
     prepared = PreparedData(data)
@@ -215,7 +224,7 @@ def tune(
     tell(quiet, f"Next: recap train {data} --config {out / 'best.toml'} --out run")
 
 
-def _print_trials(record: "StudyRecord", count: int = 5) -> None:
+def _print_trials(record: "TuneRecord", count: int = 5) -> None:
     from recap_ctr.recipe.tune import in_words
 
     complete = [trial for trial in record.trials if trial.state == "complete"]

@@ -1,0 +1,277 @@
+"""Commands about data: what they write, and every bad log, schema and option told in one message."""
+
+import os
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from recap_ctr.data.encode import Encoder
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.datasets.catalogue import DATASETS
+from tests.conftest import Done, Recap, contents
+from tests.support import layouts
+from tests.support.bad_logs import BAD_LOGS
+from tests.support.command_line import assert_refused, only_json
+from tests.support.forged_artifact import forge
+
+
+class TestPrepare:
+    def prepare(self, raw: Path, recap: Recap, *more: object) -> Done:
+        return recap(
+            "prepare", raw / "clicks.csv", "--schema", raw / "schema.toml", "--out", raw / "data", *more
+        )
+
+    def test_again_and_with_other_inputs(self, raw: Path, recap: Recap) -> None:
+        first = self.prepare(raw, recap, "--json")
+        before = contents(raw / "data")
+        again = self.prepare(raw, recap, "--json")
+        assert only_json(again.out) == only_json(first.out) | {"done_before": True}
+        assert "is up to date" in self.prepare(raw, recap).err
+        assert contents(raw / "data") == before
+
+        shutil.copy(raw / "clicks.csv", raw / "copy.csv")  # The same content by another name and time.
+        (raw / "clicks.csv").unlink()
+        (raw / "copy.csv").rename(raw / "clicks.csv")
+        assert only_json(self.prepare(raw, recap, "--json").out)["done_before"] is True
+
+        with (raw / "clicks.csv").open("a") as file:
+            file.write("600,1,a,b,1,1,t1\n")
+        assert_refused(self.prepare(raw, recap), "other inputs (changed: sources)", "--force")
+        assert contents(raw / "data") == before
+        forced = only_json(self.prepare(raw, recap, "--force", "--json").out)
+        assert sum(split["rows"] for split in forced["splits"].values()) == 601
+
+    def test_what_was_cut_short_starts_over(
+        self, raw: Path, recap: Recap, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Encoder, "save", interrupt)
+            assert self.prepare(raw, recap).code == 130
+        assert not (raw / "data").exists()
+        assert not (raw / ".data.partial").exists()
+        (raw / ".data.partial").mkdir()  # As SIGKILL would have left it.
+        (raw / ".data.partial" / "spool").write_text("half")
+        assert self.prepare(raw, recap).code == 0
+
+    def test_the_seed_is_part_of_the_record(self, raw: Path, recap: Recap) -> None:
+        assert self.prepare(raw, recap, "--seed", 5).code == 0
+        assert PreparedData(raw / "data").manifest["inputs"]["split"]["seed"] == 5
+
+    @pytest.mark.parametrize("name", BAD_LOGS)
+    def test_bad_logs(self, name: str, raw: Path, recap: Recap) -> None:
+        text, words = BAD_LOGS[name]
+        (raw / "bad.csv").write_bytes(text)
+        before = contents(raw)
+        done = recap("prepare", raw / "bad.csv", "--schema", raw / "schema.toml", "--out", raw / "data")
+        assert_refused(done, *words)
+        assert contents(raw) == before
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("", ["label"]),
+            ("label = 'click'", ["fields"]),
+            ("label = 'click'\n[[fields]]\nname = 'a'\nkind = 'odd'", ["fields.0.kind", "'odd'"]),
+            (
+                "label = 'click'\nlabels = 'x'\n[[fields]]\nname = 'a'\nkind = 'numeric'",
+                ["labels", "unknown setting", "did you mean 'label'?"],
+            ),
+            ("label = ", ["is not valid TOML"]),
+            ("label = 'a'\n[[fields]]\nname = 'a'\nkind = 'numeric'", ["both the label and a field"]),
+        ],
+    )
+    def test_bad_schemas(self, text: str, words: list[str], raw: Path, recap: Recap) -> None:
+        (raw / "bad.toml").write_text(text)
+        done = recap("prepare", raw / "clicks.csv", "--schema", raw / "bad.toml", "--out", raw / "data")
+        assert_refused(done, "bad.toml", *words)
+
+    def test_a_vocabulary_beyond_32_bits(self, raw: Path, recap: Recap) -> None:
+        fields = "".join(
+            f"[[fields]]\nname = '{name}'\nkind = 'categorical'\nhash_buckets = {2**30}\n"
+            for name in ("site", "ad", "user")
+        )
+        (raw / "wide.toml").write_text(f"label = 'click'\n{fields}")
+        done = recap("prepare", raw / "clicks.csv", "--schema", raw / "wide.toml", "--out", raw / "data")
+        assert_refused(done, "3,221,225,478 values together; ids are 32-bit", "lower hash_buckets")
+        assert not (raw / "data").exists()
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ([], ["no source file"]),
+            (["clicks.csv"], ["a label or a schema", "--label COLUMN, or --schema schema.toml"]),
+            (["clicks.csv", "--label", "clicked"], ["no column 'clicked'", "'click'"]),
+            (["clicks.csv", "--schema", "nowhere.toml"], ["nowhere.toml"]),
+            (["clicks.csv", "--schema", "schema.toml", "--split", "odd"], ["'random', 'time'"]),
+            (["clicks.csv", "--schema", "schema.toml", "--ratio", "8:1"], ["8:1"]),
+            (["clicks.csv", "--schema", "schema.toml", "--split", "time"], ["needs a time column"]),
+            (
+                ["clicks.csv", "--schema", "schema.toml", "--split-column", "ad"],
+                ["row 1, column 'ad': the split is", "write train, valid or test"],
+            ),
+            (["clicks.csv", "--schema", "schema.toml", "--test", "clicks.csv"], ["--test without --valid"]),
+            (["clicks.csv", "--dataset", "ml-1m"], ["--dataset has its own"]),
+            (["--dataset", "nonsense", "--raw", "."], ["nonsense"]),
+            (["--dataset", "ml1m", "--raw", "."], ["no data set 'ml1m'; did you mean 'ml-1m'?"]),
+            (["--dataset", "ml-1m"], ["--raw is missing"]),
+        ],
+    )
+    def test_bad_options(
+        self, arguments: list[str], words: list[str], raw: Path, recap: Recap, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(raw)
+        before = contents(raw)
+        assert_refused(recap("prepare", *arguments, "--out", "data"), *words)
+        assert contents(raw) == before
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["--split", "time", "--split-column", "c"], "--split and --split-column each say how to split"),
+            (["--valid", "v.csv", "--split", "random"], "--split and --valid/--test each say how to split"),
+            (["--dataset", "ml-1m", "--split", "time"], "--split and --dataset each say how to split"),
+            (["--split-column", "c", "--ratio", "1:1:1"], "--ratio does not go with --split-column"),
+            (["--raw", "somewhere"], "--raw is for --dataset"),
+            (["--no-check"], "--no-check is for --dataset"),
+        ],
+    )
+    def test_one_way_to_split(self, recap: Recap, tmp_path: Path, options: list[str], words: str) -> None:
+        assert_refused(recap("prepare", "clicks.csv", "--out", tmp_path / "out", *options), words)
+
+    def test_a_public_data_set_is_checked_unless_told_otherwise(self, recap: Recap, tmp_path: Path) -> None:
+        layouts.criteo(tmp_path)
+        out = ("--dataset", "criteo-x4", "--raw", tmp_path, "--out", tmp_path / "out")
+        assert_refused(
+            recap("prepare", *out, "-q"), "criteo-x4: rows of train, valid and test", "318", "--no-check"
+        )
+        done = recap("prepare", *out, "--no-check", "--json")
+        assert done.code == 0
+        assert only_json(done.out)["splits"]["train"]["rows"] == 318
+        assert len(only_json(done.out)["vocabulary"]) == 39
+        assert only_json(done.out)["name"] == "criteo-x4-unchecked"
+        assert "reports call them criteo-x4-unchecked" in recap("prepare", *out, "--no-check").err
+
+
+def test_data_sets_are_listed(recap: Recap) -> None:
+    listed = only_json(recap("datasets", "--json").out)["datasets"]
+    assert [entry["name"] for entry in listed] == list(DATASETS)
+    assert [entry["name"] for entry in listed if entry["download"]] == ["ml-1m"]
+    shown = recap("datasets")
+    for entry in listed:
+        for words in (
+            entry["name"],
+            entry["title"],
+            f"{entry['rows']:,}",
+            ", ".join(entry["files"]),
+            entry["homepage"],
+        ):
+            assert words in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 140
+
+
+def test_a_data_set_that_can_not_be_downloaded_says_where_it_is(recap: Recap, tmp_path: Path) -> None:
+    assert_refused(recap("download", "criteo-x4", tmp_path), "can't be downloaded; ml-1m can", "https://")
+
+
+@pytest.mark.parametrize("name", ["no/such.csv", "*.nothing", "."])
+def test_files_that_are_not_there(name: str, raw: Path, recap: Recap) -> None:
+    assert_refused(recap("prepare", raw / name, "--schema", raw / "schema.toml", "--out", raw / "data"))
+    assert_refused(recap("schema", "infer", raw / name, "--label", "click", "--out", raw / "s.toml"))
+
+
+@pytest.mark.parametrize("name", ["schema", "synthetic"])
+def test_a_file_is_replaced_only_by_force(name: str, raw: Path, recap: Recap) -> None:
+    out = raw / "made.csv"
+    arguments = {
+        "schema": ("schema", "infer", raw / "clicks.csv", "--label", "click"),
+        "synthetic": ("synthetic", "--rows", 10),
+    }[name]
+    other = {"schema": ("--rows", 99), "synthetic": ("--seed", 2)}[name]
+    out.write_text("mine")
+    assert_refused(recap(*arguments, "--out", out), "made.csv exists", "--force")
+    assert out.read_text() == "mine"
+    assert recap(*arguments, "--out", out, "--force").code == 0
+    assert out.read_text() != "mine"
+
+    before = contents(raw)
+    again = recap(*arguments, "--out", out)
+    assert again.code == 0
+    assert "is up to date" in again.err
+    assert only_json(recap(*arguments, "--out", out, "--json").out)["done_before"] is True
+    assert_refused(recap(*arguments, "--out", out, *other), "made.csv exists", "--force")
+    assert contents(raw) == before
+
+
+class TestInspect:
+    def test_prepared_data(self, raw: Path, packed: Path, prepared: PreparedData, recap: Recap) -> None:
+        for path in (raw, raw / "nowhere", packed, raw / "clicks.csv"):
+            assert_refused(recap("train", path, "--out", raw / "run"), "holds no prepared data")
+        copy = Path(shutil.copytree(prepared.path, raw / "data"))
+        with (copy / "train" / "labels.npy").open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\7")
+        assert_refused(recap("train", copy, "--out", raw / "run"), "labels.npy has changed")
+        (copy / "train" / "labels.npy").unlink()
+        assert_refused(recap("train", copy, "--out", raw / "run"), "labels.npy is missing")
+        (copy / "manifest.json").write_text("{")
+        assert_refused(recap("train", copy, "--out", raw / "run"), "not valid JSON")
+        assert_refused(recap("inspect", copy), "not valid JSON")
+
+    def test_artifacts(self, raw: Path, packed: Path, prepared: PreparedData, recap: Recap) -> None:
+        rows = raw / "clicks.csv"
+
+        def all_refuse(path: Path, *words: str) -> None:
+            assert_refused(recap("predict", path, rows), *words)
+            assert_refused(recap("evaluate", path, rows), *words)
+            assert_refused(recap("inspect", path), *words)
+
+        all_refuse(raw, "holds no artifact")
+        all_refuse(raw / "nowhere", "holds no artifact")
+        assert_refused(recap("predict", prepared.path, rows), "holds no artifact")
+        copy = Path(shutil.copytree(packed, raw / "copy"))
+        weights = (copy / "model.safetensors").read_bytes()
+        (copy / "model.safetensors").write_bytes(weights[:-1])
+        all_refuse(copy, "model.safetensors is damaged", "fix: copy the artifact again")
+        (copy / "model.safetensors").write_bytes(bytes([weights[0] ^ 1]) + weights[1:])
+        all_refuse(copy, "model.safetensors is damaged")
+        (copy / "model.safetensors").write_bytes(weights)
+        (copy / "manifest.json").write_text("[]")
+        assert_refused(recap("inspect", copy), "holds no artifact")
+        shutil.copy(packed / "manifest.json", copy)
+        forge(copy, lambda manifest: manifest.update(format=2))
+        all_refuse(copy, "format 2; this version reads 1", "upgrade recap-ctr")
+
+
+def test_files_without_a_header_line(recap: Recap, click_log: pl.DataFrame, tmp_path: Path) -> None:
+    """All that a user meets: lines as they were, lines without the label, and what `recap predict` wrote of them."""
+    log = (
+        click_log.head(600)
+        .select("click", "site", "ad", "price")
+        .with_columns(pl.col("price").fill_null(1.0))
+    )
+    text, bare, schema, data, run = (
+        tmp_path / name for name in ("log.txt", "bare.txt", "schema.toml", "data", "run")
+    )
+    log.write_csv(text, include_header=False, separator="\t")
+    log.drop("click").write_csv(bare, include_header=False, separator="\t")
+    columns = ("--label", "click", "--columns", "click,site,ad,price")
+    for command in (
+        ("schema", "infer", text, *columns, "--out", schema),
+        ("prepare", text, "--schema", schema, "--out", data),
+        ("train", data, "--model", "lr", "--max-epochs", "1", "--out", run),
+    ):
+        assert recap(*command, "-q").code == 0
+    assert recap("predict", run, bare, "--out", tmp_path / "bare.csv", "-q").code == 0
+    scored = recap("predict", run, text, "--out", tmp_path / "scores.csv")
+    assert f"recap evaluate {run} {tmp_path / 'scores.csv'}" in scored.err
+    evaluations = [recap("evaluate", run, path, "--json", "-q") for path in (text, tmp_path / "scores.csv")]
+    assert evaluations[0].code == 0
+    assert evaluations[0].out == evaluations[1].out
+    without_label, whole = (pl.read_csv(tmp_path / name) for name in ("bare.csv", "scores.csv"))
+    assert without_label.equals(whole.drop("click"))
+    assert (whole.height, whole.columns) == (600, ["click", "site", "ad", "price", "score", "logit"])

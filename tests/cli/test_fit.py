@@ -1,0 +1,97 @@
+"""The commands of the whole recipe: what they refuse, how options and --set combine, and what they print."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from recap_ctr.data.shards import PreparedData
+from tests.conftest import Recap
+from tests.support.command_line import assert_refused, only_json
+
+TINY_RECIPE: dict[str, Any] = {
+    "l2": 0.01,
+    "model": "fcn",
+    "model_settings": {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1},
+    "teacher_settings": {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1},
+    "train": {"batch_size": 256, "max_epochs": 9},
+    "teacher_train": {"max_epochs": 9},
+}
+
+
+def test_fit_takes_no_stream(recap: Recap, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, called in (("-", "standard input"), (tmp_path / "pipe", str(tmp_path / "pipe"))):
+        done = recap("fit", name, "--label", "click", "--out", tmp_path / "out")
+        assert_refused(
+            done, f"{called} can be read only once", "save them to a file first", "`recap prepare -`"
+        )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ["a label or a schema", "--label COLUMN"]),
+        (("--label", "clicked"), ["no column 'clicked' (label); did you mean 'click'?", "--label"]),
+        (("--label", "click", "--model", "recapp"), ["no model 'recapp'; did you mean 'recap'?"]),
+        (("--label", "click", "--teacher-model", "fnc"), ["no model 'fnc'; did you mean 'fcn'?"]),
+        (
+            ("--label", "click", "--set", "teacher=3"),
+            ["teacher: unknown setting", "did you mean 'teachers'?"],
+        ),
+        (("--label", "click", "--set", "teachers=some"), ["teachers", "'some'"]),
+        (("--label", "click", "--set", "train=3"), ["train", "value: 3"]),
+        (("--label", "click", "--preset", "papr"), ["'papr' is not one of", "did you mean 'paper'?"]),
+        (("--label", "click", "--split", "tme"), ["'tme' is not one of", "did you mean 'time'?"]),
+    ],
+)
+def test_bad_options(arguments: tuple[str, ...], words: list[str], raw: Path, recap: Recap) -> None:
+    assert_refused(recap("fit", raw / "clicks.csv", *arguments, "--out", raw / "out"), *words)
+    assert not (raw / "out" / "artifact").exists()
+
+
+@pytest.mark.slow
+def test_options_win_over_the_file_and_set_wins_over_options(
+    raw: Path, prepared: PreparedData, recap: Recap, one_process: None
+) -> None:
+    (raw / "recipe.toml").write_text(tomli_w.dumps(TINY_RECIPE))
+    options = ("--teachers", 1, "--max-epochs", 1, "--seed", 3, "--threads", 1)
+    settings = ("--set", "train.patience=1", "--set", "seed=4", "--set", "calibration=isotonic")
+    call = (
+        "fit",
+        prepared.path,
+        "--config",
+        raw / "recipe.toml",
+        *options,
+        *settings,
+        "--out",
+        raw / "model",
+    )
+    report = only_json(recap(*call, "--json", "-q").out)
+    assert (report["train"]["max_epochs"], report["train"]["patience"], report["train"]["seed"]) == (1, 1, 4)
+    assert (report["calibration"], len(report["teacher_runs"])) == ("isotonic", 1)
+
+    done = recap(*call)
+    assert "student: fcn" in done.out
+    assert f"Next: recap predict {raw / 'model' / 'artifact'} rows.csv" in done.err
+
+
+def test_a_directory_of_something_else_is_left_alone(raw: Path, prepared: PreparedData, recap: Recap) -> None:
+    (raw / "thesis").mkdir()
+    (raw / "thesis" / "chapter.txt").write_text("years of work")
+    for command in (("fit", prepared.path), ("plan", prepared.path), ("demo",)):
+        assert_refused(recap(*command, "--out", raw / "thesis"), "choose another --out")
+    assert [path.name for path in (raw / "thesis").iterdir()] == ["chapter.txt"]
+
+
+def test_commands_without_torch_say_what_is_missing(
+    raw: Path, recap: Recap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for command in (("demo",), ("fit", raw / "clicks.csv", "--label", "click")):
+        done = recap(*command, "--out", raw / "out")
+        assert_refused(done, "this command needs PyTorch", "pip install 'recap-ctr[train]'")
