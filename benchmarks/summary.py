@@ -1,4 +1,4 @@
-"""The numbers of README.md, docs/results.md and docs/deploy.md, from the committed reports.
+"""The numbers of README.md and of docs/results.md, docs/speed.md and docs/deploy.md, from the committed reports.
 
 `python -m benchmarks.summary` prints them; `--write` puts them there, between their markers; a test compares.
 """
@@ -8,96 +8,101 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recap_ctr.bench import tables
+from recap_ctr.bench.arms import METRICS, arm_of
+from recap_ctr.bench.significance import paired_difference
+from recap_ctr.bench.table1 import read_reports
 from recap_ctr.bench.tables import spread
 
 HERE = Path(__file__).parent
-README, RESULTS = HERE.parent / "README.md", HERE.parent / "docs" / "results.md"
-DEPLOY = HERE.parent / "docs" / "deploy.md"
+README, DOCS = HERE.parent / "README.md", HERE.parent / "docs"
 START, END = "<!-- {}: python -m benchmarks.summary --write -->", "<!-- end of {} -->"
 
 
 def load(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text())
-    assert isinstance(found, dict)
-    return found
+    """Return the values of a JSON file."""
+    values = json.loads(path.read_text())
+    assert isinstance(values, dict)
+    return values
 
 
 def accuracy() -> list[str]:
-    """FCN by both kinds of update, mean and standard deviation over seeds."""
+    """Return FCN by both kinds of update, mean and standard deviation over seeds."""
     lines = [
         "| data | model | update | seeds | parameters | test AUC | logloss | calibrated logloss | epochs |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     notes = []
     for directory in (HERE / "ml-1m" / "fcn", HERE / "ml-1m" / "fcn-fast"):
-        reports = [load(path) for path in sorted(directory.glob("seed-*/report.json"))]
-        first, test = reports[0], [report["metrics"]["test"] for report in reports]
-
-        seeds = ", ".join(str(report["train"]["seed"]) for report in reports)
-        epochs = ", ".join(str(len(report["history"])) for report in reports)
+        reports = read_reports(directory)
+        first, test = reports[0], [report.metrics.on("test") for report in reports]
+        seeds = ", ".join(str(report.train.seed) for report in reports)
+        epochs = ", ".join(str(len(report.history)) for report in reports)
         lines.append(
-            f"| {first['data']['name']} | {first['model']['name']} | {first['train']['update']} | {seeds}"
-            f" | {first['parameters']:,} | {spread([each['raw']['auc'] for each in test], 3, 100)}"
-            f" | {spread([each['raw']['logloss'] for each in test], 4)}"
-            f" | {spread([each['calibrated']['logloss'] for each in test], 4)} | {epochs} |"
+            f"| {first.data.name} | {first.model.name} | {first.train.update} | {seeds}"
+            f" | {first.parameters:,} | {spread([figures.raw.auc for figures in test], 3, 100)}"
+            f" | {spread([figures.raw.logloss for figures in test], 4)}"
+            f" | {spread([figures.calibrated.logloss for figures in test], 4)} | {epochs} |"
         )
-        rows = first["data"]["splits"]
+        splits = first.data.splits
         note = (
-            f"{first['data']['name']}: {rows['train']['rows']:,} training, {rows['test']['rows']:,} test rows,"
-            f" one random split; {first['machine']['processor']}, {first['threads']} thread, {first['date']}."
+            f"{first.data.name}: {splits['train'].rows:,} training, {splits['test'].rows:,} test rows,"
+            f" one random split; {first.machine['processor']}, {first.threads} thread, {first.date}."
         )
         if note not in notes:
             notes.append(note)
     return [*lines, "", *notes]
 
 
-def paired(one: Path, other: Path) -> list[str]:
-    """How two settings differ over the seeds they share: mean, standard error, two-tailed paired t-test."""
-    first, second = (
-        tables.arm_of(side.name, [load(path) for path in side.glob("seed-*/report.json")])
-        for side in (one, other)
-    )
-    found = {metric: tables.paired(first, second, metric) for metric in tables.METRICS}
-    lines = [
-        f"| {other.name} minus {one.name}, {len(found['auc'].seeds)} seeds | mean | standard error | p |",
-        "|---|---|---|---|",
-    ]
-    for metric, (scores, name) in tables.METRICS.items():
-        gap = found[metric]
-        lines.append(f"| {scores} {name} | {gap.mean:+.5f} | {gap.standard_error:.5f} | {gap.p:.2f} |")
-    return lines
+def paired(directory: Path, other: Path) -> list[str]:
+    """Return how two settings differ over the seeds they share: mean, standard error, two-tailed paired t-test."""
+    arm, other_arm = (arm_of(side.name, read_reports(side)) for side in (directory, other))
+    differences = {metric: paired_difference(arm, other_arm, metric) for metric in METRICS}
+    lines = []
+    for metric, words in METRICS.items():
+        gap = differences[metric]
+        assert gap is not None
+        lines.append(f"| {words} | {gap.mean:+.5f} | {gap.standard_error:.5f} | {gap.p:.2f} |")
+        seeds = len(gap.seeds)
+    header = f"| {other.name} minus {directory.name}, {seeds} seeds | mean | standard error | p |"
+    return [header, "|---|---|---|---|", *lines]
 
 
 TABLES = (
-    "overview", "ablation", "fcn-scaling", "variance", "sensitivity", "capacity", "estimators", "frontier",
-)  # fmt: skip
+    "overview",
+    "ablation",
+    "fcn-scaling",
+    "variance",
+    "sensitivity",
+    "capacity",
+    "estimators",
+    "frontier",
+)
 
 
 def table(name: str, data: str) -> list[str]:
-    """What a table of `recap bench` said on a data set, as it is."""
+    """Return a table of `recap bench` on a data set, as it was written."""
     return (HERE / data / name / f"{name}.md").read_text().rstrip().splitlines()
 
 
 def tables_of(data: str) -> list[str]:
-    """All tables that `recap bench` left of a data set, with their figures."""
+    """Return all tables that `recap bench` wrote of a data set, with their figures."""
     lines: list[str] = []
     for name in TABLES:
-        where = HERE / data / name
-        if not (where / f"{name}.md").is_file():
+        directory = HERE / data / name
+        if not (directory / f"{name}.md").is_file():
             continue
         lines += [f"### `recap bench {name}`", "", *table(name, data), ""]
-        if (where / f"{name}.png").is_file():
-            figure = (where / f"{name}.png").relative_to(HERE.parent).as_posix()
+        if (directory / f"{name}.png").is_file():
+            figure = (directory / f"{name}.png").relative_to(HERE.parent).as_posix()
             lines += [f"![{name}, {data}](../{figure})", ""]
     for path in sorted((HERE / data).glob("table1*.md")):
-        how = " --averaged" if path.stem.endswith("-ema") else ""
-        lines += [f"### `recap bench table1{how}`", "", *path.read_text().rstrip().splitlines(), ""]
+        option = " --averaged" if path.stem.endswith("-ema") else ""
+        lines += [f"### `recap bench table1{option}`", "", *path.read_text().rstrip().splitlines(), ""]
     return lines
 
 
 def results() -> list[str]:
-    """By data set, and at the end what `recap train` alone does."""
+    """Return the results by data set, and at the end what `recap train` alone does."""
     ml_1m = HERE / "ml-1m"
     lines = [line for data in ("ml-1m", "synthetic") for line in (f"## {data}", "", *tables_of(data))]
     lines += ["## `recap train`, one model at a time", "", *accuracy(), ""]
@@ -105,33 +110,33 @@ def results() -> list[str]:
 
 
 def speed() -> list[str]:
-    """What `benchmarks/speed` printed last, as ratios to the peer."""
+    """Return what `benchmarks/speed` measured last, as ratios to the peer."""
     lines = ["| against FuxiCTR 2.3.10 | ratio | wanted | beside it |", "|---|---|---|---|"]
     results = HERE / "speed" / "results"
-    found = load(results / "prepare.json")
+    measured = load(results / "prepare.json")
     lines.append(
-        f"| prepare, {found['rows']:,} rows of Criteo's layout | {found['ratio']:.1f} | 3 |"
-        f" CPU time {found['cpu_ratio']:.1f} |"
+        f"| prepare, {measured['rows']:,} rows of Criteo's layout | {measured['ratio']:.1f} | 3 |"
+        f" CPU time {measured['cpu_ratio']:.1f} |"
     )
     for shape in ("criteo", "avazu"):
-        found = load(results / f"train-{shape}.json")
+        measured = load(results / f"train-{shape}.json")
         lines += [
-            f"| training, {shape} shape, `{update}` | {found['ratio'][update]:.2f} | {found['wanted'][update]} |"
-            f" {found['rows_per_second'][update]:,} rows/s; a step is {found['times_products'][update]:.2f}"
-            f" of its bare matrix products (peer {found['times_products']['peer']:.2f}) |"
+            f"| training, {shape} shape, `{update}` | {measured['ratio'][update]:.2f} | {measured['wanted'][update]} |"
+            f" {measured['rows_per_second'][update]:,} rows/s; a step is {measured['times_products'][update]:.2f}"
+            f" of its bare matrix products (peer {measured['times_products']['peer']:.2f}) |"
             for update in ("exact", "fast")
         ]
     for file, what in (("memory", "prepare"), ("protocol-memory", "prepare by Criteo's protocol")):
-        found = load(results / f"{file}.json")
-        rows = " and ".join(f"{count:,}" for count in found["rows"])
-        peaks = " and ".join(f"{peak} MiB" for peak in found["peak_mib"])
-        ratio = found["peak_mib"][-1] / found["peak_mib"][0]
+        measured = load(results / f"{file}.json")
+        rows = " and ".join(f"{count:,}" for count in measured["rows"])
+        peaks = " and ".join(f"{peak} MiB" for peak in measured["peak_mib"])
+        ratio = measured["peak_mib"][-1] / measured["peak_mib"][0]
         lines.append(f"| peak memory of {what}, {rows} rows | {ratio:.2f} | at most 1.3 | {peaks} |")
     return lines
 
 
 def headline() -> list[str]:
-    """What RECAP is worth beside the ensemble of its teachers, on the real benchmark."""
+    """Return what RECAP is worth beside the ensemble of its teachers, on the real benchmark."""
     overview = load(HERE / "ml-1m" / "overview" / "overview.json")
     lines = {line["name"]: line for line in overview["lines"] if not line["name"].startswith("ensemble")}
     teachers = lines["FCN, averaged weights: the teachers"]
@@ -142,54 +147,55 @@ def headline() -> list[str]:
         f"On MovieLens-1M one FCN has a test AUC of {alone}, the {together['name']} of them"
         f" {spread(together['auc'], 2, 100)}, and RECAP, taught by them, {spread(recap['auc'], 2, 100)}"
         f" ({len(recap['auc'])} runs) with {recap['parameters']:,} parameters,"
-        f" {recap['parameters'] / teachers['parameters']:.2f} of one FCN's: [measured](#measured) by"
+        f" {recap['parameters'] / teachers['parameters']:.2f} of one FCN's: [measured](docs/results.md) by"
         " `recap bench overview`.",
     ]
 
 
 def graphs() -> list[str]:
-    """What `benchmarks.speed.onnx` printed last."""
-    found = load(HERE / "speed" / "results" / "onnx.json")
-    sizes = list(found["microseconds_per_row"])
+    """Return what `benchmarks.speed.onnx` measured last."""
+    measured = load(HERE / "speed" / "results" / "onnx.json")
+    sizes = list(measured["microseconds_per_row"])
     lines = [
         f"| time relative to the graph in 32 bits | {' | '.join(f'{int(size):,} rows' for size in sizes)} |",
         f"|---|{'---|' * len(sizes)}",
     ]
-    for model, by_size in found["torch_over_onnx"].items():
+    for model, by_size in measured["torch_over_onnx"].items():
         lines.append(f"| {model}: torch | {' | '.join(f'{by_size[size]:.2f}' for size in sizes)} |")
-        rounded = found["onnx_over_int8"][model]
+        rounded = measured["onnx_over_int8"][model]
         lines.append(f"| {model}: int8 | {' | '.join(f'{1 / rounded[size]:.2f}' for size in sizes)} |")
-    times = found["microseconds_per_row"]
-    for model in found["torch_over_onnx"]:
-        own = " | ".join(f"{times[size][f'{model}, onnx']:,.1f} µs a row" for size in sizes)
-        lines.append(f"| {model}: the graph itself | {own} |")
-    rates = found["rows_per_second"]
+    times = measured["microseconds_per_row"]
+    for model in measured["torch_over_onnx"]:
+        microseconds = " | ".join(f"{times[size][f'{model}, onnx']:,.1f} µs a row" for size in sizes)
+        lines.append(f"| {model}: the graph itself | {microseconds} |")
+    rates = measured["rows_per_second"]
     return [
         *lines,
         "",
-        f"RECAP with 8 routes scores {found['recap_rows_per_second_over_five_fcns']:.2f} times the rows a second of"
+        f"RECAP with 8 routes scores {measured['recap_rows_per_second_over_five_fcns']:.2f} times the rows a second of"
         f" five FCNs on the same engine ({rates['ours']:,} and {rates['five']:,}, 512 rows at a time), at"
-        f" {found['recap_cost_over_one_fcn']:.2f} of the cost of one ({found['threads']} thread,"
-        f" {found['machine']['processor']}).",
+        f" {measured['recap_cost_over_one_fcn']:.2f} of the cost of one ({measured['threads']} thread,"
+        f" {measured['machine']['processor']}).",
     ]
 
 
 def server() -> list[str]:
-    """What `benchmarks.speed.serve` printed last, and the two of `benchmarks.reliability`."""
-    found = load(HERE / "speed" / "results" / "serve.json")
+    """Return what `benchmarks.speed.serve` measured last, and both parts of `benchmarks.reliability`."""
+    measured = load(HERE / "speed" / "results" / "serve.json")
     lines = [
         "| candidates | format | rows a second | of the engine's | p50 | p99 |",
         "|---|---|---|---|---|---|",
     ]
     for size in ("1", "100", "500"):
         for form in ("json", "arrow"):
-            one = found[f"{form} {size}"]
+            test = measured[f"{form} {size}"]
             lines.append(
-                f"| {size} | {form} | {one['rows_per_second']:,} | {one['of_engine']:.2f} | {one['p50_ms']:.0f} ms |"
-                f" {one['p99_ms']:.0f} ms |"
+                f"| {size} | {form} | {test['rows_per_second']:,} | {test['of_engine']:.2f} | {test['p50_ms']:.0f} ms |"
+                f" {test['p99_ms']:.0f} ms |"
             )
     calm, dial, none = (
-        found[name] for name in ("half of saturation", "twice saturation, dial", "twice saturation, no dial")
+        measured[name]
+        for name in ("half of saturation", "twice saturation, dial", "twice saturation, no dial")
     )
     swap, fuzz = (load(HERE / "reliability" / "results" / f"{name}.json") for name in ("swap", "fuzz_server"))
     return [
@@ -197,8 +203,8 @@ def server() -> list[str]:
         "",
         f"At half of saturation p99 is {calm['scored']['p99_over_p50']:.1f} times p50, beside"
         f" {calm['empty']['p99_over_p50']:.1f} for an endpoint that does nothing. At twice saturation"
-        f" {dial['accepted_in_time']:.1%} of accepted requests are answered within {found['deadline_ms']:.0f} ms with"
-        f" the dial (p99 {dial['p99_ms']:.0f} ms), {none['accepted_in_time']:.1%} without (p99"
+        f" {dial['accepted_in_time']:.1%} of accepted requests are answered within {measured['deadline_ms']:.0f} ms"
+        f" with the dial (p99 {dial['p99_ms']:.0f} ms), {none['accepted_in_time']:.1%} without (p99"
         f" {none['p99_ms']:,.0f} ms; [figure](../benchmarks/speed/results/serve.png)).",
         f"Five swaps and a damaged artifact in {swap['seconds']:.0f} s of load: {swap['requests']:,} requests,"
         f" {swap['lost']} lost. {fuzz['cases']:,} hostile requests: {fuzz['server_errors']} server errors,"
@@ -206,22 +212,18 @@ def server() -> list[str]:
     ]
 
 
-def measured() -> list[str]:
-    return [*table("overview", "ml-1m"), "", *speed()]
-
-
 BLOCKS = {
     "headline": (README, headline),
-    "measured": (README, measured),
-    "results": (RESULTS, results),
-    "graphs": (DEPLOY, graphs),
-    "server": (DEPLOY, server),
+    "results": (DOCS / "results.md", results),
+    "speed": (DOCS / "speed.md", speed),
+    "graphs": (DOCS / "deploy.md", graphs),
+    "server": (DOCS / "deploy.md", server),
 }
-"""Generated parts: the file, and what makes the lines."""
+"""Generated parts: the file, and the function that makes the lines."""
 
 
 def block(name: str) -> str:
-    """One of them, markers included."""
+    """Return one of the generated parts, markers included."""
     return "\n".join([START.format(name), "", *BLOCKS[name][1](), "", END.format(name)])
 
 

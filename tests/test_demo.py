@@ -12,15 +12,28 @@ from recap_ctr import demo
 from recap_ctr.bench.synthetic import quick_recipe
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.demo import BASE, BAYES, FCN, HEADER, RECAP, cells, find, run_demo
+from recap_ctr.evaluation.evaluate import Metrics
 from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.recipe.config import RecipeConfig
 from recap_ctr.recipe.probe import ProbeConfig
-from recap_ctr.recipe.stages import Recipe, RecipeConfig
-from tests.conftest import Recap, contents
+from recap_ctr.recipe.stages import Recipe
+from recap_ctr.training.report import FitReport, RunReport, parse_report, read_report
+from tests.conftest import Recap, contents, in_process
 
 DEMO = ("demo", "--rows", 5_000, "--threads", 1, "--json", "--out")
 ENSEMBLE = "ensemble of 2 FCN"
-NAMES = [BASE, "logistic regression", FCN, ENSEMBLE,
-         "recursive backbone", "+ EMA", "+ KD", "+ routes", RECAP, BAYES]  # fmt: skip
+NAMES = [
+    BASE,
+    "logistic regression",
+    FCN,
+    ENSEMBLE,
+    "recursive backbone",
+    "+ EMA",
+    "+ KD",
+    "+ routes",
+    RECAP,
+    BAYES,
+]
 
 
 def tiny_recipe(rows: int, seed: int, *, max_epochs: int) -> RecipeConfig:
@@ -39,8 +52,10 @@ def tiny_recipe(rows: int, seed: int, *, max_epochs: int) -> RecipeConfig:
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
+    """Run jobs in this process, with the tiny recipe."""
+    with in_process() as patch:
         patch.setattr(demo, "quick_recipe", tiny_recipe)
+        patch.setattr(demo, "MAX_EPOCHS", 2)
         yield
 
 
@@ -67,19 +82,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def result(made: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((made / "demo.json").read_bytes())
-    return found
+    values: dict[str, Any] = json.loads((made / "demo.json").read_bytes())
+    return values
 
 
-def reports(made: Path, pattern: str) -> list[dict[str, Any]]:
-    return [json.loads(path.read_bytes()) for path in sorted(made.glob(f"{pattern}/report.json"))]
+def reports(made: Path, pattern: str) -> list[RunReport]:
+    return [read_report(path.parent) for path in sorted(made.glob(f"{pattern}/report.json"))]
 
 
-def test_the_table_has_every_line_and_its_figures(made: Path, result: dict[str, Any]) -> None:
-    table = {line["model"]: line for line in result["table"]}
+@pytest.mark.slow
+def test_the_table_has_every_entry_and_its_figures(made: Path, result: dict[str, Any]) -> None:
+    table = {entry["model"]: entry for entry in result["table"]}
 
     assert list(table) == NAMES
-    runs = {name: len(line["auc"]) for name, line in table.items()}
+    runs = {name: len(entry["auc"]) for name, entry in table.items()}
     assert runs == dict.fromkeys(NAMES, 1) | {FCN: 2}
     # 500 test rows: Bayes' AUC is 0.8 by construction, its standard error here 0.025.
     assert table[BAYES]["auc"] == [pytest.approx(0.8, abs=0.1)]
@@ -91,41 +107,52 @@ def test_the_table_has_every_line_and_its_figures(made: Path, result: dict[str, 
     shown = (made / "report.html").read_text(encoding="utf-8")
     assert f"<td>{BAYES}</td><td></td><td>{100 * table[BAYES]['auc'][0]:.3f}</td>" in shown
     assert table[ENSEMBLE]["cost"] == pytest.approx(2.0, abs=1.0)
-    for one in ("recursive backbone", "+ EMA", "+ KD"):
-        assert 0 < table[one]["cost"] < table[RECAP]["cost"] == table["+ routes"]["cost"]
+    for name in ("recursive backbone", "+ EMA", "+ KD"):
+        assert 0 < table[name]["cost"] < table[RECAP]["cost"] == table["+ routes"]["cost"]
 
 
+@pytest.mark.slow
 def test_the_figures_are_those_of_the_runs_own_reports(made: Path, result: dict[str, Any]) -> None:
-    table = {line["model"]: line for line in result["table"]}
+    table = {entry["model"]: entry for entry in result["table"]}
     teachers = reports(made, "teachers-*/teacher-*")
-    together = result["report"]["ensembles"][-1]["metrics"]
+    fit = parse_report(result["report"])
+    assert isinstance(fit, FitReport)
 
-    def check(name: str, *metrics: dict[str, Any]) -> None:
-        raw, calibrated = ([one["test"][kind] for one in metrics] for kind in ("raw", "calibrated"))
-        line = table[name]
-        assert line["auc"] == pytest.approx([one["auc"] for one in raw], abs=1e-6)
-        assert line["logloss"] == pytest.approx([one["logloss"] for one in raw], abs=1e-6)
-        assert line["calibrated_logloss"] == pytest.approx([one["logloss"] for one in calibrated], abs=1e-6)
+    def check(name: str, *metrics: Metrics) -> None:
+        figures = [measured.on("test") for measured in metrics]
+        entry = table[name]
+        assert entry["auc"] == pytest.approx([run.raw.auc for run in figures], abs=1e-6)
+        assert entry["logloss"] == pytest.approx([run.raw.logloss for run in figures], abs=1e-6)
+        assert entry["calibrated_logloss"] == pytest.approx(
+            [run.calibrated.logloss for run in figures], abs=1e-6
+        )
 
-    check("logistic regression", *(report["metrics"] for report in reports(made, "lr-*")))
-    check(FCN, *(report["metrics"] for report in teachers))
-    check(ENSEMBLE, together)
-    for name, training, routes in [
-        ("recursive backbone", "plain", "1"), ("+ EMA", "ema", "1"), ("+ KD", "kd", "1"),
-        ("+ routes", "plain", "8"), (RECAP, "ema-kd", "8"),
-    ]:  # fmt: skip
+    check("logistic regression", *(report.metrics for report in reports(made, "lr-*")))
+    check(FCN, *(report.metrics for report in teachers))
+    check(ENSEMBLE, fit.ensembles[-1].metrics)
+    students = [
+        ("recursive backbone", "plain", "1"),
+        ("+ EMA", "ema", "1"),
+        ("+ KD", "kd", "1"),
+        ("+ routes", "plain", "8"),
+        (RECAP, "ema-kd", "8"),
+    ]
+    for name, training, routes in students:
         (report,) = reports(made, f"recap-{training}-" + "[0-9a-f]" * 10 + "/seed-1")
-        assert report["parameters"] == table[name]["parameters"]
-        check(name, report["metrics_by_routes"][routes])
+        assert report.parameters == table[name]["parameters"]
+        check(name, report.metrics_by_routes[routes])
 
 
+@pytest.mark.slow
 def test_the_artifact_is_recap(made: Path, result: dict[str, Any], recap: Recap) -> None:
     artifact = load_artifact(made / "artifact")
-    recap_line = next(line for line in result["table"] if line["model"] == RECAP)
+    recap_entry = next(entry for entry in result["table"] if entry["model"] == RECAP)
 
     assert (artifact.name, len(artifact.routes)) == ("recap", 8)
-    assert artifact.manifest["parameters"] == recap_line["parameters"]
-    assert artifact.manifest["metrics"]["test"]["raw"]["auc"] == pytest.approx(recap_line["auc"][0], abs=1e-6)
+    assert artifact.manifest["parameters"] == recap_entry["parameters"]
+    assert artifact.manifest["metrics"]["test"]["raw"]["auc"] == pytest.approx(
+        recap_entry["auc"][0], abs=1e-6
+    )
     assert pl.read_csv(made / "clicks.csv").height == 5_000
     assert len(PreparedData(made / "data").train) == 4_000
     done = recap("predict", made / "artifact", made / "ten.csv", "--threads", 1, "-q")
@@ -133,6 +160,7 @@ def test_the_artifact_is_recap(made: Path, result: dict[str, Any], recap: Recap)
     assert len(done.out.splitlines()) == 11
 
 
+@pytest.mark.slow
 def test_a_finished_demo_is_left_alone(recap: Recap, made: Path) -> None:
     before = contents(made)
     again = recap(*DEMO, made)
@@ -142,14 +170,16 @@ def test_a_finished_demo_is_left_alone(recap: Recap, made: Path) -> None:
     assert contents(made) == before
 
 
+@pytest.mark.slow
 def test_other_inputs_need_force(recap: Recap, made: Path) -> None:
     before = contents(made)
     done = recap(*DEMO, made, "--seed", 2)
     assert done.code == 2
-    assert "--force" in done.err
+    assert "--force" in json.loads(done.out)["error"]["fix"]
     assert contents(made) == before
 
 
+@pytest.mark.slow
 def test_the_table_reads_well_without_json(recap: Recap, made: Path, result: dict[str, Any]) -> None:
     done = recap(*[part for part in DEMO if part != "--json"], made, "-q")
     lines = done.out.splitlines()
@@ -163,24 +193,31 @@ def test_the_table_reads_well_without_json(recap: Recap, made: Path, result: dic
 # The sentence, whichever way it turns out.
 
 
-def line(
+def entry_of(
     name: str, *auc: float, excess: float = 0.02, parameters: int = 100, cost: float = 1.0
 ) -> dict[str, Any]:
-    return {"model": name, "auc": list(auc), "logloss": [0.4] * len(auc), "calibrated_logloss": [],
-            "excess_logloss": [excess], "parameters": parameters, "cost": cost}  # fmt: skip
+    return {
+        "model": name,
+        "auc": list(auc),
+        "logloss": [0.4] * len(auc),
+        "calibrated_logloss": [],
+        "excess_logloss": [excess],
+        "parameters": parameters,
+        "cost": cost,
+    }
 
 
 def a_table(together: float, recap: float) -> list[dict[str, Any]]:
     return [
-        line(BASE, 0.5, excess=0.1),
-        line(FCN, 0.75, 0.77),
-        line(ENSEMBLE, together),
-        line(RECAP, recap, excess=0.025, parameters=98, cost=1.8),
+        entry_of(BASE, 0.5, excess=0.1),
+        entry_of(FCN, 0.75, 0.77),
+        entry_of(ENSEMBLE, together),
+        entry_of(RECAP, recap, excess=0.025, parameters=98, cost=1.8),
     ]
 
 
 @pytest.mark.parametrize(
-    ("together", "recap", "recovered", "said"),
+    ("together", "recap", "recovered", "sentence"),
     [
         (
             0.764,
@@ -192,19 +229,19 @@ def a_table(together: float, recap: float) -> list[dict[str, Any]]:
         (0.758, 0.763, None, "gains -0.20 points over one of them on average, RECAP +0.30 at 0.98"),
     ],
 )
-def test_the_finding_says_what_was_found(
-    together: float, recap: float, recovered: float | None, said: str
+def test_the_finding_says_what_the_table_shows(
+    together: float, recap: float, recovered: float | None, sentence: str
 ) -> None:
-    found = find(a_table(together, recap), 15_000)
+    finding = find(a_table(together, recap), 15_000)
 
-    assert found.recovered == (None if recovered is None else pytest.approx(recovered))
-    assert (found.size, found.cost, found.closed) == (0.98, 1.8, 0.75)
-    assert said in found.text
-    assert "1.8 of its cost; RECAP closes 75% of the gap" in found.text
+    assert finding.recovered == (None if recovered is None else pytest.approx(recovered))
+    assert (finding.size, finding.cost, finding.closed) == (0.98, 1.8, 0.75)
+    assert sentence in finding.text
+    assert "1.8 of its cost; RECAP closes 75% of the gap" in finding.text
 
 
 def test_cells() -> None:
-    assert cells(line(FCN, 0.75, 0.77)) == [
+    assert cells(entry_of(FCN, 0.75, 0.77)) == [
         FCN,
         "76.00 ± 1.41",
         "0.4000 ± 0.0000",
@@ -213,7 +250,7 @@ def test_cells() -> None:
         "100",
         "1.0",
     ]
-    assert len(HEADER) == len(cells(line(BASE, 0.5)))
+    assert len(HEADER) == len(cells(entry_of(BASE, 0.5)))
 
 
 def test_the_real_recipe_is_that_of_fit_but_shorter() -> None:

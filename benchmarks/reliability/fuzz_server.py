@@ -55,7 +55,7 @@ class Fuzzer:
 
     @property
     def sent(self) -> int:
-        return sum(sum(found.values()) for found in self.counts.values())
+        return sum(sum(statuses.values()) for statuses in self.counts.values())
 
     def count(self, kind: str, status: object) -> None:
         self.counts.setdefault(kind, Counter())[str(status)] += 1
@@ -164,7 +164,7 @@ def schemathesis_cases(fuzzer: Fuzzer, cases: int) -> None:
     url = f"http://127.0.0.1:{fuzzer.port}"
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     modes = list(schemathesis.GenerationMode)
-    operations: list[Any] = [found.ok() for found in schema.get_all_operations()]  # type: ignore[union-attr]
+    operations: list[Any] = [operation.ok() for operation in schema.get_all_operations()]  # type: ignore[union-attr]
     for operation in operations:
         # Half of them for the address that takes bodies.
         share = cases // 2 if operation.path == "/score" else cases // 2 // (len(operations) - 1)
@@ -212,11 +212,11 @@ def main() -> None:
             fuzzer.good()
             grown = resident_mib(worker) - warm
             died = len(server.events("worker died"))
-    counts = {kind: dict(found) for kind, found in fuzzer.counts.items()}
+    counts = {kind: dict(statuses) for kind, statuses in fuzzer.counts.items()}
     bad = sum(
         count
-        for found in counts.values()
-        for status, count in found.items()
+        for statuses in counts.values()
+        for status, count in statuses.items()
         if status.startswith("5") and status != "503"
     )
     result = {

@@ -54,11 +54,11 @@ class Server:
     def wait(self, name: str, count: int = 1, seconds: float = 60.0) -> dict[str, Any]:
         """The event, once it has happened so often."""
         end = time.monotonic() + seconds
-        while len(found := self.events(name)) < count:
+        while len(events := self.events(name)) < count:
             if time.monotonic() > end or self._process.poll() is not None:
                 raise SystemExit(f"no {name!r} in the server's log")
             time.sleep(0.02)
-        return found[count - 1]
+        return events[count - 1]
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)

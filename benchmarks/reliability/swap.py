@@ -53,7 +53,7 @@ def replace(target: Path, source: Path, *, damaged: bool = False) -> None:
 
 
 def change(server: Server, model: Path, made: list[Path], seconds: float) -> None:
-    """Five swaps and one damaged artifact, spread over the time."""
+    """Offer five versions and one damaged artifact, spread over the time."""
     pause = seconds / (SWAPS + 2)
     done = 0
     for number in range(SWAPS + 1):
@@ -87,12 +87,12 @@ def main() -> None:
             model, "--workers", str(args.workers), "--threads", "1", "--deadline-ms", "30000"
         ) as server:
             server.wait("worker ready", args.workers)
-            known = asyncio.run(closed(server.port, [request], 4, min(5.0, args.seconds / 4)))
-            saturation = known.status.count(200) / (0.9 * min(5.0, args.seconds / 4))
+            warm_up = asyncio.run(closed(server.port, [request], 4, min(5.0, args.seconds / 4)))
+            saturation = warm_up.status.count(200) / (0.9 * min(5.0, args.seconds / 4))
             changing = threading.Thread(target=change, args=(server, model, made, args.seconds))
             changing.start()
             rate = args.rate * saturation
-            found = asyncio.run(open_loop(server.port, [request], rate, args.seconds, 64, kind=Recording))
+            answers = asyncio.run(open_loop(server.port, [request], rate, args.seconds, 64, kind=Recording))
             changing.join()
             swapped, refused = server.events("swapped"), server.events("refused")
     scores: dict[str, set[str]] = {}
@@ -103,16 +103,16 @@ def main() -> None:
         )
     # In any company a row scores the same, but for the last bits of a float.
     apart = {
-        name: float(np.ptp(np.array([json.loads(one) for one in several]), axis=0).max())
+        name: float(np.ptp(np.array([json.loads(text) for text in several]), axis=0).max())
         for name, several in scores.items()
     }
-    p50, p99 = np.quantile(found.milliseconds(), (0.5, 0.99))
+    p50, p99 = np.quantile(answers.milliseconds(), (0.5, 0.99))
     result = {
         "seconds": args.seconds,
         "rate": round(rate, 1),
         "workers": args.workers,
-        "requests": len(found.status),
-        "lost": len(found.status) - found.status.count(200),
+        "requests": len(answers.status),
+        "lost": len(answers.status) - answers.status.count(200),
         "swaps": len(swapped),
         "versions_that_answered": len(scores),
         "mixed": sum(distance > 1e-5 for distance in apart.values()),

@@ -31,14 +31,14 @@ from recap_ctr.schema import Schema
 def known_values(small: bool) -> list[pl.Series]:
     """Values of each field, the most frequent first; of the integers their buckets."""
     salts = np.random.default_rng(0).integers(1 << 32, size=len(CRITEO.fields))
-    found = []
+    columns = []
     for field, salt in zip(CRITEO.fields, salts, strict=True):
         if field.log_normal:
-            found.append(pl.Series(field.name, np.arange(-1, field.size - 3)).cast(pl.String))
+            columns.append(pl.Series(field.name, np.arange(-1, field.size - 3)).cast(pl.String))
         else:
             kept = universe(field, int(salt))
-            found.append(kept.head(1000) if small else kept)
-    return found
+            columns.append(kept.head(1000) if small else kept)
+    return columns
 
 
 def schema_field(field: Field) -> SchemaField:

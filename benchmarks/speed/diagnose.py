@@ -90,9 +90,9 @@ def diagnose(directory: Path) -> None:
     from recap_ctr.diagnose import diagnose as diagnose_cube
 
     cube = Cube.from_tables([LogitTable(directory / "table")])
-    found = diagnose_cube(cube, np.load(directory / "labels.npy", mmap_mode="r"))
-    print(*findings(found), sep="\n", file=sys.stderr)
-    print(json.dumps({"figures": json.dumps(found.to_json()).count("runs_low")}))
+    diagnosis = diagnose_cube(cube, np.load(directory / "labels.npy", mmap_mode="r"))
+    print(*findings(diagnosis), sep="\n", file=sys.stderr)
+    print(json.dumps({"figures": json.dumps(diagnosis.to_json()).count("runs_low")}))
 
 
 if __name__ == "__main__":

@@ -180,11 +180,11 @@ def write_text(shape: Shape, path: Path, rows: int, seed: int = 0) -> None:
         for chunk in range((rows + CHUNK - 1) // CHUNK):
             rng = np.random.default_rng([seed, chunk])
             columns = [pl.Series(shape.label, (rng.random(CHUNK) < shape.clicks).astype(np.int8))]
-            for field, known in zip(shape.fields, values, strict=True):
-                if known is None:
+            for field, vocabulary in zip(shape.fields, values, strict=True):
+                if vocabulary is None:
                     column = pl.Series(field.name, draw_integers(field, rng))
                 else:
-                    column = known.gather(draw_ranks(field, rng))
+                    column = vocabulary.gather(draw_ranks(field, rng))
                 if field.missing:
                     absent = pl.Series(rng.random(CHUNK) < field.missing)
                     column = column.to_frame().select(pl.when(~absent).then(pl.col(field.name))).to_series()

@@ -103,7 +103,7 @@ def get(path: str) -> bytes:
 
 async def closed(port: int, requests: list[bytes], connections: int, seconds: float) -> Answers:
     """Requests one after the other on each connection; those of the first tenth of the time are not counted."""
-    found = Answers()
+    answers = Answers()
     start = time.perf_counter()
 
     async def go(number: int) -> None:
@@ -113,13 +113,13 @@ async def closed(port: int, requests: list[bytes], connections: int, seconds: fl
             status = await connection.send(requests[at % len(requests)])
             at += 1
             if due > start + seconds / 10:
-                found.add(due - start, time.perf_counter() - due, status)
+                answers.add(due - start, time.perf_counter() - due, status)
             if not connection.is_open:
                 connection = await connect(port)
         connection.close()
 
     await asyncio.gather(*(go(number) for number in range(connections)))
-    return found
+    return answers
 
 
 async def open_loop(
@@ -134,12 +134,12 @@ async def open_loop(
     rng = np.random.default_rng(0)
     due = np.cumsum(rng.exponential(1.0 / rate, int(1.2 * rate * seconds) + 10))
     due = due[due < seconds]
-    found = Answers()
+    answers = Answers()
     free = deque([await connect(port, kind) for _ in range(connections)])
     waiting: deque[asyncio.Future[Connection]] = deque()
     start = time.perf_counter()
 
-    async def one(at: int) -> None:
+    async def request_at(at: int) -> None:
         if free:
             connection = free.pop()
         else:
@@ -149,7 +149,7 @@ async def open_loop(
         if not connection.is_open:
             connection = await connect(port, kind)
         status = await connection.send(requests[at % len(requests)])
-        found.add(float(due[at]), time.perf_counter() - start - due[at], status)
+        answers.add(float(due[at]), time.perf_counter() - start - due[at], status)
         if waiting:
             waiting.popleft().set_result(connection)
         else:
@@ -160,8 +160,8 @@ async def open_loop(
         pause = start + due[at] - time.perf_counter()
         if pause > 0:
             await asyncio.sleep(pause)
-        tasks.append(asyncio.create_task(one(at)))
+        tasks.append(asyncio.create_task(request_at(at)))
     await asyncio.gather(*tasks)
     for connection in free:
         connection.close()
-    return found
+    return answers

@@ -28,11 +28,11 @@ from recap_ctr.axes.routes import Routed, late_routes
 from recap_ctr.data.encode import Encoded, random_rows
 from recap_ctr.data.layout import Layout
 from recap_ctr.evaluation.calibrate import AffineCalibration
-from recap_ctr.inference.artifact import Setting
-from recap_ctr.inference.export import OPSET, silence, to_onnx
+from recap_ctr.inference.export import OPSET, silence_exporter, to_onnx
 from recap_ctr.inference.onnx_backend import open_session, run, table_names
 from recap_ctr.inference.quantise import quantise
-from recap_ctr.inference.torch_backend import Eager, PackedModel
+from recap_ctr.inference.setting import Setting
+from recap_ctr.inference.torch_backend import PackedModel, TorchBackend
 from recap_ctr.jobs.machine import machine
 from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.recap import Recap, RecapConfig
@@ -42,12 +42,12 @@ SIZES = (1, 64, 4096)
 FIELDS, TABLE_ROWS = 39, 910_747
 ROUTES = 8
 MEMBERS = 5
-BATCH = 512  # what the engine runs at a time
+BATCH = 512  # Rows that the engine scores at a time.
 Run = Callable[[Encoded], object]
 
 
 def packed(name: str, settings: dict[str, Any], layout: Layout, routes: int = 0) -> PackedModel:
-    """A model with random weights in the clothes of an artifact."""
+    """Return a model with random weights as if it came from an artifact."""
     torch.manual_seed(0)
     config = parse_model(name, settings)
     model = build(name, config, layout)
@@ -70,7 +70,7 @@ def by_graph(model: PackedModel, graph: bytes, threads: int) -> Run:
 
 
 def in_chunks(score: Run) -> Run:
-    """As the engine does it: no more rows at a time than fit the cache."""
+    """Return a run that scores as the engine does: no more rows at a time than fit the cache."""
 
     def chunked(rows: Encoded) -> None:
         for start in range(0, len(rows.ids_BW), BATCH):
@@ -81,19 +81,19 @@ def in_chunks(score: Run) -> Run:
 
 
 class Vectors(nn.Module):
-    """What stands in for the table where its vectors come from outside."""
+    """Replaces the table where its vectors come from outside."""
 
     def forward(self, vectors_BWd: Tensor) -> Tensor:
         return vectors_BWd
 
 
 def elsewhere(model: PackedModel, threads: int) -> dict[str, tuple[Run, int]]:
-    """The graph with its table inside, and the graph that takes vectors; with the bytes of each."""
+    """Return the graph with its table inside, and the graph that takes vectors, with the bytes of each."""
 
     class Whole(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = model.ready(model.dial[0])
+            self.model = model.folded(model.dial[0])
 
         def forward(self, first: Tensor, values_BN: Tensor) -> Tensor:
             logit_B: Tensor = self.model(Inputs(first, values_BN)).logit_B
@@ -101,11 +101,16 @@ def elsewhere(model: PackedModel, threads: int) -> dict[str, tuple[Run, int]]:
 
     def exported(first: Tensor, values: Tensor) -> bytes:
         batch = {0: Dim("batch")}
-        with silence(), torch.no_grad():
+        with silence_exporter(), torch.no_grad():
             program = torch.onnx.export(
-                Whole().eval(), (first, values), dynamo=True, opset_version=OPSET, verbose=False,
-                input_names=["first", "values"], dynamic_shapes=(batch, batch),
-            )  # fmt: skip
+                Whole().eval(),
+                (first, values),
+                dynamo=True,
+                opset_version=OPSET,
+                verbose=False,
+                input_names=["first", "values"],
+                dynamic_shapes=(batch, batch),
+            )
         assert program is not None
         with tempfile.TemporaryDirectory() as directory:
             program.save(Path(directory, "graph.onnx"), external_data=False)
@@ -139,17 +144,17 @@ def elsewhere(model: PackedModel, threads: int) -> dict[str, tuple[Run, int]]:
 def times(
     runs: Mapping[str, Run], rows: Encoded, rounds: int, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
-    """Seconds of each, round by round; the first round warms up."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    """Return the seconds of each run, round by round; the first round warms up."""
+    seconds_by_run: dict[str, list[float]] = {name: [] for name in runs}
     repeats = max(1, 256 // len(rows.ids_BW))
-    for at in range(rounds + 1):
+    for number in range(rounds + 1):
         for name, score in runs.items():
             start = clock()
             for _ in range(repeats):
                 score(rows)
-            if at:
-                found[name].append((clock() - start) / repeats)
-    return found
+            if number:
+                seconds_by_run[name].append((clock() - start) / repeats)
+    return seconds_by_run
 
 
 def ratio(above: list[float], below: list[float]) -> float:
@@ -177,10 +182,10 @@ def main() -> None:
     graphs: dict[str, bytes] = {}
     for name, (model, setting) in models.items():
         graphs[name] = to_onnx(model, setting)
-        eager = Eager(model)
+        backend = TorchBackend(model)
         runs[f"{name}, onnx"] = by_graph(model, graphs[name], args.threads)
         runs[f"{name}, int8"] = by_graph(model, quantise(graphs[name]), args.threads)
-        runs[f"{name}, torch"] = lambda rows, eager=eager, setting=setting: eager.logits(  # type: ignore[misc]
+        runs[f"{name}, torch"] = lambda rows, backend=backend, setting=setting: backend.logits(  # type: ignore[misc]
             setting, rows.ids_BW, rows.values_BN
         )
     places = elsewhere(recap, args.threads)
@@ -204,19 +209,21 @@ def main() -> None:
             )
             key = str(size)
             result["microseconds_per_row"][key] = {
-                name: round(1e6 * statistics.median(found) / size, 1) for name, found in taken.items()
+                name: round(1e6 * statistics.median(seconds) / size, 1) for name, seconds in taken.items()
             }
             for name in models:
-                own = [taken[f"{name}, {kind}"] for kind in ("torch", "onnx", "int8")]
-                result["torch_over_onnx"].setdefault(name, {})[key] = ratio(own[0], own[1])
-                result["onnx_over_int8"].setdefault(name, {})[key] = ratio(own[1], own[2])
+                torch_times, onnx_times, int8_times = [
+                    taken[f"{name}, {kind}"] for kind in ("torch", "onnx", "int8")
+                ]
+                result["torch_over_onnx"].setdefault(name, {})[key] = ratio(torch_times, onnx_times)
+                result["onnx_over_int8"].setdefault(name, {})[key] = ratio(onnx_times, int8_times)
             for name in places:
                 over = ratio(taken[name], taken[f"{top}, onnx"])
                 result["where"]["over_input"].setdefault(name, {})[key] = over
-        one, deployed = in_chunks(runs["fcn, onnx"]), in_chunks(runs[f"{top}, onnx"])
-        ensemble: Run = lambda rows: [one(rows) for _ in range(MEMBERS)]  # noqa: E731
+        single, deployed = in_chunks(runs["fcn, onnx"]), in_chunks(runs[f"{top}, onnx"])
+        ensemble: Run = lambda rows: [single(rows) for _ in range(MEMBERS)]  # noqa: E731
         taken = times(
-            {"five": ensemble, "one": one, "ours": deployed},
+            {"five": ensemble, "one": single, "ours": deployed},
             random_rows(layout, SIZES[-1]),
             args.rounds,
             clock,
@@ -224,7 +231,7 @@ def main() -> None:
     result["recap_rows_per_second_over_five_fcns"] = ratio(taken["five"], taken["ours"])
     result["recap_cost_over_one_fcn"] = ratio(taken["ours"], taken["one"])
     result["rows_per_second"] = {
-        name: round(SIZES[-1] / statistics.median(found)) for name, found in taken.items()
+        name: round(SIZES[-1] / statistics.median(seconds)) for name, seconds in taken.items()
     }
     print(json.dumps(result))
 

@@ -26,7 +26,7 @@ from recap_ctr.nn.interface import Inputs
 
 ROWS, FIELDS, VALUES = 4096, 39, 1_000
 COUNTS = (1, 2, 4, 8, 16, 32)
-NAIVE = 8  # one pass per route beyond this many only shows more of the same
+NAIVE = 8  # Beyond this many routes, one pass per route only shows more of the same.
 
 
 def main() -> None:
@@ -69,8 +69,8 @@ def main() -> None:
                 times[name].append(time.perf_counter() - start)
     unit = times["late tree 1"][1:]  # the first round warms up
     relative = {
-        name: round(statistics.median(t / one for t, one in zip(found[1:], unit, strict=True)), 2)
-        for name, found in times.items()
+        name: round(statistics.median(t / single for t, single in zip(seconds[1:], unit, strict=True)), 2)
+        for name, seconds in times.items()
     }
     print(
         json.dumps(

@@ -34,16 +34,16 @@ from recap_ctr.serve.arrow import STREAM, write
 from recap_ctr.serve.codec import JSON
 
 CANDIDATES = (1, 100, 500)
-BODIES = 20  # different requests of each size
+BODIES = 20  # Different requests of each size.
 CONNECTIONS = 4
 
 
 def engine_speed(artifact: Path, threads: int, seconds: float) -> dict[str, Any]:
-    """Rows a second from raw rows to scores, without a server; in a process of its own."""
-    from recap_ctr.serve.engine import load_engine
+    """Return rows a second from raw rows to scores, without a server; it runs in a process of its own."""
+    from recap_ctr.serve.interface import load_engine
 
     engine = load_engine(artifact, threads)
-    found = {}
+    rates = {}
     for count in CANDIDATES:
         frames = candidates(count)
         done, end = 0, 0.0
@@ -54,31 +54,31 @@ def engine_speed(artifact: Path, threads: int, seconds: float) -> dict[str, Any]
             engine.score(engine.encode(frames[done % BODIES]))
             done += 1
             end = time.perf_counter()
-        found[str(count)] = done * count / (end - start)
-    return {"rows_per_second": found}
+        rates[str(count)] = done * count / (end - start)
+    return {"rows_per_second": rates}
 
 
 def candidates(count: int) -> list[pl.DataFrame]:
-    """The rows of some requests."""
+    """Return the rows of BODIES requests."""
     drawn = rows(BODIES * max(CANDIDATES))
-    return [drawn.slice(at * count, count) for at in range(BODIES)]
+    return [drawn.slice(number * count, count) for number in range(BODIES)]
 
 
 def requests(count: int, kind: str) -> list[bytes]:
-    made = []
+    bodies = []
     for frame in candidates(count):
         if kind == STREAM:
-            made.append(post("/score", write(frame, STREAM), STREAM))
+            bodies.append(post("/score", write(frame, STREAM), STREAM))
             continue
-        made.append(post("/score", msgspec.json.encode({"columns": frame.to_dict(as_series=False)}), JSON))
-    return made
+        bodies.append(post("/score", msgspec.json.encode({"columns": frame.to_dict(as_series=False)}), JSON))
+    return bodies
 
 
 def quantiles(answers: Answers, status: int = 200) -> dict[str, float]:
-    found = answers.milliseconds(status)
-    if not len(found):
+    milliseconds = answers.milliseconds(status)
+    if not len(milliseconds):
         return {}
-    p50, p99 = np.quantile(found, (0.5, 0.99))
+    p50, p99 = np.quantile(milliseconds, (0.5, 0.99))
     return {
         "p50_ms": round(float(p50), 3),
         "p99_ms": round(float(p99), 3),
@@ -87,25 +87,25 @@ def quantiles(answers: Answers, status: int = 200) -> dict[str, float]:
 
 
 def overload(port: int, rate: float, seconds: float, deadline_ms: float) -> tuple[dict[str, Any], Answers]:
-    found = asyncio.run(open_loop(port, requests(100, JSON), rate, seconds, connections=256))
-    taken, refused = found.milliseconds(200), found.milliseconds(429)
+    answers = asyncio.run(open_loop(port, requests(100, JSON), rate, seconds, connections=256))
+    taken, refused = answers.milliseconds(200), answers.milliseconds(429)
     in_time = float((taken <= deadline_ms).mean()) if len(taken) else 0.0
-    told = {
+    figures = {
         "rate": round(rate, 1),
-        "sent": len(found.status),
+        "sent": len(answers.status),
         "accepted": len(taken),
         "refused": len(refused),
-        "failed": len(found.status) - len(taken) - len(refused),
+        "failed": len(answers.status) - len(taken) - len(refused),
         "accepted_in_time": round(in_time, 5),
-        **quantiles(found),
+        **quantiles(answers),
     }
     if len(refused):
-        told["refusal_p99_ms"] = round(float(np.quantile(refused, 0.99)), 3)
-    return told, found
+        figures["refusal_p99_ms"] = round(float(np.quantile(refused, 0.99)), 3)
+    return figures, answers
 
 
 def curve(answers: Answers, name: str, seconds: float) -> Series:
-    """The 99th percentile of the latency of accepted requests, by the second in which they were due."""
+    """Return the 99th percentile of the latency of accepted requests, by the second in which they were due."""
     due, status = np.array(answers.due), np.array(answers.status)
     took = 1000 * np.array(answers.seconds)
     x, y = [], []
@@ -136,7 +136,9 @@ def one_round(args: argparse.Namespace, artifact: Path) -> tuple[dict[str, Any],
         "--deadline-ms",
         str(args.deadline_ms),
     )
-    found: dict[str, Any] = {"engine_rows_per_second": {name: round(value) for name, value in engine.items()}}
+    figures: dict[str, Any] = {
+        "engine_rows_per_second": {name: round(value) for name, value in engine.items()}
+    }
     with Server(artifact, *options, "--no-dial") as server:
         port = server.port
         for kind, name in ((JSON, "json"), (STREAM, "arrow")):
@@ -144,30 +146,30 @@ def one_round(args: argparse.Namespace, artifact: Path) -> tuple[dict[str, Any],
                 answers = asyncio.run(closed(port, requests(count, kind), CONNECTIONS, args.seconds))
                 good = answers.status.count(200)
                 per_second = good / (0.9 * args.seconds)
-                found[f"{name} {count}"] = {
+                figures[f"{name} {count}"] = {
                     "requests_per_second": round(per_second, 1),
                     "rows_per_second": round(per_second * count),
                     "of_engine": round(per_second * count / engine[str(count)], 3),
                     "failed": len(answers.status) - good,
                     **quantiles(answers),
                 }
-        saturation = found["json 100"]["requests_per_second"]
+        saturation = figures["json 100"]["requests_per_second"]
         calm = asyncio.run(open_loop(port, requests(100, JSON), saturation / 2, args.seconds, 64))
         empty = asyncio.run(open_loop(port, [get("/health/live")], saturation / 2, args.seconds, 64))
-        found["half of saturation"] = {"scored": quantiles(calm), "empty": quantiles(empty)}
-        found["twice saturation, no dial"], undialled = overload(
+        figures["half of saturation"] = {"scored": quantiles(calm), "empty": quantiles(empty)}
+        figures["twice saturation, no dial"], undialled = overload(
             port, 2 * saturation, args.seconds, args.deadline_ms
         )
     with Server(artifact, *options) as server:
-        found["twice saturation, dial"], dialled = overload(
+        figures["twice saturation, dial"], dialled = overload(
             server.port, 2 * saturation, args.seconds, args.deadline_ms
         )
     lines = [curve(dialled, "with the dial", args.seconds), curve(undialled, "without", args.seconds)]
-    return found, lines
+    return figures, lines
 
 
 def middle(values: list[Any]) -> Any:
-    """The median of numbers, entry by entry of whatever holds them."""
+    """Return the median of numbers, entry by entry of whatever holds them."""
     if isinstance(values[0], dict):
         return {key: middle([value[key] for value in values if key in value]) for key in values[0]}
     return round(median(values), 5)
@@ -192,7 +194,7 @@ def main() -> None:
     if args.engine:
         print(json.dumps(engine_speed(artifact, args.threads, args.seconds)))
         return
-    found = [one_round(args, artifact) for _ in range(args.rounds)]
+    rounds = [one_round(args, artifact) for _ in range(args.rounds)]
     if args.figure:
         deadline = Series("deadline", (0.0, args.seconds), (args.deadline_ms,) * 2, dashed=True)
         chart = Chart(
@@ -200,7 +202,7 @@ def main() -> None:
             "Latency at twice the rate that saturates the best setting",
             "seconds",
             "99th percentile, ms",
-            (*found[-1][1], deadline),
+            (*rounds[-1][1], deadline),
             digits=1,
         )
         args.figure.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +212,12 @@ def main() -> None:
     }
     print(
         json.dumps(
-            {**settings, "machine": machine(), "versions": versions(), **middle([one for one, _ in found])}
+            {
+                **settings,
+                "machine": machine(),
+                "versions": versions(),
+                **middle([figures for figures, _ in rounds]),
+            }
         )
     )
 

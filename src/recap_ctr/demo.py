@@ -1,6 +1,6 @@
 """The whole way on synthetic data, where the best possible score is known: the recipe, and what each part adds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from recap_ctr.axes.predict import predict
-from recap_ctr.bench.overview import costs, logistic_regression
-from recap_ctr.bench.scaling import cells_of, train_cells
+from recap_ctr.bench.arms import metric_values
+from recap_ctr.bench.overview import TRAININGS, costs, logistic_regression
 from recap_ctr.bench.synthetic import draw, quick_recipe
 from recap_ctr.bench.tables import spread
 from recap_ctr.data.shards import PreparedData
@@ -28,20 +28,23 @@ from recap_ctr.inference.scorer import Scorer, score
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.jobs.progress import brief, say
 from recap_ctr.pages.run import page
-from recap_ctr.recipe.stages import Recipe
+from recap_ctr.recipe.ablation import ablation_cells, train_cells
+from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.claims import claim
 from recap_ctr.storage.files import read_json, write_json
-from recap_ctr.training.report import Reference
+from recap_ctr.training.parallel import Runs
+from recap_ctr.training.report import FitReport, Reference
 from recap_ctr.training.run import ARTIFACT
 
 FINISHED = "demo.json"
-TRAININGS = ("ema-kd", "plain", "ema", "kd")
-MAX_EPOCHS = 12  # of a run: more would gain a little, but no longer fit into five minutes on two cores
+MAX_EPOCHS = 12  # Of a run: more would gain a little, but no longer fit into five minutes on two cores.
 RECAP, FCN, BASE, BAYES = "RECAP", "FCN", "base rate", "Bayes (best possible)"
 HEADER = ["model", "test AUC", "logloss", "calibrated", "excess over Bayes", "parameters", "cost"]
 FIGURES = {"auc": (100, 2), "logloss": (1, 4), "calibrated_logloss": (1, 4), "excess_logloss": (1, 5)}
-"""With the scale and the digits that they are shown with."""
+"""The figures of an entry, with the scale and the digits that they are shown with."""
 Floats = npt.NDArray[np.floating[Any]]
+Entry = dict[str, Any]
+"""A model's name, a list of each of FIGURES with one value per run, and its parameters and cost, if it has them."""
 
 
 def run_demo(out: Path, *, rows: int, seed: int, threads: int, force: bool, quiet: bool) -> dict[str, Any]:
@@ -55,27 +58,18 @@ def run_demo(out: Path, *, rows: int, seed: int, threads: int, force: bool, quie
     if claim(out, inputs, finished=FINISHED, force=force):
         if not quiet:
             say(f"{out} is finished; nothing to do")
-        known: dict[str, Any] = read_json(out / FINISHED)
-        return known
+        finished: dict[str, Any] = read_json(out / FINISHED)
+        return finished
     log = out / "clicks.csv"
     drawn, data = draw(config, log, out / "data", quiet=quiet)
     recipe = Recipe(settings, data, out, threads=threads, quiet=quiet)
     recipe.say(f"data: {rows:,} rows of {config.num_fields} fields, drawn and prepared")
-    with brief():
-        plan = replace(recipe.plan(), max_epochs=MAX_EPOCHS)  # for the students without an average too
-        teachers = recipe.teachers(plan)
-        recipe.say("students: the recursive backbone plain, with EMA, with KD, and with both, which is RECAP")
-        wanted = cells_of(recipe, plan, "recap", TRAININGS, [seed], list(teachers))
-        students = train_cells(recipe, wanted, title="recap")
-        (regression,) = logistic_regression(recipe)
+    plan, teachers, students, regression = _train(recipe)
     report = recipe.finish(plan, teachers, students["ema-kd"])
     truth = drawn.frame()["bayes_logit"].to_numpy()[data.test.rows]
-    own = {training: path for training, runs in students.items() for path in runs}
-    table = _table(recipe, truth, list(teachers), own, regression)
-    best = next(line for line in table if line["model"] == BAYES)
-    reference = {BAYES: {"test": Reference(auc=best["auc"][0], logloss=best["logloss"][0])}}
-    shown = report.model_copy(update={"reference": reference})
-    page(shown, f"recap demo --rows {rows} --seed {seed}").write(out)
+    student_of = {training: path for training, runs in students.items() for path in runs}
+    table = _table(recipe, truth, list(teachers), student_of, regression)
+    _write_page(report, table, f"recap demo --rows {rows} --seed {seed}", out)
     result = {
         "table": table,
         "finding": asdict(find(table, len(data.test))),
@@ -86,59 +80,78 @@ def run_demo(out: Path, *, rows: int, seed: int, threads: int, force: bool, quie
     return result
 
 
+def _train(recipe: Recipe) -> tuple[Plan, Runs, dict[str, Runs], Path]:
+    """Return the plan, the teachers, the students by training, and the logistic regression."""
+    with brief():
+        # The limit is set here too, because students without an average would train for longer.
+        plan = replace(recipe.plan(), max_epochs=MAX_EPOCHS)
+        teachers = recipe.train_teachers(plan)
+        recipe.say("students: the recursive backbone plain, with EMA, with KD, and with both, which is RECAP")
+        cells = ablation_cells(recipe, plan, "recap", TRAININGS, [recipe.config.seed], list(teachers))
+        students = train_cells(recipe, cells, title="recap")
+        (regression,) = logistic_regression(recipe)
+    return plan, teachers, students, regression
+
+
+def _write_page(report: FitReport, table: Sequence[Entry], command: str, out: Path) -> None:
+    """Write the page of the fit, with the best possible model beside it."""
+    best = next(entry for entry in table if entry["model"] == BAYES)
+    reference = {BAYES: {"test": Reference(auc=best["auc"][0], logloss=best["logloss"][0])}}
+    page(report.model_copy(update={"reference": reference}), command).write(out)
+
+
 def _table(
-    recipe: Recipe, truth: Floats, teachers: list[Path], students: dict[str, Path], regression: Path
-) -> list[dict[str, Any]]:
-    """A line for each model: its figures on the test rows, one of each for every run, its size and its cost."""
+    recipe: Recipe, truth: Floats, teachers: list[Path], students: Mapping[str, Path], regression: Path
+) -> list[Entry]:
+    """Return an entry for each model: its figures on the test rows, one of each for every run, its size and cost."""
     data = recipe.data
     loaded = {training: load_artifact(path / ARTIFACT) for training, path in students.items()}
     one_route = {training: artifact.with_setting(routes=1).model for training, artifact in loaded.items()}
+    all_routes = {training: artifact.model for training, artifact in loaded.items()}
     members = [load_artifact(path / ARTIFACT) for path in teachers]
+    models: list[nn.Module] = [member.model for member in members]
     linear = load_artifact(regression / ARTIFACT)
     cost = costs(teachers, students["ema-kd"], recipe)
-    models: list[nn.Module] = [member.model for member in members]
-    size, own_size = members[0].manifest["parameters"], loaded["ema-kd"].manifest["parameters"]
-    all_routes = {training: artifact.model for training, artifact in loaded.items()}
+    teacher_size = members[0].manifest["parameters"]
+    student_size = loaded["ema-kd"].manifest["parameters"]
 
-    def line(
+    def entry(
         name: str, estimators: Sequence[Sequence[nn.Module]], parameters: int, cost: float | None
-    ) -> dict[str, Any]:
-        found = [_figures(estimator, data, truth) for estimator in estimators]
-        values = {figure: [one[figure] for one in found] for figure in FIGURES}
+    ) -> Entry:
+        runs = [_figures(estimator, data, truth) for estimator in estimators]
+        values = {figure: [run[figure] for run in runs] for figure in FIGURES}
         return {"model": name, **values, "parameters": parameters, "cost": cost}
 
+    base_rate = np.full(len(truth), metrics.logit(float(data.train.labels.mean())))
     return [
-        _known(BASE, np.full(len(truth), metrics.logit(float(data.train.labels.mean()))), data, truth),
-        line("logistic regression", [[linear.model]], linear.manifest["parameters"], None),
-        line(FCN, [[model] for model in models], size, cost["one"]),
-        line(f"ensemble of {len(models)} FCN", [models], size * len(models), cost["ensemble"]),
-        line("recursive backbone", [[one_route["plain"]]], own_size, cost["route"]),
-        line("+ EMA", [[one_route["ema"]]], own_size, cost["route"]),
-        line("+ KD", [[one_route["kd"]]], own_size, cost["route"]),
-        line("+ routes", [[all_routes["plain"]]], own_size, cost["routes"]),
-        line(RECAP, [[all_routes["ema-kd"]]], own_size, cost["routes"]),
-        _known(BAYES, truth, data, truth),
+        _entry_of_logits(BASE, base_rate, data, truth),
+        entry("logistic regression", [[linear.model]], linear.manifest["parameters"], None),
+        entry(FCN, [[model] for model in models], teacher_size, cost["one"]),
+        entry(f"ensemble of {len(models)} FCN", [models], teacher_size * len(models), cost["ensemble"]),
+        entry("recursive backbone", [[one_route["plain"]]], student_size, cost["route"]),
+        entry("+ EMA", [[one_route["ema"]]], student_size, cost["route"]),
+        entry("+ KD", [[one_route["kd"]]], student_size, cost["route"]),
+        entry("+ routes", [[all_routes["plain"]]], student_size, cost["routes"]),
+        entry(RECAP, [[all_routes["ema-kd"]]], student_size, cost["routes"]),
+        _entry_of_logits(BAYES, truth, data, truth),
     ]
 
 
 def _figures(estimator: Sequence[nn.Module], data: PreparedData, truth: Floats) -> dict[str, float]:
-    """Of the mean logit of some models, calibrated on the validation rows."""
+    """Return the figures of the mean logit of some models, calibrated on the validation rows."""
     valid, test = (
         np.mean([predict(model, shard, torch.device("cpu")) for model in estimator], axis=0)
         for shard in (data.valid, data.test)
     )
     calibration = fit_affine(data.valid.labels, valid)
-    found = evaluate(data.test.labels, test, calibration)
     return {
-        "auc": found["raw"]["auc"],
-        "logloss": found["raw"]["logloss"],
-        "calibrated_logloss": found["calibrated"]["logloss"],
+        **metric_values(evaluate(data.test.labels, test, calibration)),
         "excess_logloss": metrics.excess_logloss(truth, calibration.apply(test)),
     }
 
 
-def _known(name: str, logits: Floats, data: PreparedData, truth: Floats) -> dict[str, Any]:
-    """The line of logits that nothing was trained for."""
+def _entry_of_logits(name: str, logits: Floats, data: PreparedData, truth: Floats) -> Entry:
+    """Return the entry of logits that nothing was trained for."""
     return {
         "model": name,
         "auc": [metrics.auc(data.test.labels, logits)],
@@ -150,11 +163,11 @@ def _known(name: str, logits: Floats, data: PreparedData, truth: Floats) -> dict
     }
 
 
-def cells(line: dict[str, Any]) -> list[str]:
-    """A line of the table as text, under HEADER: mean ± standard deviation where there are several runs."""
-    figures = [spread(line[figure], digits, scale) for figure, (scale, digits) in FIGURES.items()]
-    size = "" if line["parameters"] is None else f"{line['parameters']:,}"
-    return [line["model"], *figures, size, "" if line["cost"] is None else f"{line['cost']:.1f}"]
+def cells(entry: Entry) -> list[str]:
+    """Return an entry as text, under HEADER: mean ± standard deviation where there are several runs."""
+    figures = [spread(entry[figure], digits, scale) for figure, (scale, digits) in FIGURES.items()]
+    size = "" if entry["parameters"] is None else f"{entry['parameters']:,}"
+    return [entry["model"], *figures, size, "" if entry["cost"] is None else f"{entry['cost']:.1f}"]
 
 
 @dataclass(frozen=True)
@@ -162,26 +175,29 @@ class Finding:
     """What the table says of RECAP, favourable or not."""
 
     ensemble_gain: float
-    """In AUC, over the mean of single FCNs."""
+    """What the ensemble gains in AUC over the mean of single FCNs."""
     recap_gain: float
+    """What RECAP gains over them."""
     recovered: float | None
-    """RECAP's share of the ensemble's gain, if that is one."""
+    """RECAP's share of the ensemble's gain; None if the ensemble gains nothing."""
     size: float
     """Stored parameters relative to one FCN's."""
     cost: float
+    """Time to score relative to one FCN's."""
     closed: float
-    """Share of the gap in expected logloss between the base rate and Bayes."""
+    """RECAP's share of the gap in expected logloss between the base rate and Bayes."""
     text: str
 
 
-def find(table: list[dict[str, Any]], rows: int) -> Finding:
-    lines = {line["model"]: line for line in table}
-    alone, recap = lines[FCN], lines[RECAP]
-    (together,) = (line for name, line in lines.items() if name.startswith("ensemble"))
-    ensemble_gain, recap_gain = (mean(line["auc"]) - mean(alone["auc"]) for line in (together, recap))
+def find(table: Sequence[Entry], rows: int) -> Finding:
+    """Return what the table of `rows` test rows says of RECAP."""
+    entries = {entry["model"]: entry for entry in table}
+    alone, recap = entries[FCN], entries[RECAP]
+    (together,) = (entry for name, entry in entries.items() if name.startswith("ensemble"))
+    ensemble_gain, recap_gain = (mean(entry["auc"]) - mean(alone["auc"]) for entry in (together, recap))
     recovered = recap_gain / ensemble_gain if ensemble_gain > 0 else None
     size, cost = recap["parameters"] / alone["parameters"], recap["cost"]
-    closed = 1 - recap["excess_logloss"][0] / lines[BASE]["excess_logloss"][0]
+    closed = 1 - recap["excess_logloss"][0] / entries[BASE]["excess_logloss"][0]
     share = "" if recovered is None else f", {recovered:.0%} of that,"
     text = (
         f"In test AUC the {together['model']} gains {100 * ensemble_gain:+.2f} points over one of them on average,"

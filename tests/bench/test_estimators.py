@@ -11,13 +11,15 @@ from recap_ctr import diagnose
 from recap_ctr.axes.predict import predict, predict_routes
 from recap_ctr.axes.routes import Routed
 from recap_ctr.bench.estimators import estimators, scale, trajectories
-from recap_ctr.bench.scaling import finished, run_of, stage
 from recap_ctr.evaluation import metrics
 from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.recipe.ablation import directory_of, finished_runs, student_run
+from recap_ctr.recipe.report import measure_ensembles
 from recap_ctr.training.loop import checkpoints
-from recap_ctr.training.run import ARTIFACT, read_report
-from tests.bench.conftest import Kitchen
-from tests.bench.test_figures import check
+from recap_ctr.training.report import read_report
+from recap_ctr.training.run import ARTIFACT
+from tests.support.bench_files import check_figure_files
+from tests.support.finished_tables import Workshop
 
 
 def test_each_point_is_the_mean_over_subsets() -> None:
@@ -32,54 +34,56 @@ def test_each_point_is_the_mean_over_subsets() -> None:
     for point in points:
         chosen = [logits_NM[:, list(members)] for members in combinations(range(4), point.count)]
         assert point.auc == pytest.approx(
-            np.mean([metrics.auc(labels_N, own.mean(axis=1)) for own in chosen])
+            np.mean([metrics.auc(labels_N, part.mean(axis=1)) for part in chosen])
         )
         assert point.logloss == pytest.approx(
-            np.mean([metrics.logloss(labels_N, own.mean(axis=1)) for own in chosen])
+            np.mean([metrics.logloss(labels_N, part.mean(axis=1)) for part in chosen])
         )
         assert point.auc_gain == pytest.approx(point.auc - points[0].auc)
-        assert point.removed == pytest.approx(np.mean([own.var(axis=1).mean() for own in chosen]))
+        assert point.removed == pytest.approx(np.mean([part.var(axis=1).mean() for part in chosen]))
         # Eq. 6 at the mean of all four; at the means of fewer the curvature differs a little.
         assert point.predicted == pytest.approx(
-            np.mean([diagnose.predicted_gain(own) for own in chosen]), rel=0.02
+            np.mean([diagnose.predicted_gain(part) for part in chosen]), rel=0.02
         )
         assert point.measured == pytest.approx(
-            np.mean([diagnose.exact_gain(own) for own in chosen]), abs=1e-12
+            np.mean([diagnose.exact_gain(part) for part in chosen]), abs=1e-12
         )
     # Eq. 5: what is removed grows as 1 - 1/M.
     assert points[1].removed / points[3].removed == pytest.approx((1 / 2) / (3 / 4))
 
 
-def test_table_averages_runs_checkpoints_and_routes(kitchen: Kitchen) -> None:
-    own, before = kitchen.recipe, kitchen.trained()
-    text = estimators(own, 1, kitchen.reports)
-    after = kitchen.trained()
+@pytest.mark.slow
+def test_table_averages_runs_checkpoints_and_routes(workshop: Workshop) -> None:
+    recipe, before = workshop.recipe, workshop.trained()
+    text = estimators(recipe, 1, workshop.reports)
+    after = workshop.trained()
 
     assert {path: after[path] for path in before} == before
-    stored = json.loads((kitchen.reports / "estimators" / "estimators.json").read_text())
-    last = {(one["family"], one["axis"]): one for one in stored["points"]}
-    assert {key: one["count"] for key, one in last.items()} == {
+    stored = json.loads((workshop.reports / "estimators" / "estimators.json").read_text())
+    last = {(point["family"], point["axis"]): point for point in stored["points"]}
+    assert {key: point["count"] for key, point in last.items()} == {
         ("FCN, published protocol", "run"): 3,
         ("FCN, averaged weights", "run"): 3,
         ("FCN", "trajectory"): 3,
         ("recursive backbone", "trajectory"): 3,
         ("RECAP", "route"): 4,
     }
-    teachers = list(own.teachers(own.plan()))
-    together = own.ensembles(teachers)[-1]["metrics"]["test"]["raw"]
-    assert last["FCN, averaged weights", "run"]["auc"] == pytest.approx(together["auc"])
-    assert last["FCN, averaged weights", "run"]["logloss"] == pytest.approx(together["logloss"], abs=1e-6)
+    teachers = list(recipe.train_teachers(recipe.plan()))
+    together = measure_ensembles(recipe.config, recipe.data, teachers)[-1].metrics.on("test").raw
+    assert last["FCN, averaged weights", "run"]["auc"] == pytest.approx(together.auc)
+    assert last["FCN, averaged weights", "run"]["logloss"] == pytest.approx(together.logloss, abs=1e-6)
 
-    for config in trajectories(own, own.plan()).values():
-        run = stage(own, config) / "seed-1"
+    for config in trajectories(recipe, recipe.plan()).values():
+        run = directory_of(recipe, config) / "seed-1"
         assert run in after and config.train.checkpoints == 8
         steps = [step for step, _ in checkpoints(run)]
-        assert steps == [line["step"] for line in read_report(run)["history"]]
+        assert steps == [epoch.step for epoch in read_report(run).history]
 
-    device, shard = torch.device("cpu"), own.data.test
-    student = run_of(own, own.plan(), "recap", "ema-kd", teachers)  # l2 is given, so that no probe changes it
+    device, shard = torch.device("cpu"), recipe.data.test
+    # l2 is set, so that no probe changes it.
+    student = student_run(recipe, recipe.plan(), "recap", "ema-kd", teachers)
     aucs, variances = [], []
-    for run in finished(own, student):
+    for run in finished_runs(recipe, student):
         model = load_artifact(run / ARTIFACT).model
         assert isinstance(model, Routed)
         aucs.append(metrics.auc(shard.labels, predict(model, shard, device)))
@@ -90,8 +94,8 @@ def test_table_averages_runs_checkpoints_and_routes(kitchen: Kitchen) -> None:
     gain = 100 * last["FCN", "trajectory"]["auc_gain"]
     assert f"trajectory: FCN, 3 of them: {gain:+.3f}" in text
 
-    check(kitchen.reports / "estimators")
-    files = {path: path.read_bytes() for path in (kitchen.reports / "estimators").iterdir()}
-    assert estimators(own, 1, kitchen.reports) == text
+    check_figure_files(workshop.reports / "estimators")
+    files = {path: path.read_bytes() for path in (workshop.reports / "estimators").iterdir()}
+    assert estimators(recipe, 1, workshop.reports) == text
     assert {path: path.read_bytes() for path in files} == files
-    assert kitchen.trained() == after
+    assert workshop.trained() == after

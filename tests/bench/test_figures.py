@@ -1,11 +1,7 @@
 """Figures: valid files, the same bytes each time, no trace of the machine; and the files beside them."""
 
-import csv
-import io
 import json
-import struct
 from pathlib import Path
-from xml.etree import ElementTree
 
 import matplotlib
 import pytest
@@ -13,32 +9,17 @@ from matplotlib.figure import Figure
 
 from benchmarks import summary
 from recap_ctr.bench import figures
-from recap_ctr.bench.figures import Name, names, publish, render
+from recap_ctr.bench.figures import Name, publish, render, write_names
+from tests.support.bench_files import check_figure_files
 
 
 def draw(figure: Figure) -> None:
     axes = figure.subplots()
     figures.band(axes, 2.0, 0.5)
     figures.series(axes, 0, [1e5, 2e5, 1e6], [1.0, 2.0, 3.0], "a line")
-    figures.sizes(axes, log=True)
+    figures.parameter_axis(axes, log=True)
     figures.legend(figure, axes, columns=2)
-    names(figure, axes, [Name("a point", 2e5, 2.0, 0)])
-
-
-def check(directory: Path) -> None:
-    """The files of a table, as all of them must be."""
-    name = directory.name
-    png = (directory / f"{name}.png").read_bytes()
-    assert png.startswith(b"\x89PNG\r\n\x1a\n") and png.endswith(b"IEND\xaeB`\x82")
-    assert struct.unpack(">I", png[16:20])[0] == figures.WIDTH * figures.DPI
-    svg = (directory / f"{name}.svg").read_text()
-    assert ElementTree.fromstring(svg).tag.endswith("svg")
-    assert "dc:date" not in svg and "Software" not in svg
-    numbers = json.loads((directory / f"{name}.json").read_text())
-    assert numbers["kind"] == name
-    lines = list(csv.DictReader(io.StringIO((directory / f"{name}.csv").read_text())))
-    assert len(lines) == len(numbers["points"])
-    assert all(len(line) == len(set(line)) and None not in line for line in lines)
+    write_names(figure, axes, [Name("a point", 2e5, 2.0, 0)])
 
 
 def test_same_numbers_same_bytes_whatever_the_machines_own_settings() -> None:
@@ -59,7 +40,7 @@ def test_names_with_dollars_are_no_mathematics() -> None:
         axes = figure.subplots()
         figures.series(axes, 0, [1.0, 2.0], [1.0, 2.0], "a$_$b")
         figures.legend(figure, axes, columns=1)
-        names(figure, axes, [Name("$_per_$", 1.5, 1.5, 0)])
+        write_names(figure, axes, [Name("$_per_$", 1.5, 1.5, 0)])
 
     svg = render(drawn, 3.0)["svg"].decode()
     assert "a$_$b" in svg and "$_per_$" in svg
@@ -68,17 +49,17 @@ def test_names_with_dollars_are_no_mathematics() -> None:
 def test_names_hide_neither_points_nor_each_other() -> None:
     figure = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.subplots()
-    spots = [(0.5 + 0.01 * at, 0.5) for at in range(40)]
+    spots = [(0.5 + 0.01 * number, 0.5) for number in range(40)]
     axes.plot(*zip(*spots, strict=True), marker="o", linestyle="")
     axes.set_xlim(0, 1)
-    names(figure, axes, [Name(f"point {at}", x, y, 0) for at, (x, y) in enumerate(spots)])
+    write_names(figure, axes, [Name(f"point {number}", x, y, 0) for number, (x, y) in enumerate(spots)])
     figure.draw_without_rendering()
 
     boxes = [text.get_window_extent() for text in axes.texts]
     assert 2 <= len(boxes) < len(spots), "some are written, and where there is no room none"
     assert axes.texts[0].get_text() == "point 0", "the first chooses first"
-    for at, box in enumerate(boxes):
-        assert not any(box.overlaps(other) for other in boxes[:at])
+    for index, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:index])
         assert not any(box.contains(*axes.transData.transform(spot)) for spot in spots)
 
 
@@ -86,7 +67,7 @@ def test_publish_writes_all_numbers(tmp_path: Path) -> None:
     points = [{"name": "a", "auc": (0.5, 0.7)}, {"name": "b", "auc": (0.4,)}]
     for _ in range(2):
         publish(tmp_path / "toy", "text\n", {"split": "test"}, points, draw, height=3.0)
-        check(tmp_path / "toy")
+        check_figure_files(tmp_path / "toy")
     assert (tmp_path / "toy" / "toy.md").read_text() == "text\n"
     stored = json.loads((tmp_path / "toy" / "toy.json").read_text())
     assert stored["points"] == [{"name": "a", "auc": [0.5, 0.7]}, {"name": "b", "auc": [0.4]}]
@@ -101,7 +82,14 @@ def test_summary_shows_the_figure_where_there_is_one(tmp_path: Path, monkeypatch
         (directory / f"{name}.md").write_text("| a |\n")
     (tmp_path / "benchmarks" / "ml-1m" / "capacity" / "capacity.png").touch()
     assert summary.tables_of("ml-1m") == [
-        "### `recap bench variance`", "", "| a |", "",
-        "### `recap bench capacity`", "", "| a |", "",
-        "![capacity, ml-1m](../benchmarks/ml-1m/capacity/capacity.png)", "",
-    ]  # fmt: skip
+        "### `recap bench variance`",
+        "",
+        "| a |",
+        "",
+        "### `recap bench capacity`",
+        "",
+        "| a |",
+        "",
+        "![capacity, ml-1m](../benchmarks/ml-1m/capacity/capacity.png)",
+        "",
+    ]

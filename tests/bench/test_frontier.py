@@ -1,4 +1,4 @@
-"""Figures 1d and 4: whose AUC and size stand in the table, and which of them are on the frontier."""
+"""Figures 1d and 4: whose AUC and size the table shows, and which of them are on the frontier."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,12 @@ from statistics import mean
 
 import pytest
 
-from recap_ctr.bench.frontier import Point, frontier, mark
-from recap_ctr.bench.scaling import finished, run_of
-from recap_ctr.inference import costs as cost
-from tests.bench.conftest import Kitchen
-from tests.bench.test_figures import check
+from recap_ctr.bench.frontier import Point, frontier, mark_frontier
+from recap_ctr.inference import costs
+from recap_ctr.recipe.ablation import finished_runs, student_run
+from recap_ctr.recipe.report import measure_ensembles
+from tests.support.bench_files import check_figure_files
+from tests.support.finished_tables import Workshop
 
 
 def point(name: str, parameters: int, *auc: float) -> Point:
@@ -19,54 +20,70 @@ def point(name: str, parameters: int, *auc: float) -> Point:
 
 def test_on_the_frontier_is_what_nothing_beats() -> None:
     points = [
-        point("small", 10, 0.70), point("worse", 20, 0.69, 0.71), point("best", 30, 0.79, 0.81),
-        point("larger and equal", 40, 0.80), point("twin", 30, 0.80),
-    ]  # fmt: skip
-    assert [one.name for one in mark(points) if one.best] == ["small", "best", "twin"]
+        point("small", 10, 0.70),
+        point("worse", 20, 0.69, 0.71),
+        point("best", 30, 0.79, 0.81),
+        point("larger and equal", 40, 0.80),
+        point("twin", 30, 0.80),
+    ]
+    assert [each.name for each in mark_frontier(points) if each.best] == ["small", "best", "twin"]
 
 
-def test_table_sets_students_beside_all_else(kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "ROWS", 256)
-    own = kitchen.recipe
-    other = kitchen.reports / "qnn" / "seed-1"
+@pytest.mark.slow
+def test_table_sets_students_beside_all_else(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "ROWS", 256)
+    recipe = workshop.recipe
+    other = workshop.reports / "qnn" / "seed-1"
     other.mkdir(parents=True, exist_ok=True)
-    report = json.loads((kitchen.reports / "recipe" / "recap-plain" / "seed-1" / "report.json").read_text())
-    report["metrics"]["test"]["raw"]["auc"], report["parameters"] = 0.1, 7
-    (other / "report.json").write_text(json.dumps(report))
-    before = kitchen.trained()
+    values = json.loads((workshop.reports / "recipe" / "recap-plain" / "seed-1" / "report.json").read_text())
+    values["metrics"]["test"]["raw"]["auc"], values["parameters"] = 0.1, 7
+    (other / "report.json").write_text(json.dumps(values))
+    before = workshop.trained()
 
-    text = frontier(own, 1, kitchen.reports)
+    text = frontier(recipe, 1, workshop.reports)
 
-    after = kitchen.trained()
+    after = workshop.trained()
     assert {path: after[path] for path in before} == before
     assert not any(path.parent.name.startswith("recap-") for path in set(after) - set(before))
-    stored = json.loads((kitchen.reports / "frontier" / "frontier.json").read_text())
-    points = {one["name"]: one for one in stored["points"]}
-    assert [one["kind"] for one in stored["points"]] == [
-        "single model", "ensemble", "ensemble", *["capacity"] * 2, "other models", "RECAP",
-    ]  # fmt: skip
+    stored = json.loads((workshop.reports / "frontier" / "frontier.json").read_text())
+    points = {each["name"]: each for each in stored["points"]}
+    assert [each["kind"] for each in stored["points"]] == [
+        "single model",
+        "ensemble",
+        "ensemble",
+        *["capacity"] * 2,
+        "other models",
+        "RECAP",
+    ]
 
-    teachers = own.teachers(own.plan())
-    size = next(iter(teachers.values()))["parameters"]
-    assert points["FCN"]["auc"] == [one["metrics"]["test"]["raw"]["auc"] for one in teachers.values()]
-    for count, one in enumerate(own.ensembles(list(teachers))[1:], start=2):
-        assert points[f"{count} × FCN"]["auc"] == [one["metrics"]["test"]["raw"]["auc"]]
+    teachers = recipe.train_teachers(recipe.plan())
+    size = next(iter(teachers.values())).parameters
+    assert points["FCN"]["auc"] == [report.metrics.on("test").raw.auc for report in teachers.values()]
+    ensembles = measure_ensembles(recipe.config, recipe.data, list(teachers))
+    for count, ensemble in enumerate(ensembles[1:], start=2):
+        assert points[f"{count} × FCN"]["auc"] == [ensemble.metrics.on("test").raw.auc]
         assert points[f"{count} × FCN"]["parameters"] == count * size
-    students = finished(own, run_of(own, own.plan(), "recap", "ema-kd", list(teachers)))
-    assert points["RECAP"]["auc"] == [one["metrics"]["test"]["raw"]["auc"] for one in students.values()]
+    students = finished_runs(recipe, student_run(recipe, recipe.plan(), "recap", "ema-kd", list(teachers)))
+    assert points["RECAP"]["auc"] == [report.metrics.on("test").raw.auc for report in students.values()]
     assert points["RECAP"]["runs"] == 2, "one was asked for, and the ablation had two"
     assert points["QNN"] == {
-        "name": "QNN", "kind": "other models", "runs": 1, "parameters": 7, "auc": [0.1], "cost": None, "best": True,
-    }  # fmt: skip
+        "name": "QNN",
+        "kind": "other models",
+        "runs": 1,
+        "parameters": 7,
+        "auc": [0.1],
+        "cost": None,
+        "best": True,
+    }
     assert points["FCN"]["cost"] == 1 and points["3 × FCN"]["cost"] > 1
     gain = 100 * (mean(points["RECAP"]["auc"]) - mean(points["FCN"]["auc"]))
     assert f"RECAP {gain:+.3f} at {points['RECAP']['parameters'] / size:.2f} times the parameters" in text
 
-    check(kitchen.reports / "frontier")
-    drawn = _figures(kitchen.reports)
-    assert frontier(own, 1, kitchen.reports).count("\n") == text.count("\n")
-    assert _figures(kitchen.reports) == drawn, "costs are measured anew, but not drawn"
-    assert kitchen.trained() == after
+    check_figure_files(workshop.reports / "frontier")
+    drawn = _figures(workshop.reports)
+    assert frontier(recipe, 1, workshop.reports).count("\n") == text.count("\n")
+    assert _figures(workshop.reports) == drawn, "costs are measured again, but not drawn"
+    assert workshop.trained() == after
 
 
 def _figures(reports: Path) -> dict[str, bytes]:

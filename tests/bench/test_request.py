@@ -1,4 +1,4 @@
-"""Which table a request goes to, and with how many runs of each kind."""
+"""Requests: which table they make, with which recipe, and with how many runs of each kind."""
 
 import base64
 import shutil
@@ -39,9 +39,13 @@ def test_every_table_has_a_page_with_its_figure(
     monkeypatch.setitem(ONE_RECIPE, "capacity", ONE_RECIPE["capacity"]._replace(make=table_of))
     fulfil(
         Request(
-            "capacity", (str(prepared.path),), tmp_path / "out", tmp_path / "reports", command="recap bench capacity"
+            "capacity",
+            (str(prepared.path),),
+            tmp_path / "out",
+            tmp_path / "reports",
+            command="recap bench capacity",
         )
-    )  # fmt: skip
+    )
     html = (tmp_path / "out" / prepared.name / "pages" / "capacity" / "report.html").read_text()
     assert '<p class="lead">Deeper is not better.</p>' in html
     assert "<td>1 + 1</td><td>90.1</td>" in html and "<li>No more.</li>" in html
@@ -49,23 +53,23 @@ def test_every_table_has_a_page_with_its_figure(
 
 
 @pytest.mark.parametrize("table", ["table1", *ONE_RECIPE])
-def test_no_teachers_are_found_out_before_any_work(
+def test_a_lack_of_teachers_is_refused_before_any_work(
     table: str, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Request(
-        table, (str(prepared.path),), tmp_path / "out", tmp_path, given={"teachers": 0, "l2": 0.1}
+    without = Request(
+        table, (str(prepared.path),), tmp_path / "out", tmp_path, settings={"teachers": 0, "l2": 0.1}
     )
     if table == "capacity":
-        made = ONE_RECIPE[table]._replace(make=lambda recipe, seeds, reports: "alone")
-        monkeypatch.setitem(ONE_RECIPE, table, made)
-        assert fulfil(asked) == "alone"
+        replaced = ONE_RECIPE[table]._replace(make=lambda recipe, seeds, reports: "alone")
+        monkeypatch.setitem(ONE_RECIPE, table, replaced)
+        assert fulfil(without) == "alone"
         return
     with pytest.raises(InputError, match="needs teachers"):
-        fulfil(asked)
+        fulfil(without)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_quick_recipe_is_of_the_word_synthetic_alone(
+def test_only_the_word_synthetic_has_the_quick_recipe(
     prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Recipe] = []
@@ -79,12 +83,43 @@ def test_the_quick_recipe_is_of_the_word_synthetic_alone(
     for name, teachers in ((str(tmp_path / "synthetic"), 5), ("synthetic", 2)):
         fulfil(Request("variance", (name,), tmp_path / "out", tmp_path / "reports", quiet=True))
         assert seen[-1].data.name == "synthetic" and seen[-1].config.teachers == teachers
-    given = {"teachers": 3}
     fulfil(
-        Request("variance", ("synthetic",), tmp_path / "out", tmp_path / "reports", given=given, quiet=True)
+        Request(
+            "variance",
+            ("synthetic",),
+            tmp_path / "out",
+            tmp_path / "reports",
+            settings={"teachers": 3},
+            quiet=True,
+        )
     )
     assert seen[-1].config.teachers == 3
 
 
 def test_one_seed_names_tables() -> None:
     assert set(ONE_SEED) <= set(ONE_RECIPE)
+
+
+def test_settings_override_those_of_the_file_table_by_table(
+    prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Recipe] = []
+
+    def table_of(recipe: Recipe, seeds: int, reports: Path) -> str:
+        seen.append(recipe)
+        return ""
+
+    monkeypatch.setitem(ONE_RECIPE, "variance", ONE_RECIPE["variance"]._replace(make=table_of))
+    file = tmp_path / "reports" / prepared.name / "recipe.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("teachers = 4\n[train]\npatience = 7\nmax_epochs = 9\n")
+    settings = {"train": {"max_epochs": 2}}
+    for name in (str(prepared.path), "synthetic"):
+        fulfil(
+            Request(
+                "variance", (name,), tmp_path / "out", tmp_path / "reports", settings=settings, quiet=True
+            )
+        )
+    by_file, quick = (recipe.config for recipe in seen)
+    assert by_file.teachers == 4 and by_file.train == {"patience": 7, "max_epochs": 2}
+    assert quick.train["max_epochs"] == 2 and quick.train["patience"] == 2

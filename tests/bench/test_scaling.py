@@ -1,52 +1,34 @@
 """The paper's Tables 2 and 3: which runs they are made of, and which figures of them they show."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from recap_ctr.bench.scaling import BENCHES, bench, render
+from recap_ctr.bench.scaling import TABLES, render, scaling
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.recipe.stages import Recipe, recipe_config
-
-TINY: dict[str, Any] = {
-    "model_settings": {"dim": 4, "depth": 2, "train_depths": [2], "depth_weights": [1.0], "num_adapters": 4},
-    "teacher_settings": {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1},
-    "teachers": 1,
-    "routes": 4,
-    "l2": 0.01,
-    "train": {"batch_size": 256, "max_epochs": 1},
-}
+from recap_ctr.training.report import RunReport, read_report
+from tests.support.bench_files import report_of, split_figures
+from tests.support.tiny_recipe import tiny_recipe
 
 
-def recipe(data: PreparedData, out: Path, **changes: Any) -> Recipe:
-    return Recipe(recipe_config("default", {**TINY, **changes}, "test"), data, out, workers=2, quiet=True)
+def report(seed: int, on_one_route: float, on_every_route: float) -> RunReport:
+    """Return a report of a model whose AUC on one route differs from that on all eight."""
+    single, every = (
+        {split: split_figures(auc, 1 - auc, 1 - auc) for split in ("valid", "test")}
+        for auc in (on_one_route, on_every_route)
+    )
+    return report_of(seed, metrics=every, metrics_by_routes={"1": single, "8": every})
 
 
-def report(seed: int, one: float, many: float | None) -> dict[str, Any]:
-    def figures(auc: float) -> dict[str, Any]:
-        return {"test": {name: {"auc": auc, "logloss": 1 - auc} for name in ("raw", "calibrated")}}
-
-    return {
-        "data": {"name": "toy"},
-        "train": {"seed": seed},
-        "parameters": 7,
-        "teachers": [],
-        "metrics": figures(many or one),
-        "metrics_by_routes": {"1": figures(one), "8": figures(many)} if many is not None else {},
-    }
-
-
-def test_one_training_serves_the_lines_with_and_without_routes() -> None:
-    found = {
+def test_one_training_serves_the_entries_with_and_without_routes() -> None:
+    reports = {
         "plain": [report(1, 0.80, 0.81), report(2, 0.80, 0.82)],
         "ema": [report(1, 0.83, 0.9), report(2, 0.83, 0.9)],
         "kd": [report(1, 0.84, 0.9), report(2, 0.84, 0.9)],
         "ema-kd": [report(1, 0.5, 0.86), report(2, 0.5, 0.87)],
     }
-    markdown, latex = render("ablation", found)
+    markdown, latex = render("ablation", reports)
     lines = {line.split("|")[1].strip(" *"): line for line in markdown.splitlines() if line.startswith("|")}
     assert "80.000" in lines["Recursive backbone"]
     assert "81.500" in lines["+ route scaling"]
@@ -56,35 +38,40 @@ def test_one_training_serves_the_lines_with_and_without_routes() -> None:
     assert "\\checkmark" in latex and "86.500" in latex
 
 
-def test_every_line_of_the_papers_tables_is_there() -> None:
-    marks = [(line.ema, line.kd, line.routes) for line in BENCHES["ablation"]]
+def test_every_entry_of_the_papers_tables_is_there() -> None:
+    marks = [(entry.ema, entry.kd, entry.routes) for entry in TABLES["ablation"].entries]
     assert marks == [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)]
-    assert [(line.ema, line.kd) for line in BENCHES["fcn-scaling"]] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [(entry.ema, entry.kd) for entry in TABLES["fcn-scaling"].entries] == [
+        (0, 0),
+        (1, 0),
+        (0, 1),
+        (1, 1),
+    ]
 
 
-def test_bench_trains_what_is_missing_and_writes_reports_and_table(
+def test_it_trains_what_is_missing_and_writes_reports_and_table(
     prepared: PreparedData, tmp_path: Path
 ) -> None:
     out, reports = tmp_path / "bench", tmp_path / "reports"
-    text = bench("ablation", recipe(prepared, out), 1, reports)
+    text = scaling("ablation", tiny_recipe(prepared, out), 1, reports)
 
     assert (reports / "ablation" / "ablation.md").read_text() == text
     assert (reports / "ablation" / "ablation.tex").is_file()
-    found = {
-        path.parent.parent.name: json.loads(path.read_text())
+    copies = {
+        path.parent.parent.name: read_report(path.parent)
         for path in sorted(reports.glob("recipe/*/seed-1/report.json"))
     }
-    assert set(found) == {"recap-plain", "recap-ema", "recap-kd", "recap-ema-kd"}
-    for training, one in found.items():
-        assert bool(one["teachers"]) == ("kd" in training)
-        assert bool(one["train"]["ema_epochs"]) == ("ema" in training)
-        assert one["train"]["schedule"] == ("constant" if "ema" in training else "plateau")
-        assert set(one["metrics_by_routes"]) == {"1", "4"}
+    assert set(copies) == {"recap-plain", "recap-ema", "recap-kd", "recap-ema-kd"}
+    for training, copy in copies.items():
+        assert bool(copy.teachers) == ("kd" in training)
+        assert bool(copy.train.ema_epochs) == ("ema" in training)
+        assert copy.train.schedule == ("constant" if "ema" in training else "plateau")
+        assert set(copy.metrics_by_routes) == {"1", "4"}
     written = {path: path.stat().st_mtime_ns for path in out.rglob("best.safetensors")}
-    assert bench("ablation", recipe(prepared, out), 1, reports) == text
+    assert scaling("ablation", tiny_recipe(prepared, out), 1, reports) == text
     assert {path: path.stat().st_mtime_ns for path in out.rglob("best.safetensors")} == written
 
 
 def test_it_needs_teachers(prepared: PreparedData, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least one teacher"):
-        bench("fcn-scaling", recipe(prepared, tmp_path, teachers=0), 1, tmp_path / "reports")
+        scaling("fcn-scaling", tiny_recipe(prepared, tmp_path, teachers=0), 1, tmp_path / "reports")

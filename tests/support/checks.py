@@ -107,8 +107,8 @@ def check_padding_is_inert(name: str) -> None:
     moved = ids.clone()
     moved[:, 2:5] = torch.tensor([12, 12, 14])
     with torch.no_grad():
-        one, other = (model(Inputs(each, inputs.values_BN)).logit_B for each in (ids, moved))
-    torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+        logit_B, moved_logit_B = (model(Inputs(each, inputs.values_BN)).logit_B for each in (ids, moved))
+    torch.testing.assert_close(logit_B, moved_logit_B, atol=1e-6, rtol=1e-6)
 
 
 def check_save_and_load(name: str, directory: Path) -> None:
@@ -164,8 +164,8 @@ def check_export(name: str) -> None:
     packed = PackedModel(
         Path(), encoder, AffineCalibration(1.2, -0.1), -0.5, manifest, parse_model(name, {}), model.eval()
     )
-    found = export_setting(packed, TorchBackend(packed), Setting(1, None))
-    assert 0 < found.parity <= TOLERANCE
+    exported = export_setting(packed, TorchBackend(packed), Setting(1, None))
+    assert 0 < exported.parity <= TOLERANCE
 
 
 CHECKS = (

@@ -28,6 +28,8 @@ FIELDS = (
     Field(name="tags", kind="multi", max_len=3, separator="|"),
     Field(name="device", kind="categorical", hash_buckets=50),
 )
+ROW = {"site": "a", "user id": 10**17 + 3, "price": 6.5, "tags": ["x", "new"]}
+"""A row of `FIELDS`, with known, new and missing values."""
 
 
 def fake_encoder(extra: str | None = None) -> Encoder:

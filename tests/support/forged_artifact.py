@@ -30,12 +30,12 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     (path / MANIFEST).write_bytes(manifest_bytes(manifest | {"checksum": fingerprint(manifest)}))
 
 
-def swap_directories(one: Path, other: Path) -> None:
+def swap_directories(first: Path, second: Path) -> None:
     """Exchange two directories."""
-    aside = one.with_name("aside")
-    one.rename(aside)
-    other.rename(one)
-    aside.rename(other)
+    aside = first.with_name("aside")
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
 
 
 def refused(path: Path, message: str = ".") -> None:

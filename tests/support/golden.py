@@ -6,7 +6,7 @@ import torch
 
 from recap_ctr.bench.synthetic import synthetic_schema
 from recap_ctr.config import TrainConfig, parse
-from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
@@ -20,7 +20,7 @@ SMALL = {"dim": 4, "num_exponential_layers": 2, "num_linear_layers": 2}
 def small_data(out: Path) -> PreparedData:
     frame = SyntheticData(SyntheticConfig(rows=4_000, num_fields=4, max_values=40, seed=3)).frame()
     source = FrameSource(frame.drop("bayes_logit"))
-    return prepare(Preparation(synthetic_schema(4), {"all": source}), out, quiet=True)[0]
+    return write_prepared_data(Preparation(synthetic_schema(4), {"all": source}), out, quiet=True)[0]
 
 
 def small_trainer(data: PreparedData, **settings: object) -> Trainer:

@@ -1,10 +1,12 @@
 """Small files in the exact raw layouts of the public data sets, and plain readings of what must become of them."""
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from recap_ctr.data.shards import PreparedData, Shard
 
@@ -17,8 +19,8 @@ def write(path: Path, lines: Iterable[Sequence[object]], separator: str) -> None
 
 def zipf(rng: np.random.Generator, rows: int, values: int) -> list[int]:
     """Few frequent values and many rare ones, so that thresholds matter."""
-    found: list[int] = (rng.zipf(1.4, rows) % values).tolist()
-    return found
+    drawn: list[int] = (rng.zipf(1.4, rows) % values).tolist()
+    return drawn
 
 
 def criteo(directory: Path, rows: int = 400, seed: int = 0) -> list[list[str]]:
@@ -96,7 +98,7 @@ def kdd12(
             [clicks, impressions, url, ad, advertiser, depth, int(rng.integers(1, depth + 1)), *texts, user]
         )
     write(directory / "training.txt", lines, "\t")
-    write(directory / "userid_profile.txt", [(user, *known) for user, known in profiles.items()], "\t")
+    write(directory / "userid_profile.txt", [(user, *profile) for user, profile in profiles.items()], "\t")
     return lines, profiles
 
 
@@ -106,8 +108,8 @@ def libsvm(
     rng = np.random.default_rng(0)
     written = {}
     for split, rows in zip(("train", "valid", "test"), sizes, strict=True):
-        found = rng.zipf(1.5, (rows, num_fields)) % 12 + 20 * np.arange(num_fields)
-        lines = [[str(i % 3 % 2), *map(str, line)] for i, line in enumerate(found)]
+        indices = rng.zipf(1.5, (rows, num_fields)) % 12 + 20 * np.arange(num_fields)
+        lines = [[str(i % 3 % 2), *map(str, line)] for i, line in enumerate(indices)]
         write(directory / f"{split}.libsvm", [[y, *(f"{n}:1" for n in line)] for y, *line in lines], " ")
         written[split] = lines
     return written
@@ -136,16 +138,24 @@ def splits(labels: Sequence[int]) -> list[list[int]]:
 
 def decoded(data: PreparedData, shard: Shard) -> dict[str, list[object]]:
     """What each row's ids stand for: a value or OOV, and a list of them in a multi field."""
-    found: dict[str, list[object]] = {}
+    columns: dict[str, list[object]] = {}
     for fitted, at in zip(data.encoder.fields, data.layout.fields, strict=True):
         names = ["<pad>", *fitted.values, OOV]
         cells = [[names[i] for i in row] for row in shard.ids[:, at.start : at.start + at.width] - at.offset]
         multi = fitted.field.kind == "multi"
-        found[at.name] = [[n for n in row if n != "<pad>"] if multi else row[0] for row in cells]
-    return found
+        columns[at.name] = [[n for n in row if n != "<pad>"] if multi else row[0] for row in cells]
+    return columns
 
 
 def kept(values: Sequence[str | None], train: Sequence[int], min_count: int) -> list[str]:
     """Each row's value, or OOV for what is missing or too rare among the training rows."""
     counts = Counter(values[row] for row in train)
     return [OOV if value is None or counts[value] < min_count else value for value in values]
+
+
+def real_head(name: str) -> Path:
+    """Return the file with the first rows of a real data set, or skip the test if the user has none."""
+    directory = os.environ.get("RECAP_REAL_HEADS")
+    if directory is None:
+        pytest.skip(f"set RECAP_REAL_HEADS to a directory with {name}, the first rows of the real file")
+    return Path(directory) / name

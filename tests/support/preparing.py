@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.data.source import FrameSource, Source
 from recap_ctr.data.split import Split
@@ -31,7 +31,7 @@ def prepared(
 ) -> PreparedData:
     """Prepare a table, and open the result again."""
     source = FrameSource(table) if isinstance(table, pl.DataFrame) else table
-    _, done = prepare(Preparation(schema, {"all": source}, split or Split()), out, quiet=True)
+    _, done = write_prepared_data(Preparation(schema, {"all": source}, split or Split()), out, quiet=True)
     assert not done
     return PreparedData(out)
 

@@ -20,7 +20,7 @@ import msgspec
 
 from recap_ctr.serve.app import Service
 from recap_ctr.serve.codec import Codec
-from recap_ctr.serve.config import ServeConfig
+from recap_ctr.serve.config import Limits, ServeConfig
 from recap_ctr.serve.counters import Counters
 from recap_ctr.serve.interface import RowScorer
 from recap_ctr.serve.scheduler import Costs
@@ -30,6 +30,16 @@ from recap_ctr.serve.worker import make_server
 ROOT = Path(__file__).parents[2]
 JSON = {"content-type": "application/json"}
 POLL_SECONDS = 0.02
+SMALL_LIMITS = Limits(
+    body_bytes=4000,
+    rows=50,
+    value_length=100,
+    header_bytes=2000,
+    header_seconds=0.6,
+    body_seconds=0.6,
+    idle_seconds=1.5,
+)
+SMALL_SERVER = ServeConfig(artifact="", deadline_ms=20_000, limits=SMALL_LIMITS)
 SUPERVISE = """
 import sys, msgspec
 from recap_ctr.serve.config import ServeConfig

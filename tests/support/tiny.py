@@ -46,6 +46,11 @@ def dot(x: Sequence[float], y: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(x, y, strict=True))
 
 
+def inner_products(e: list[list[float]]) -> list[float]:
+    """Return those of all pairs of fields, in reading order: (0, 1), (0, 2), (1, 2)."""
+    return [dot(e[i], e[j]) for i in range(len(e)) for j in range(i + 1, len(e))]
+
+
 def affine(layer: nn.Module, x: Sequence[float]) -> list[float]:
     assert isinstance(layer, nn.Linear)
     bias = [0.0] * layer.out_features if layer.bias is None else layer.bias.tolist()

@@ -22,7 +22,7 @@ from recap_ctr.training.run import RunConfig, epoch_seconds
 FINGERPRINT = re.compile(r"-[0-9a-f]{10}$")  # The end of the name of a stage's directory.
 GUESSED_EPOCHS = 24  # For a run where no finished run of its kind tells more.
 Cells = Callable[[Recipe, Plan, Sequence[Path], int], Mapping[Any, Cell]]
-"""What a table is made of apart from its teachers: for a recipe and its plan, the teachers' runs, and how many seeds."""
+"""What a table is made of apart from its teachers: a function of recipe, plan, the teachers' runs and the seeds."""
 
 
 @dataclass(frozen=True)
@@ -165,4 +165,5 @@ def _reports(out: Path, label: str) -> list[RunReport]:
 
 def _empty_report() -> RunReport:
     """Return a report without any figure: reading one would be an error in the rehearsal."""
-    return RunReport.model_construct()
+    nothing: dict[str, Any] = {}
+    return RunReport.model_construct(**nothing)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -178,7 +179,7 @@ def findings(entries: Sequence[Entry], teacher: str) -> list[str]:
     """Return how RECAP compares with each ensemble, with the test of it; `teacher` is the teachers' model by title."""
     recap = entries[-1]
     sentences = []
-    for member, ensemble in zip(entries, entries[1:], strict=False):
+    for member, ensemble in pairwise(entries):
         if not ensemble.name.startswith("ensemble"):
             continue
         alone, together = mean(member.auc), ensemble.auc[0]

@@ -1,7 +1,7 @@
-"""What `recap bench` was asked for, and which module does it."""
+"""A request for one of the paper's tables: check it, train what is missing, and write table and page."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +16,10 @@ from recap_ctr.bench import (
     table1,
     variance,
 )
-from recap_ctr.bench.costs import Cells, Rehearsal, say_costs
+from recap_ctr.bench.costs import Cells, costs_text, missing_costs
 from recap_ctr.bench.published import PAPER_ORDER
 from recap_ctr.bench.synthetic import NAME, ROWS, draw, quick_recipe
+from recap_ctr.bench.table1_text import write_tables
 from recap_ctr.config import read_toml
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.synthetic import SyntheticConfig
@@ -26,11 +27,12 @@ from recap_ctr.errors import InputError
 from recap_ctr.jobs.progress import say
 from recap_ctr.pages.benchmark import page
 from recap_ctr.pages.page import Image
-from recap_ctr.recipe.stages import Recipe, RecipeConfig, recipe_config
+from recap_ctr.recipe.config import RecipeConfig, merge_settings, recipe_config
+from recap_ctr.recipe.stages import Recipe
 
 
 class Table(NamedTuple):
-    """How to make a table, and what it is made of."""
+    """How a table is made, and the runs that it is made of."""
 
     make: Callable[[Recipe, int, Path], str]
     cells: Cells
@@ -39,7 +41,7 @@ class Table(NamedTuple):
 ONE_RECIPE: dict[str, Table] = {
     "overview": Table(overview.overview, overview.cells),
     "variance": Table(variance.variance, overview.cells),
-    **{name: Table(partial(scaling.bench, name), partial(scaling.cells, name)) for name in scaling.BENCHES},
+    **{name: Table(partial(scaling.scaling, name), partial(scaling.cells, name)) for name in scaling.TABLES},
     "sensitivity": Table(sensitivity.sensitivity, sensitivity.cells),
     "capacity": Table(capacity.capacity, capacity.cells),
     "estimators": Table(estimators.estimators, estimators.cells),
@@ -47,100 +49,186 @@ ONE_RECIPE: dict[str, Table] = {
 }
 """Tables of one data set, made of what its recipe trains."""
 ONE_SEED = ("sensitivity", "capacity", "estimators", "frontier")
-"""Tables of many settings, where one run each is enough beside the noise of those that have several."""
+"""Tables of many settings, where one run of each is enough beside the noise of those that have several."""
 TABLES = ("table1", *ONE_RECIPE)
 
 
 @dataclass(frozen=True)
 class Request:
+    """What `recap bench` is asked for."""
+
     table: str
     data: tuple[str, ...]
     """Prepared directories, or the word synthetic."""
     out: Path
-    """For all runs, each data set in a directory of its own."""
+    """Directory for all runs; each data set has a directory of its own in it."""
     reports: Path
-    """For reports and tables; there too, settings are looked for: NAME/MODEL.toml and NAME/recipe.toml."""
+    """Directory for reports and tables; settings are read there too: NAME/MODEL.toml and NAME/recipe.toml."""
     config: Path | None = None
-    given: dict[str, Any] | None = None
-    """Settings of the recipe that go before those of the file."""
+    """File of the recipe's settings, for all data sets; by default NAME/recipe.toml of `reports`."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of the recipe that override those of the file, table by table."""
     preset: str = "default"
     models: tuple[str, ...] = ()
-    """Of table1; none: all."""
+    """The models of table1; by default all."""
     seeds: int | None = None
-    """Runs of each kind; None: 1 or 3, as suits the table."""
+    """Runs of each kind; by default 1 or 3, as suits the table."""
     averaged: bool = False
     dry_run: bool = False
     threads: int | None = None
     device: str = "cpu"
     quiet: bool = False
     command: str = ""
-    """How to ask for it again, for its page."""
+    """The command that makes the table again, for its page."""
+
+    @property
+    def num_seeds(self) -> int:
+        """Return how many runs of each kind the table has."""
+        return self.seeds or (1 if self.table in ONE_SEED else 3)
+
+    @property
+    def models_or_all(self) -> tuple[str, ...]:
+        """Return the models of table1."""
+        return self.models or PAPER_ORDER
+
+    @property
+    def needs_teachers(self) -> bool:
+        """Return whether some of the runs are students."""
+        return table1.OURS in self.models_or_all if self.table == "table1" else self.table != "capacity"
+
+
+class Dataset(NamedTuple):
+    """One of the requested data sets, with its recipe."""
+
+    data: PreparedData
+    config: RecipeConfig
 
 
 def fulfil(request: Request) -> str:
-    """Do it, and return what there is to print."""
+    """Make the requested table, or estimate its cost on a dry run; return the text to print."""
+    datasets = _check(request)
+    if request.dry_run:
+        return "\n".join(f"{data.name}:\n{_costs(request, data, config)}" for data, config in datasets)
+    if request.table == "table1":
+        return _make_table1(request, datasets)
+    return "\n".join(_make_table(request, data, config) for data, config in datasets)
+
+
+def _check(request: Request) -> list[Dataset]:
+    """Return the data sets of a request that can be fulfilled."""
     if request.table not in TABLES:
-        raise InputError(f"no table {request.table!r}", fix=f"known are {', '.join(TABLES)}")
+        raise InputError(f"no table {request.table!r}", fix=f"choose from {', '.join(TABLES)}")
     if request.table != "table1" and (request.models or request.averaged):
         raise InputError("--models and --averaged belong to table1")
-    models = request.models or tuple(PAPER_ORDER)
-    taught = table1.OURS in models if request.table == "table1" else request.table != "capacity"
-    seeds = request.seeds or (1 if request.table in ONE_SEED else 3)
-    table1.check_models(models, request.reports)
-    sets = [_open(request, name) for name in request.data]
-    recipes = [_recipe(request, name, data) for name, data in zip(request.data, sets, strict=True)]
-    if taught and not all(config.teachers for config in recipes):
-        raise InputError(
-            "this table needs teachers", fix="give at least one, by --teachers or in recipe.toml"
-        )
-    names = [data.name for data in sets]
+    table1.check_models(request.models_or_all, request.reports)
+    datasets = [_open(request, name) for name in request.data]
+    if request.needs_teachers and not all(config.teachers for _, config in datasets):
+        raise InputError("this table needs teachers", fix="set at least one, by --set teachers=3 or in recipe.toml")
+    names = [data.name for data, _ in datasets]
     if len(set(names)) < len(names):
         raise InputError(f"two data sets have the same name: {', '.join(names)}", fix="rename a directory")
-    said = []
-    for data, config in zip(sets, recipes, strict=True):
-        reports = request.reports / data.name
-        if request.table == "table1":
-            own = table1.Bench(
-                data, request.out / data.name, reports, reports, config, request.threads, request.device,
-                quiet=request.quiet,
-            )  # fmt: skip
-            _say_defaults(models, reports, request)
-            if request.dry_run:
-                costs = own.costs(models, seeds, averaged=request.averaged)
-                said.append(f"{data.name}:\n{say_costs(costs)}")
-            else:
-                own.run(models, seeds, averaged=request.averaged)
-        else:
-            kind = Rehearsal if request.dry_run else Recipe
-            recipe = kind(
-                config, data, request.out / data.name, threads=request.threads, device=request.device,
-                quiet=request.quiet or request.dry_run,
-            )  # fmt: skip
-            table = ONE_RECIPE[request.table]
-            if isinstance(recipe, Rehearsal):
-                said.append(f"{data.name}:\n{say_costs(recipe.rehearse(table.cells, seeds))}")
-                continue
-            said.append(table.make(recipe, seeds, reports))
-            _write_page(request, data.name, said[-1], reports / request.table / f"{request.table}.png")
-    if request.table == "table1" and not request.dry_run:
-        by_dataset = {data.name: request.reports / data.name for data in sets}
-        where = request.reports / names[0] if len(names) == 1 else request.reports
-        said.append(table1.write_tables(by_dataset, where, averaged=request.averaged))
-        _write_page(request, names[0] if len(names) == 1 else "", said[-1])
-    return "\n".join(said)
+    return datasets
 
 
-def _say_defaults(models: Sequence[str], reports: Path, request: Request) -> None:
-    lacking = [name for name in models if table1.lacks_settings(name, reports)]
-    if lacking and not request.quiet:
+def _open(request: Request, name: str) -> Dataset:
+    """Open prepared data by their path, or draw the synthetic ones by their name."""
+    if name != NAME:
+        data = PreparedData(Path(name))
+    else:
+        directory = request.out / NAME
+        directory.mkdir(parents=True, exist_ok=True)
+        config = SyntheticConfig(rows=ROWS, seed=1)
+        _, data = draw(config, directory / "clicks.csv", directory / "data" / NAME, quiet=True)
+    return Dataset(data, _recipe_config(request, name, data))
+
+
+def _recipe_config(request: Request, name: str, data: PreparedData) -> RecipeConfig:
+    """Return the recipe of the request's file, or of the data set's; by default, that of the preset.
+
+    Only data that were requested by the `name` synthetic have the quick recipe.
+    """
+    file = request.reports / data.name / "recipe.toml"
+    path = request.config or (file if file.is_file() else None)
+    if path is None and name == NAME and request.preset == "default":
+        return quick_recipe(len(data.train), 1, max_epochs=6, settings={"teachers": 2, **request.settings})
+    settings = merge_settings(read_toml(path) if path is not None else {}, request.settings)
+    return recipe_config(request.preset, settings, str(path or "bench"))
+
+
+def _costs(request: Request, data: PreparedData, config: RecipeConfig) -> str:
+    """Return what the missing runs of one data set would cost, in words."""
+    if request.table == "table1":
+        table = _table1(request, data, config)
+        costs = table.costs(request.models_or_all, request.num_seeds, averaged=request.averaged)
+    else:
+        costs = missing_costs(
+            config,
+            data,
+            request.out / data.name,
+            ONE_RECIPE[request.table].cells,
+            request.num_seeds,
+            threads=request.threads,
+            device=request.device,
+        )
+    return costs_text(costs)
+
+
+def _make_table(request: Request, data: PreparedData, config: RecipeConfig) -> str:
+    """Make a table of one data set and its page; return it as Markdown."""
+    recipe = Recipe(
+        config,
+        data,
+        request.out / data.name,
+        threads=request.threads,
+        device=request.device,
+        quiet=request.quiet,
+    )
+    reports = request.reports / data.name
+    text = ONE_RECIPE[request.table].make(recipe, request.num_seeds, reports)
+    _write_page(request, data.name, text, reports / request.table / f"{request.table}.png")
+    return text
+
+
+def _make_table1(request: Request, datasets: Sequence[Dataset]) -> str:
+    """Make Table 1 of all data sets and its page; return it as Markdown."""
+    for data, config in datasets:
+        _announce_defaults(request, request.reports / data.name)
+        _table1(request, data, config).train(
+            request.models_or_all, request.num_seeds, averaged=request.averaged
+        )
+    names = [data.name for data, _ in datasets]
+    only = names[0] if len(names) == 1 else ""
+    text = write_tables(
+        {name: request.reports / name for name in names}, request.reports / only, averaged=request.averaged
+    )
+    _write_page(request, only, text)
+    return text
+
+
+def _table1(request: Request, data: PreparedData, config: RecipeConfig) -> table1.Table1:
+    return table1.Table1(
+        data,
+        request.out / data.name,
+        request.reports / data.name,
+        config,
+        request.threads,
+        request.device,
+        request.quiet,
+    )
+
+
+def _announce_defaults(request: Request, reports: Path) -> None:
+    """Say which models are trained by default settings, because their figures compare with nobody else's."""
+    defaults = [model for model in request.models_or_all if table1.lacks_settings(model, reports)]
+    if defaults and not request.quiet:
         say(
-            f"by default settings, for want of {reports}/MODEL.toml: {', '.join(lacking)}; to compare with published"
+            f"by default settings, for want of {reports}/MODEL.toml: {', '.join(defaults)}; to compare with published"
             " figures give --reports a directory with the settings they were made with"
         )
 
 
 def page_directory(request: Request, data: str) -> Path:
-    """Of the page of a table; `data` is empty for one of several data sets."""
+    """Return the directory of a table's page; `data` is empty for a table of several data sets."""
     return request.out / data / "pages" / f"{request.table}{'-averaged' if request.averaged else ''}"
 
 
@@ -154,28 +242,8 @@ def _write_page(request: Request, data: str, markdown: str, figure: Path | None 
     page(title, markdown, images, request.command).write(page_directory(request, data))
 
 
-def _open(request: Request, name: str) -> PreparedData:
-    if name != NAME:
-        return PreparedData(Path(name))
-    directory = request.out / NAME
-    directory.mkdir(parents=True, exist_ok=True)
-    config = SyntheticConfig(rows=ROWS, seed=1)
-    return draw(config, directory / "clicks.csv", directory / "data" / NAME, quiet=True)[1]
-
-
-def _recipe(request: Request, name: str, data: PreparedData) -> RecipeConfig:
-    """Of the file that is given, or of the data set's own, or else the default; `name` is what was asked for."""
-    own = request.reports / data.name / "recipe.toml"
-    path = request.config or (own if own.is_file() else None)
-    given = {key: value for key, value in (request.given or {}).items() if value is not None}
-    if path is None and name == NAME and request.preset == "default":
-        return quick_recipe(len(data.train), 1, max_epochs=6, **{"teachers": 2, **given})
-    tables = read_toml(path) if path is not None else {}
-    return recipe_config(request.preset, {**tables, **given}, str(path or "bench"))
-
-
-def split_names(text: str | None) -> Sequence[str]:
-    """Names from a comma-separated list.
+def split_names(text: str | None) -> tuple[str, ...]:
+    """Return the names in a comma-separated list.
 
     >>> split_names("fcn, lr"), split_names(None)
     (('fcn', 'lr'), ())

@@ -1,0 +1,81 @@
+"""Table 1 as text: marks, stars, and what is shown beside our figures."""
+
+import csv
+import io
+
+import pytest
+
+from recap_ctr.bench.arms import Arm
+from recap_ctr.bench.significance import compare
+from recap_ctr.bench.table1_text import best_two, latex, markdown, to_csv
+
+
+def arm(name: str, *aucs: float) -> Arm:
+    """Return an arm whose logloss is what its AUC lacks of 1."""
+    rest = tuple(1 - auc for auc in aucs)
+    figures = {"auc": aucs, "logloss": rest, "calibrated_logloss": rest}
+    return Arm(name, {}, tuple(range(1, len(aucs) + 1)), figures, parameters=100)
+
+
+ARMS = {
+    "lr": arm("LR", 0.70),
+    "qnn": arm("QNN", 0.80, 0.802, 0.801),
+    "fcn": arm("FCN", 0.79, 0.795, 0.792),
+    "recap": arm("RECAP", 0.82, 0.823, 0.8205),
+}
+
+
+def test_gap_and_p_are_of_the_same_seeds() -> None:
+    fcn = arm("FCN", 0.79, 0.792, 0.90, 0.90, 0.90)
+    ours = arm("RECAP", 0.80, 0.8021)
+    comparison = compare({"fcn": fcn, "recap": ours}, "recap")["fcn"]
+    assert comparison.gap == pytest.approx(0.01005)  # Not -0.055, which is the gap over all seeds.
+    assert (comparison.paired, comparison.seeds) == (True, 2)
+    assert comparison.p is not None and comparison.p < 0.01
+    text = markdown("toy", {"fcn": fcn, "recap": ours}, "")
+    line = next(line for line in text.splitlines() if "FCN" in line)
+    assert "(2 seeds)" in line and "+1.005" in line
+
+
+def test_the_star_is_of_the_single_test_against_the_best_baseline() -> None:
+    """Its p needs no correction for the comparisons with other models: the paper makes none."""
+    arms = {f"m{i}": arm(f"m{i}", 0.6, 0.7, 0.5) for i in range(30)}
+    arms |= {"fcn": arm("FCN", 0.79, 0.79, 0.79), "recap": arm("RECAP", 0.80, 0.8021, 0.8012)}
+    comparison = compare(arms, "recap")["fcn"]
+    assert comparison.uncorrected_p is not None and comparison.p is not None
+    assert comparison.uncorrected_p < 0.01 < comparison.p
+    assert "80.11*" in latex({"toy": arms}, "")
+
+
+def test_no_model_that_takes_a_mark_is_left_out() -> None:
+    text = latex({"toy": {"lcn": arm("LCN", 0.9), "recap": arm("RECAP", 0.8)}}, "")
+    assert r"LCN & \textbf{0.1000} & \textbf{90.00}" in text and r"\underline{80.00}" in text
+
+
+def test_best_is_bold_second_underlined_and_published_figures_are_beside() -> None:
+    text = markdown("ml-1m", ARMS, "A title")
+    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
+    assert "**82.117" in lines["RECAP"] and "<u>80.100" in lines["QNN"]
+    assert lines["FCN"].endswith("| 90.74 | 0.3001 | 90.76 | 0.3015 |")
+    assert (
+        "Public log: what a run by the published settings printed" in text
+        and "on another random split" in text
+    )
+    unpublished = markdown("my-clicks", ARMS, "A title")
+    assert "Published:" not in unpublished and "Public log:" not in unpublished
+    assert "could detect" in text and "conditional" in text
+    assert best_two(ARMS, "logloss") == ("recap", "qnn")
+
+
+def test_latex_has_all_data_sets_side_by_side() -> None:
+    text = latex({"one": ARMS, "two_2": {"fcn": ARMS["fcn"]}}, "A caption.")
+    row = next(line for line in text.splitlines() if line.startswith("RECAP"))
+    assert row.count("&") == 4 and row.count("--") == 2
+    assert r"two\_2" in text and r"\underline{80.10}" in text
+
+
+def test_csv_has_a_line_for_each_model() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv({"toy": ARMS}))))
+    assert [row["model"] for row in rows] == list(ARMS)
+    assert float(rows[2]["auc_mean"]) == pytest.approx(0.7923333)
+    assert rows[0]["auc_sd"] == ""
