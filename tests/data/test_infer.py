@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recap_ctr.data import infer as infer_module
 from recap_ctr.data.infer import Inferred, infer
-from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.source import FileSource, FrameSource
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema, read_schema
@@ -27,9 +26,9 @@ def inferred(columns: dict[str, Any], **settings: int) -> Inferred:
 
 
 def verdict(values: Any, name: str = "x") -> tuple[str, str, Field | None]:
-    found = inferred({name: values})
-    finding = next(finding for finding in found.findings if finding.column == name)
-    field = next((field for field in found.schema.fields if field.name == name), None)
+    proposal = inferred({name: values})
+    finding = next(finding for finding in proposal.findings if finding.column == name)
+    field = next((field for field in proposal.schema.fields if field.name == name), None)
     assert (field is None) == (finding.verdict not in ("categorical", "multi", "numeric"))
     return finding.verdict, finding.reason, field
 
@@ -38,9 +37,9 @@ def as_words(values: Any) -> list[str]:
     return [str(value) for value in values]
 
 
-def round_trip(found: Inferred, directory: Path) -> Schema:
+def round_trip(proposal: Inferred, directory: Path) -> Schema:
     path = directory / "schema.toml"
-    path.write_text(found.to_toml(), encoding="utf-8")
+    path.write_text(proposal.to_toml(), encoding="utf-8")
     return read_schema(path)
 
 
@@ -103,9 +102,9 @@ class TestRowIds:
         assert verdict(values)[0] == "row_id"
 
     def test_only_the_first_becomes_the_row_id(self) -> None:
-        found = inferred({"a": [f"a{i}" for i in range(ROWS)], "b": [f"b{i}" for i in range(ROWS)]})
-        assert found.schema.row_id == "a"
-        assert [f.verdict for f in found.findings[2:]] == ["row_id", "left out: identifies rows"]
+        proposal = inferred({"a": [f"a{i}" for i in range(ROWS)], "b": [f"b{i}" for i in range(ROWS)]})
+        assert proposal.schema.row_id == "a"
+        assert [f.verdict for f in proposal.findings[2:]] == ["row_id", "left out: identifies rows"]
 
     def test_measurements_are_no_ids(self) -> None:
         distinct = RNG.permutation(10**6)[:ROWS]
@@ -115,8 +114,8 @@ class TestRowIds:
 
     def test_few_rows_prove_nothing(self) -> None:
         frame = pl.DataFrame({"click": [0, 1] * 40, "x": [f"v{i}" for i in range(80)]})
-        found = infer(FrameSource(frame), "click")
-        assert found.schema.fields == (Field(name="x", kind="categorical", min_count=2),)
+        proposal = infer(FrameSource(frame), "click")
+        assert proposal.schema.fields == (Field(name="x", kind="categorical", min_count=2),)
 
 
 class TestLeaks:
@@ -138,9 +137,9 @@ class TestLeaks:
 
     def test_a_time_of_the_click_is_no_time(self) -> None:
         when = [f"2026-01-{1 + i % 28:02d} 10:00:00" if c else None for i, c in enumerate(CLICK)]
-        found = inferred({"attributed_time": when})
-        assert found.schema.time is None
-        assert found.findings[2].verdict == "left out: COPIES THE LABEL"
+        proposal = inferred({"attributed_time": when})
+        assert proposal.schema.time is None
+        assert proposal.findings[2].verdict == "left out: COPIES THE LABEL"
 
     def test_a_coincidence_in_few_rows_is_no_leak(self) -> None:
         click = [0] * 98 + [1, 1]
@@ -182,9 +181,9 @@ class TestTime:
         ],
     )
     def test_becomes_time_and_no_feature(self, name: str, values: Any) -> None:
-        found = inferred({name: values})
-        assert found.schema.time == name
-        assert [field.name for field in found.schema.fields] == ["site"]
+        proposal = inferred({name: values})
+        assert proposal.schema.time == name
+        assert [field.name for field in proposal.schema.fields] == ["site"]
 
     @pytest.mark.parametrize(
         ("name", "values"),
@@ -203,9 +202,9 @@ class TestTime:
     def test_the_finest_complete_one_is_taken(self) -> None:
         moments = [self.START + timedelta(minutes=i) for i in range(ROWS)]
         gaps = [None, *moments[1:]]
-        found = inferred({"day": [m.date() for m in moments], "at": moments, "seen": gaps})
-        assert found.schema.time == "at"
-        assert [f.verdict for f in found.findings[2:]] == ["left out: time", "time", "left out: time"]
+        proposal = inferred({"day": [m.date() for m in moments], "at": moments, "seen": gaps})
+        assert proposal.schema.time == "at"
+        assert [f.verdict for f in proposal.findings[2:]] == ["left out: time", "time", "left out: time"]
 
 
 class TestMulti:
@@ -251,9 +250,9 @@ class TestMinCount:
                 super().__init__(pl.DataFrame({"click": CLICK, "site": SITE}))
                 self.total_bytes = rows
 
-        found = infer(Part(), "click", max_rows=ROWS)
-        assert found.schema.fields[0].min_count == least
-        assert f"min_count {least}" in found.findings[1].reason
+        proposal = infer(Part(), "click", max_rows=ROWS)
+        assert proposal.schema.fields[0].min_count == least
+        assert f"min_count {least}" in proposal.findings[1].reason
 
     def test_mostly_singletons(self) -> None:
         values = [f"v{i}" for i in range(600)] + ["common"] * 400
@@ -261,15 +260,15 @@ class TestMinCount:
 
 
 def test_weights_are_suggested_not_used(tmp_path: Path) -> None:
-    found = inferred({"sample_weight": RNG.random(ROWS)})
-    assert found.schema.weight is None
-    assert [field.name for field in found.schema.fields] == ["site"]
-    assert '\n# weight = "sample_weight"\n' in found.to_toml()
+    proposal = inferred({"sample_weight": RNG.random(ROWS)})
+    assert proposal.schema.weight is None
+    assert [field.name for field in proposal.schema.fields] == ["site"]
+    assert '\n# weight = "sample_weight"\n' in proposal.to_toml()
     assert verdict(RNG.normal(size=ROWS), "weight")[0] == "numeric"
 
 
 def test_what_cannot_be_a_field_is_left_out() -> None:
-    found = inferred(
+    proposal = inferred(
         {
             "": list(range(ROWS)),
             "s": [{"a": 1}] * ROWS,
@@ -279,7 +278,7 @@ def test_what_cannot_be_a_field_is_left_out() -> None:
             "x" * 201: SITE,
         }
     )
-    assert [f.verdict.split(":")[0] for f in found.findings[2:]] == ["left out"] * 6
+    assert [f.verdict.split(":")[0] for f in proposal.findings[2:]] == ["left out"] * 6
 
 
 def test_no_field_left() -> None:
@@ -303,8 +302,8 @@ def test_bad_labels(frame: dict[str, list[Any]], message: str) -> None:
 
 
 def test_one_class_only_is_said() -> None:
-    found = infer(FrameSource(pl.DataFrame({"click": [0] * 9, "x": ["a", "b", "c"] * 3})), "click")
-    assert "ONE CLASS ONLY" in found.findings[0].reason
+    proposal = infer(FrameSource(pl.DataFrame({"click": [0] * 9, "x": ["a", "b", "c"] * 3})), "click")
+    assert "ONE CLASS ONLY" in proposal.findings[0].reason
 
 
 def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,28 +322,28 @@ def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_the_first_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recap_ctr.data.source.BLOCK_ROWS", 64)
     frame = pl.DataFrame({"click": [*CLICK[:100], *["bad"] * 900], "x": ["a", "b"] * 500}, strict=False)
-    found = infer(FrameSource(frame), "click", max_rows=100)
-    assert found.rows == 100
+    proposal = infer(FrameSource(frame), "click", max_rows=100)
+    assert proposal.rows == 100
     with pytest.raises(InputError, match="row 101"):
         infer(FrameSource(frame), "click", max_rows=101)
 
 
 def test_distinct_values_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recap_ctr.data.source.BLOCK_ROWS", 100)
-    monkeypatch.setattr(infer_module, "MAX_VALUES", 50)
-    found = inferred({"id": [f"i{i}" for i in range(ROWS)], "few": ["a", "b"] * (ROWS // 2)})
-    reasons = {f.column: f.reason for f in found.findings}
+    monkeypatch.setattr("recap_ctr.data.summary.MAX_VALUES", 50)
+    proposal = inferred({"id": [f"i{i}" for i in range(ROWS)], "few": ["a", "b"] * (ROWS // 2)})
+    reasons = {f.column: f.reason for f in proposal.findings}
     assert "over 50 values" in reasons["id"]
-    assert found.schema.row_id == "id"
+    assert proposal.schema.row_id == "id"
     assert "text, 2 values" in reasons["few"]
 
 
 def test_files_without_header_keep_their_names(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text("".join(f"{c}\t{s}\t{i % 7}\n" for i, (c, s) in enumerate(zip(CLICK, SITE, strict=True))))
-    found = infer(FileSource([path], ["y", "site", "n"]), "y")
-    assert found.schema.columns == ("y", "site", "n")
-    assert round_trip(found, tmp_path) == found.schema
+    proposal = infer(FileSource([path], ["y", "site", "n"]), "y")
+    assert proposal.schema.columns == ("y", "site", "n")
+    assert round_trip(proposal, tmp_path) == proposal.schema
 
 
 def test_the_proposal_can_be_prepared(tmp_path: Path) -> None:
@@ -363,24 +362,24 @@ def test_the_proposal_can_be_prepared(tmp_path: Path) -> None:
     )
     frame.write_csv(tmp_path / "log.csv")
     source = FileSource([tmp_path / "log.csv"])
-    found = infer(source, "click")
-    schema = round_trip(found, tmp_path)
-    assert schema == found.schema
+    proposal = infer(source, "click")
+    schema = round_trip(proposal, tmp_path)
+    assert schema == proposal.schema
     assert (schema.row_id, schema.time) == ("id", "when")
     assert [(field.name, field.kind) for field in schema.fields] == [
         ("site", "categorical"),
         ("price", "numeric"),
         ("tags", "multi"),
     ]
-    data, _ = prepare(Preparation(schema, {"all": source}), tmp_path / "out", quiet=True)
+    data, _ = write_prepared_data(Preparation(schema, {"all": source}), tmp_path / "out", quiet=True)
     assert [field.size for field in data.layout.fields] == [32, 66, 5]
 
 
 def test_toml_reads_as_a_document() -> None:
-    found = infer(
+    proposal = infer(
         FrameSource(pl.DataFrame({"click": CLICK, "site": SITE, "same": CLICK, "n": [1] * ROWS})), "click"
     )
-    assert found.to_toml() == (
+    assert proposal.to_toml() == (
         "# Inferred from 1,000 rows of the data frame.\n"
         "# Check each reason: what you know of the columns counts for more.\n"
         "format = 1\n"
@@ -390,10 +389,10 @@ def test_toml_reads_as_a_document() -> None:
         "\n"
         "# Columns left out:\n"
         "#   'same': COPIES THE LABEL (integer, 2 values, none missing; each of its values has one label;"
-        " it must be known before the click to be of use)\n"
-        "#   'n': constant (integer, 1 value, none missing; '1' in every row tells nothing)\n"
+        " a field must be known before the click)\n"
+        "#   'n': constant (integer, 1 value, none missing; every row has '1', so there is nothing to learn)\n"
         "\n"
-        "# text, 30 values, none missing; no numbers; min_count 1 at 1,000 rows\n"
+        "# text, 30 values, none missing; not numbers; min_count 1 at 1,000 rows\n"
         "[[fields]]\n"
         'name = "site"\n'
         'kind = "categorical"\n'
@@ -427,9 +426,34 @@ def test_any_table_gives_a_schema_that_reads_back(
         schema_overrides=dict.fromkeys(columns, pl.String),
     )
     try:
-        found = infer(FrameSource(frame), "click")
+        proposal = infer(FrameSource(frame), "click")
     except InputError as error:  # few rows, and the plain column may follow the label by accident
         assert "no column can serve" in str(error)
         return
-    assert [f.column for f in found.findings] == frame.columns
-    assert round_trip(found, tmp_path_factory.mktemp("toml")) == found.schema
+    assert [f.column for f in proposal.findings] == frame.columns
+    assert round_trip(proposal, tmp_path_factory.mktemp("toml")) == proposal.schema
+
+
+def test_ids_with_no_name_of_an_id_are_seen_by_what_they_predict() -> None:
+    """Ids are spread evenly, and each predicts by itself; a measurement's neighbours predict as well as itself."""
+    rng = np.random.default_rng(1)
+    rows, ids = 20_000, 3_000
+    drawn = rng.integers(0, ids, rows)
+
+    def kind_of(logit: Any, values: Any) -> tuple[str, str]:
+        click = (rng.random(rows) < 1 / (1 + np.exp(-logit))).astype(int)
+        schema = infer(FrameSource(pl.DataFrame({"click": click, "x": values})), "click")
+        finding = next(finding for finding in schema.findings if finding.column == "x")
+        return finding.verdict, finding.reason
+
+    by_itself = rng.normal(0, 1.5, ids)[drawn]
+    verdict, reason = kind_of(by_itself, drawn)
+    assert verdict == "categorical" and "each predicts clicks where its neighbours do not" in reason
+    assert kind_of(np.sin(drawn / 500), drawn)[0] == "numeric"
+    assert kind_of(by_itself, drawn**3)[0] == "numeric", "uneven numbers are measurements"
+    assert kind_of(np.zeros(rows), drawn)[0] == "numeric"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("user", "categorical"), ("clicks_of_user", "numeric")])
+def test_a_column_that_is_named_after_a_thing_holds_its_ids(name: str, kind: str) -> None:
+    assert verdict(RNG.integers(0, 600, ROWS), name)[0] == kind

@@ -27,6 +27,7 @@ MAX_PIECES = 20
 ROW_ID_ROWS, ROW_ID_SHARE = 100, 0.995
 COINCIDENCE = 1e-9  # a column that gives the label away by chance is less probable than this
 WEIGHT_NAMES = {"weight", "weights", "sample_weight", "sampleweight", "row_weight"}
+IDS_BY_VALUES = "ids: spread evenly, and each predicts clicks where its neighbours do not"
 LEFT_OUT = "left out: "
 WEIGHT = f"{LEFT_OUT}weight"
 TIME_WORDS = {"time", "timestamp", "ts", "date", "datetime"}
@@ -344,7 +345,8 @@ class _Rules:
         """Choose between categories and numbers for a column with one value a row."""
         # A category needs rows to learn from: five on average, if the rows are few.
         few = min(MAX_CODES, max(FEW_VALUES, self.rows // 5))
-        if column.numbers is not None and not (column.is_integer and column.is_id):
+        is_id = column.is_integer and (column.is_id or (column.num_distinct > few and column.acts_like_id))
+        if column.numbers is not None and not is_id:
             if not column.is_integer and column.num_distinct > FEW_VALUES:
                 return self._choose_numeric(column, f"more than {FEW_VALUES} values, some not whole")
             if column.num_distinct > few:
@@ -355,7 +357,7 @@ class _Rules:
         if column.numbers is None:
             reason = "not numbers"
         elif column.num_distinct > few:
-            reason = "ids, by the name or by their length"
+            reason = "ids, by the name or by their length" if column.is_id else IDS_BY_VALUES
         else:
             reason = "few enough to learn each by itself"
         field = _field(column, "categorical", min_count=min_count)

@@ -5,6 +5,7 @@ from collections import Counter
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from recap_ctr.data.text import NO_CATEGORIES, as_text
@@ -18,6 +19,52 @@ ID_WORDS = {
     *("id", "ids", "uid", "gid", "pid", "uuid", "guid", "hash", "md5", "code", "key", "token", "ip", "url"),
     *("zip", "zipcode", "postcode", "postal", "isbn", "sku", "asin"),
 }
+ENTITIES = {
+    *(
+        "user",
+        "member",
+        "customer",
+        "visitor",
+        "item",
+        "product",
+        "article",
+        "movie",
+        "video",
+        "song",
+        "book",
+    ),
+    *(
+        "ad",
+        "advert",
+        "creative",
+        "campaign",
+        "advertiser",
+        "publisher",
+        "site",
+        "page",
+        "app",
+        "device",
+        "query",
+    ),
+    *(
+        "author",
+        "artist",
+        "brand",
+        "shop",
+        "store",
+        "seller",
+        "merchant",
+        "category",
+        "city",
+        "region",
+        "country",
+    ),
+}
+"""Columns that are named like this, and nothing else, hold ids."""
+PRIOR_ROWS = (2.0, 10.0, 50.0, 250.0, 1250.0)
+NUM_NEIGHBOURHOODS = 64
+MAX_UNEVENNESS = 0.1
+ID_EVIDENCE = 10.0  # Nats by which single values must predict better than neighbourhoods: e^10 to 1.
 ID_ENDINGS = re.compile(
     r"(?:user|item|movie|song|ad|app|site|device|product|session|campaign|query|page|shop)id"
 )
@@ -160,9 +207,26 @@ class ColumnSummary:
     @property
     def is_id(self) -> bool:
         """Whether the values are ids, by the column's name or because they are too long for a measurement."""
-        has_id_name = ID_ENDINGS.search(self.name.lower()) or self.name_words & ID_WORDS
+        words = self.name_words
+        has_id_name = bool(ID_ENDINGS.search(self.name.lower()) or words & ID_WORDS)
+        has_id_name = has_id_name or (len(words) == 1 and words <= ENTITIES)
         # Measurements beyond 2^53 have lost their last digits, so numbers that long are ids.
-        return bool(has_id_name) or (self.numbers is not None and bool((self.numbers.abs() > 2.0**53).any()))
+        return has_id_name or (self.numbers is not None and bool((self.numbers.abs() > 2.0**53).any()))
+
+    @cached_property
+    def acts_like_id(self) -> bool:
+        """Whether whole numbers behave like ids: spread evenly, and each predicts clicks where its neighbours don't."""
+        if self.numbers is None or not self.is_integer or self.missing_words:
+            return False
+        table = self.counts.with_columns(pl.col("value").str.strip_chars().cast(pl.Float64)).sort("value")
+        values, counts, clicks = (table[name].to_numpy().astype(np.float64) for name in table.columns)
+        evenness = np.linspace(values[0], values[-1], len(values))
+        if np.abs(values - evenness).max() > MAX_UNEVENNESS * (values[-1] - values[0]):
+            return False
+        middles = (np.cumsum(counts) - counts / 2) / counts.sum()
+        places = (middles * NUM_NEIGHBOURHOODS).astype(np.int64)
+        together = [np.bincount(places, column).astype(np.float64) for column in (counts, clicks)]
+        return predictive_gain(counts, clicks) > 2 * predictive_gain(*together) + ID_EVIDENCE
 
     @property
     def kind(self) -> str:
@@ -174,3 +238,28 @@ class ColumnSummary:
         if self.type == pl.Boolean:
             return "true/false"
         return "text" if self.numbers is None else "integer" if self.is_integer else "number"
+
+
+def predictive_gain(counts: npt.NDArray[np.float64], clicks: npt.NDArray[np.float64]) -> float:
+    """Return how much better the click rates of groups predict than the overall rate, in nats of log-likelihood.
+
+    Each row is predicted from the other rows of its group, shrunk to the overall rate as if by some more rows of that
+    rate; as many as predict best. The result is 0 if the groups predict nothing.
+
+    >>> round(predictive_gain(np.array([50.0, 50.0]), np.array([45.0, 5.0])), 1)
+    34.8
+    >>> predictive_gain(np.array([50.0, 50.0]), np.array([25.0, 25.0]))
+    0.0
+    """
+    rows, num_clicks = counts.sum(), clicks.sum()
+    if not 0 < num_clicks < rows:
+        return 0.0
+    rate = num_clicks / rows
+    others = np.maximum(counts - 1, 0)
+    best = num_clicks * np.log(rate) + (rows - num_clicks) * np.log1p(-rate)
+    base = best
+    for prior in PRIOR_ROWS:
+        clicked = (np.maximum(clicks - 1, 0) + prior * rate) / (others + prior)
+        unclicked = (np.maximum(counts - clicks - 1, 0) + prior * (1 - rate)) / (others + prior)
+        best = max(best, float((clicks * np.log(clicked) + (counts - clicks) * np.log(unclicked)).sum()))
+    return float(best - base)
