@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 # One thread a process: tests run side by side.
 TEST_ENV := OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1
 
-.PHONY: demo test lint types check clean
+.PHONY: help demo test lint types docs check check-fast clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   install, then the whole way on synthetic data"
-	@echo "make test   install, then linter, type checker and tests"
+	@echo "make demo        install, then go the whole way on synthetic data"
+	@echo "make test        install, then run linter, type checker, documents and tests"
+	@echo "make check-fast  install, then run the tests that take seconds"
 
 $(VENV)/train.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,7 +26,7 @@ $(VENV)/dev.stamp: pyproject.toml
 demo: $(VENV)/train.stamp
 	$(BIN)/recap demo
 
-test: lint types check
+test: lint types docs check
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -34,8 +35,14 @@ lint: $(VENV)/dev.stamp
 types: $(VENV)/dev.stamp
 	$(BIN)/mypy
 
+docs: $(VENV)/dev.stamp
+	$(BIN)/mkdocs build --quiet --strict --site-dir $(VENV)/site
+
 check: $(VENV)/dev.stamp
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2
+
+check-fast: $(VENV)/dev.stamp
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 -m 'not slow'
 
 clean:
 	rm -rf $(VENV) recap-demo .mypy_cache .ruff_cache .hypothesis
