@@ -1,72 +1,109 @@
-"""RECAP: click-through-rate prediction with the accuracy of an ensemble at the size and cost of one model."""
+"""RECAP: click-through-rate prediction with the accuracy of an ensemble at the size and cost of one model.
+
+    import recap_ctr
+
+    result = recap_ctr.fit("clicks.csv", label="click", out="model")
+    scores = recap_ctr.predict(result.load(), "fresh.csv")
+
+`prepare` turns a raw table into prepared data, `fit` trains one model that stands for an ensemble, `run` trains one
+model from one seed, `load` opens an artifact, `predict` and `evaluate` use one. What a user can put right is raised
+as an `InputError`.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recap_ctr.config import TrainConfig
-    from recap_ctr.data.prepare import Preparation, prepare
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.data.split import Split
     from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
+    from recap_ctr.data.table import prepare
     from recap_ctr.errors import InputError
-    from recap_ctr.inference.engine import Engine
-    from recap_ctr.inference.scorer import Scorer
-    from recap_ctr.inference.torch_backend import load_artifact
+    from recap_ctr.inference.calls import evaluate, load, predict
+    from recap_ctr.inference.scorer import RowsEvaluation, Scorer
     from recap_ctr.models.catalogue import MODELS
-    from recap_ctr.schema import Field, Schema, read_schema
-    from recap_ctr.sklearn import CTRClassifier
+    from recap_ctr.recipe.config import RecipeConfig
+    from recap_ctr.recipe.fit import FitResult, fit
+    from recap_ctr.schema import Field, Schema
+    from recap_ctr.sklearn.classifier import CTRClassifier
+    from recap_ctr.training.report import FitReport, RunReport
     from recap_ctr.training.run import RunConfig, run
 
-# Loaded on first use: `import recap_ctr` costs nothing, and what needs no torch works without it.
-_PUBLIC = {
-    "CTRClassifier": "sklearn",
-    "Engine": "inference.engine",
-    "Field": "schema",
-    "InputError": "errors",
-    "MODELS": "models.catalogue",
-    "Preparation": "data.prepare",
-    "PreparedData": "data.shards",
-    "RunConfig": "training.run",
-    "Schema": "schema",
-    "Scorer": "inference.scorer",
-    "Split": "data.split",
-    "SyntheticConfig": "data.synthetic",
-    "SyntheticData": "data.synthetic",
-    "TrainConfig": "config",
-    "load_artifact": "inference.torch_backend",
-    "prepare": "data.prepare",
-    "read_schema": "schema",
-    "run": "training.run",
-}
+    __version__: str
 
 __all__ = [
     "MODELS",
     "CTRClassifier",
-    "Engine",
     "Field",
+    "FitReport",
+    "FitResult",
     "InputError",
-    "Preparation",
     "PreparedData",
+    "RecipeConfig",
+    "RowsEvaluation",
     "RunConfig",
+    "RunReport",
     "Schema",
     "Scorer",
     "Split",
     "SyntheticConfig",
     "SyntheticData",
     "TrainConfig",
-    "load_artifact",
+    "__version__",
+    "evaluate",
+    "fit",
+    "load",
+    "predict",
     "prepare",
-    "read_schema",
     "run",
 ]
 
+# Loaded on first use: `import recap_ctr` costs nothing, and what needs no torch works without it.
+_MODULES = {
+    "CTRClassifier": "sklearn.classifier",
+    "Field": "schema",
+    "FitReport": "training.report",
+    "FitResult": "recipe.fit",
+    "InputError": "errors",
+    "MODELS": "models.catalogue",
+    "PreparedData": "data.shards",
+    "RecipeConfig": "recipe.config",
+    "RowsEvaluation": "inference.scorer",
+    "RunConfig": "training.run",
+    "RunReport": "training.report",
+    "Schema": "schema",
+    "Scorer": "inference.scorer",
+    "Split": "data.split",
+    "SyntheticConfig": "data.synthetic",
+    "SyntheticData": "data.synthetic",
+    "TrainConfig": "config",
+    "evaluate": "inference.calls",
+    "fit": "recipe.fit",
+    "load": "inference.calls",
+    "predict": "inference.calls",
+    "prepare": "data.table",
+    "run": "training.run",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name == "__version__":
+        return _version()
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _version() -> str:
+    """Return the version of the installed package; of a source tree that is not installed, none is known."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("recap-ctr")
+    except PackageNotFoundError:
+        return "0+unknown"

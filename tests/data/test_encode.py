@@ -250,7 +250,7 @@ class TestEncoder:
             "t.csv has no column 'x' (categorical field)\n  columns present: 'c0', 'c1'"
         )
         assert "'c11' and 2 more" in message
-        assert message.endswith("fix: rename the column, or correct the schema")
+        assert message.endswith("fix: rename the column, or correct the schema or --label")
 
     def test_ids_beyond_32_bits_are_refused(self) -> None:
         many = [Field(name=name, kind="categorical", hash_buckets=2**30) for name in "ab"]

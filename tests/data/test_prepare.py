@@ -26,7 +26,7 @@ from recap_ctr.data import source as source_module
 from recap_ctr.data import spool as spool_module
 from recap_ctr.data.encode import PAD
 from recap_ctr.data.infer import infer
-from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import SPLITS, PreparedData, ShardFile
 from recap_ctr.data.source import Block, FileSource, FrameSource, Source
 from recap_ctr.data.split import Split
@@ -388,8 +388,8 @@ NUMERIC = Schema(label="y", fields=(Field(name="c", kind="numeric"),))
         (
             simple(40).with_columns(y=pl.Series([0] * 39 + [1])),
             PLAIN,
-            "rows have label 0: one class only\n  fix: a model needs clicked and unclicked rows in every split; give more"
-            " rows, or another --ratio or --seed to recap prepare",
+            "rows have label 0: one class only\n  fix: a model needs clicked and unclicked rows in every split;"
+            " give more rows, or another --ratio or --seed to recap prepare",
         ),
         (simple(5), PLAIN, "no row is left for valid"),
         (simple(40).clear(), PLAIN, "the source holds no rows"),
@@ -416,16 +416,16 @@ class TestExistingData:
     @pytest.fixture
     def source(self, tmp_path: Path) -> Path:
         simple(40).write_csv(tmp_path / "t.csv")
-        prepare(self.preparation(tmp_path / "t.csv"), tmp_path / "out", quiet=True)
+        write_prepared_data(self.preparation(tmp_path / "t.csv"), tmp_path / "out", quiet=True)
         return tmp_path / "t.csv"
 
     def test_the_same_inputs_are_not_prepared_again(self, source: Path) -> None:
         out = source.with_name("out")
         stamps = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-        _, done = prepare(self.preparation(source), out, quiet=True)
+        _, done = write_prepared_data(self.preparation(source), out, quiet=True)
         os.utime(source, (1, 1))
         moved = source.rename(source.with_name("moved.csv"))
-        data, again = prepare(self.preparation(moved), out, quiet=True)
+        data, again = write_prepared_data(self.preparation(moved), out, quiet=True)
         assert done and again
         assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == stamps
         assert len(data.train) == 32
@@ -448,15 +448,17 @@ class TestExistingData:
         elif change == "split":
             preparation, changed = self.preparation(source, split=Split(seed=2)), "split"
         else:
-            prepare(Preparation(PLAIN, {"all": FrameSource(simple(40))}), out, force=True, quiet=True)
+            write_prepared_data(
+                Preparation(PLAIN, {"all": FrameSource(simple(40))}), out, force=True, quiet=True
+            )
             before = contents(out)
             preparation = Preparation(PLAIN, {"all": FrameSource(simple(40).with_columns(c=pl.lit("z")))})
         with pytest.raises(
             InputError, match=rf"\(changed: {changed}\)\n  fix: choose another --out, or replace it"
         ):
-            prepare(preparation, out, quiet=True)
+            write_prepared_data(preparation, out, quiet=True)
         assert contents(out) == before
-        _, done = prepare(preparation, out, force=True, quiet=True)
+        _, done = write_prepared_data(preparation, out, force=True, quiet=True)
         assert not done
         assert contents(out) != before
         assert {path.name for path in out.parent.iterdir()} == {"out", "t.csv"}
@@ -470,7 +472,7 @@ class TestExistingData:
         before = contents(source.parent)
         for path in (directory, file):
             with pytest.raises(InputError, match="exists and is not prepared data"):
-                prepare(self.preparation(source), path, force=force, quiet=True)
+                write_prepared_data(self.preparation(source), path, force=force, quiet=True)
         assert contents(source.parent) == before
 
     def test_damage_is_found_when_opened(self, source: Path) -> None:
@@ -533,7 +535,7 @@ class TestExistingData:
 
         monkeypatch.setattr(owner, name, full)
         with pytest.raises(OSError, match="No space left"):
-            prepare(self.preparation(source, split=Split(seed=2)), out, force=True, quiet=True)
+            write_prepared_data(self.preparation(source, split=Split(seed=2)), out, force=True, quiet=True)
         assert contents(source.parent) == before
 
     def test_a_second_writer_is_refused(self, source: Path) -> None:
@@ -542,7 +544,7 @@ class TestExistingData:
             atomic_directory(out),
             pytest.raises(InputError, match="another process is writing"),
         ):
-            prepare(self.preparation(source), out, quiet=True)
+            write_prepared_data(self.preparation(source), out, quiet=True)
 
 
 CHILD = """
@@ -551,7 +553,7 @@ import signal
 import sys
 from pathlib import Path
 from recap_ctr.data import spool
-from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import ShardFile
 from recap_ctr.data.source import FileSource
 from recap_ctr.data.split import Split
@@ -578,7 +580,7 @@ ShardFile.write_bytes = counted(ShardFile.write_bytes)
 source = FileSource([directory / "t.csv"])
 preparation = Preparation(read_schema(directory / "schema.toml"), {"all": source}, Split(seed=seed))
 sys.addaudithook(lambda event, _: event.startswith(("open", "os.", "shutil.", "ctypes.")) and count())
-prepare(preparation, out, force=True, quiet=True)
+write_prepared_data(preparation, out, force=True, quiet=True)
 print(moments)
 """
 
@@ -629,10 +631,10 @@ class TestChangingSources:
             monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
             preparation = Preparation(schema, {"all": FileSource(["-"])})
             if attempt == 0:
-                prepare(preparation, tmp_path / "out", quiet=True)
+                write_prepared_data(preparation, tmp_path / "out", quiet=True)
             else:
                 with pytest.raises(InputError, match="come through a pipe"):
-                    prepare(preparation, tmp_path / "out", quiet=True)
+                    write_prepared_data(preparation, tmp_path / "out", quiet=True)
 
     def test_dates_and_numbers_in_one_time_column_are_refused(self, tmp_path: Path) -> None:
         lines = "".join(f"{i % 2},{i % 3},2026-03-01 00:00:{i % 60:02d}\n" for i in range(60))
@@ -643,7 +645,9 @@ class TestChangingSources:
         schema = Schema(label="y", time="t", fields=(Field(name="c", kind="categorical"),))
         source = FileSource([tmp_path / "a.csv", tmp_path / "b.csv"])
         with pytest.raises(InputError, match="holds numbers, before that dates"):
-            prepare(Preparation(schema, {"all": source}, Split(kind="time")), tmp_path / "out", quiet=True)
+            write_prepared_data(
+                Preparation(schema, {"all": source}, Split(kind="time")), tmp_path / "out", quiet=True
+            )
 
     def test_a_file_that_changes_while_it_is_read(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -654,7 +658,7 @@ class TestChangingSources:
         monkeypatch.setattr(source, "stamps", lambda: next(stamps))
         schema = Schema(label="y", fields=(Field(name="c", kind="categorical"),))
         with pytest.raises(InputError, match="changed while it was read"):
-            prepare(Preparation(schema, {"all": source}), tmp_path / "out", quiet=True)
+            write_prepared_data(Preparation(schema, {"all": source}), tmp_path / "out", quiet=True)
         assert not (tmp_path / "out").exists()
 
     def test_a_file_that_changes_while_it_is_hashed(
@@ -670,5 +674,5 @@ class TestChangingSources:
 
         monkeypatch.setattr(source_module, "sha256", grow)
         with pytest.raises(InputError, match="changed while it was read"):
-            prepare(Preparation(PLAIN, {"all": FileSource([path])}), tmp_path / "out", quiet=True)
+            write_prepared_data(Preparation(PLAIN, {"all": FileSource([path])}), tmp_path / "out", quiet=True)
         assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]

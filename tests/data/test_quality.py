@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.quality import field_quality
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
@@ -43,6 +43,8 @@ def test_padding_does_not_count(tmp_path: Path) -> None:
     )
     schema = Schema(label="click", fields=(Field(name="tags", kind="multi", max_len=5),))
     split = Split(kind="column", column="of")
-    data, _ = prepare(Preparation(schema, {"all": FrameSource(rows)}, split), tmp_path / "out", quiet=True)
+    data, _ = write_prepared_data(
+        Preparation(schema, {"all": FrameSource(rows)}, split), tmp_path / "out", quiet=True
+    )
     (quality,) = field_quality(data)
     assert quality.oov == {"train": 0.0, "valid": pytest.approx(2 / 3), "test": 0.0}

@@ -47,7 +47,7 @@ def test_blocks_become_one_table(suffix: str, tmp_path: Path) -> None:
     write(path, frame.head(2), frame.slice(2, 1), frame.tail(2))
 
     assert READ[suffix](path).equals(frame)
-    assert [found.name for found in path.parent.iterdir()] == [path.name]
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("suffix", BINARY)
@@ -90,7 +90,7 @@ def test_later_blocks_follow_the_first_ones_columns(suffix: str, tmp_path: Path)
         write(
             tmp_path / f"bad{suffix}", pl.DataFrame({"a": [1], "b": [2]}), pl.DataFrame({"a": [3], "c": [4]})
         )
-    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("suffix", READ)
@@ -100,8 +100,8 @@ def test_names_that_look_like_patterns(suffix: str, tmp_path: Path) -> None:
         pl.DataFrame({"b": ["6"], "*": ["5"], "^b.*$": ["4"]}),
     )
     write(tmp_path / f"out{suffix}", *blocks)
-    found = READ[suffix](tmp_path / f"out{suffix}").to_dict(as_series=False)
-    assert found == {"^b.*$": ["1", "4"], "*": ["2", "5"], "b": ["3", "6"]}
+    columns = READ[suffix](tmp_path / f"out{suffix}").to_dict(as_series=False)
+    assert columns == {"^b.*$": ["1", "4"], "*": ["2", "5"], "b": ["3", "6"]}
 
 
 @pytest.mark.parametrize("suffix", BINARY)
@@ -122,7 +122,7 @@ def test_an_error_keeps_the_old_file_and_leaves_no_litter(
     with pytest.raises(error), open_sink(path) as sink:
         sink.write(pl.DataFrame({"a": [1]}))
         raise error
-    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
     assert path.read_bytes() == b"old"
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from sklearn.model_selection import KFold
 
 from recap_ctr.data import spool as spool_module
-from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import SPLITS
 from recap_ctr.data.source import FrameSource, Source
 from recap_ctr.data.split import Split, folds, parse_ratio
@@ -87,7 +87,9 @@ class TestSplits:
         sources: dict[str, Source] = {
             name: FrameSource(simple(n)) for name, n in zip(SPLITS, (20, 8, 6), strict=True)
         }
-        data, _ = prepare(Preparation(PLAIN, sources, Split(kind="files")), tmp_path / "out", quiet=True)
+        data, _ = write_prepared_data(
+            Preparation(PLAIN, sources, Split(kind="files")), tmp_path / "out", quiet=True
+        )
         expected = [list(range(20)), list(range(20, 28)), list(range(28, 34))]
         assert [shard.rows.tolist() for shard in shards(data)] == expected
 

@@ -174,14 +174,14 @@ class TestDamage:
         refused(copy, "missing|holds no artifact")
 
     def test_swapped(self, copy: Path) -> None:
-        for one, other in combinations(FILES, 2):
-            (copy / one).rename(copy / "aside")
-            (copy / other).rename(copy / one)
-            (copy / "aside").rename(copy / other)
+        for first, second in combinations(FILES, 2):
+            (copy / first).rename(copy / "aside")
+            (copy / second).rename(copy / first)
+            (copy / "aside").rename(copy / second)
             refused(copy)
-            (copy / one).rename(copy / "aside")
-            (copy / other).rename(copy / one)
-            (copy / "aside").rename(copy / other)
+            (copy / first).rename(copy / "aside")
+            (copy / second).rename(copy / first)
+            (copy / "aside").rename(copy / second)
         load_artifact(copy)
 
     @pytest.mark.parametrize("name", FILES)

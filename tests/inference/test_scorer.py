@@ -22,7 +22,7 @@ from recap_ctr.bench.synthetic import synthetic_schema
 from recap_ctr.config import TrainConfig
 from recap_ctr.data import csv as csv_module
 from recap_ctr.data import source as source_module
-from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.sink import open_sink
 from recap_ctr.data.source import Block, FileSource, FrameSource, Source
@@ -435,7 +435,7 @@ def data(sampled: pl.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Pre
         "valid": FrameSource(sampled.slice(3_000)),
     }
     preparation = Preparation(synthetic_schema(3), rows, Split(kind="files"))
-    return prepare(preparation, tmp_path_factory.mktemp("sampled") / "data", quiet=True)[0]
+    return write_prepared_data(preparation, tmp_path_factory.mktemp("sampled") / "data", quiet=True)[0]
 
 
 class TestSampledNegatives:

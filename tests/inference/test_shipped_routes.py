@@ -27,7 +27,7 @@ from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.recap import Recap, RecapConfig, Route
 from recap_ctr.nn.weights import load_tensors
-from recap_ctr.sklearn import CTRClassifier
+from recap_ctr.sklearn.classifier import CTRClassifier
 from recap_ctr.training.report import read_report
 from recap_ctr.training.run import ARTIFACT, GREEDY_CANDIDATES, ROUTE_SEED, RunConfig, run
 from tests.conftest import contents

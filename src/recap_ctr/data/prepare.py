@@ -82,7 +82,7 @@ def _content(inputs: dict[str, Any]) -> dict[str, Any]:
     return {**inputs, "sources": files}
 
 
-def prepare(
+def write_prepared_data(
     preparation: Preparation, out: Path, *, force: bool = False, quiet: bool = False
 ) -> tuple[PreparedData, bool]:
     """Write prepared data to `out`; return it, and whether it was there already from the same inputs.

@@ -20,7 +20,7 @@ import polars as pl
 import zstandard
 
 from recap_ctr.data.csv import ARROW_STREAM, ColumnNames, read_text_blocks
-from recap_ctr.errors import InputError
+from recap_ctr.errors import InputError, did_you_mean
 from recap_ctr.storage.hashes import sha256
 
 BLOCK_ROWS = 1 << 17
@@ -54,9 +54,10 @@ class Block:
         if name not in self.frame.columns:
             present = ", ".join(repr(column) for column in self.frame.columns[:12])
             more = f" and {self.frame.width - 12} more" if self.frame.width > 12 else ""
+            suggestion = did_you_mean(name, self.frame.columns)
             raise InputError(
-                f"{self.origin} has no column {name!r} ({role})\n  columns present: {present}{more}",
-                fix="rename the column, or correct the schema",
+                f"{self.origin} has no column {name!r} ({role}){suggestion}\n  columns present: {present}{more}",
+                fix="rename the column, or correct the schema or --label",
             )
         return self.frame[name]
 

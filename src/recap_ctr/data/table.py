@@ -1,24 +1,47 @@
 """From a raw table to prepared data in one call: read or infer the schema, split the rows, encode them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import polars as pl
 
 from recap_ctr.data.infer import Inferred, infer
-from recap_ctr.data.prepare import Preparation
-from recap_ctr.data.prepare import prepare as write_prepared_data
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FileSource, FrameSource, Source, as_frame
 from recap_ctr.data.split import Split
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Schema, read_schema
 
-RawTable = str | Path | Sequence[str | Path] | pl.DataFrame | Any
-"""Files by name or pattern, or a data frame of polars or pandas."""
 SplitKind = Literal["random", "time"]
+
+
+class PandasFrame(Protocol):
+    """A data frame of pandas, which this package does without."""
+
+    @property
+    def columns(self) -> Any:
+        """Return the names of the columns."""
+        ...
+
+    @property
+    def iloc(self) -> Any:
+        """Return the cells by position."""
+        ...
+
+
+RawTable = (
+    str
+    | Path
+    | Sequence[str | Path]
+    | pl.DataFrame
+    | pl.LazyFrame
+    | PandasFrame
+    | Mapping[str, Sequence[Any]]
+)
+"""Files by name or pattern, a data frame of polars or pandas, or columns by name."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +58,14 @@ class Table:
         return Preparation(self.schema, {"all": self.source}, split)
 
     def prepared(self, out: Path, split: Split, *, quiet: bool = False) -> tuple[PreparedData, bool]:
-        """Prepare the table in `out`; return the data, and whether they were there already from the same inputs."""
+        """Prepare the table in `out`; return the data, and whether they were up to date already."""
         return write_prepared_data(self.preparation(split), out, quiet=quiet)
 
 
 def open_table(
     rows: RawTable, *, label: str | None = None, schema: Schema | str | Path | None = None
 ) -> Table:
-    """Return a raw table with its schema: `schema` as it is or in a TOML file, or inferred with `label` as the label."""
+    """Return a raw table with its schema: a `schema` or its TOML file, or one inferred for the column `label`."""
     if isinstance(schema, str | Path):
         schema = read_schema(Path(schema))
     source = open_source(rows, schema.columns if schema is not None else None)
@@ -65,7 +88,7 @@ def open_source(rows: RawTable, columns: Sequence[str] | None = None) -> Source:
         return FileSource([rows], columns)
     if isinstance(rows, Sequence):
         return FileSource(rows, columns)
-    return FrameSource(as_frame(rows.collect() if isinstance(rows, pl.LazyFrame) else rows))
+    return FrameSource(as_frame(rows))
 
 
 def prepare(
@@ -89,7 +112,8 @@ def prepare(
     inferred, with `label` as the label. Rows are split at random or by time in the `ratio` of train, valid and test,
     or by a column that says train, valid or test, or they come as tables of their own, `valid` and `test`.
 
-    What stands in `out` from the same inputs is returned as it is; made from others, it is replaced only with `force`.
+    Prepared data in `out` from the same inputs are returned as they are; those from others are replaced only with
+    `force`.
     """
     table = open_table(rows, label=label, schema=schema)
     preparation = split_table(

@@ -2,19 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import overload
 
 import polars as pl
 
 from recap_ctr.data.sink import Sink, open_sink
 from recap_ctr.data.source import Source
-from recap_ctr.data.table import open_source
+from recap_ctr.data.table import RawTable, open_source
 from recap_ctr.errors import InputError
-from recap_ctr.inference.scorer import RowsEvaluation, Scorer, score
-from recap_ctr.inference.scorer import evaluate_rows as measure_rows
+from recap_ctr.inference.scorer import RowsEvaluation, Scorer, evaluate_rows, score
 
-Rows = str | Path | Sequence[str | Path] | pl.DataFrame | Any
-"""Files by name or pattern, or a data frame of polars or pandas."""
 Model = str | Path | Scorer
 """An artifact, the run or fit that holds one, or a scorer that is loaded already."""
 
@@ -35,13 +32,20 @@ def load(
     return Scorer.load(Path(artifact), columns, routes=routes, depth=depth, threads=threads)
 
 
+@overload
+def predict(model: Model, rows: RawTable, *, quiet: bool = True) -> pl.DataFrame: ...
+@overload
+def predict(model: Model, rows: RawTable, *, out: str | Path, quiet: bool = True) -> None: ...
 def predict(
-    model: Model, rows: Rows, *, out: str | Path | None = None, quiet: bool = True
+    model: Model, rows: RawTable, *, out: str | Path | None = None, quiet: bool = True
 ) -> pl.DataFrame | None:
     """Score raw rows: every column is kept, `score` (the calibrated probability) and `logit` are added.
 
+    `model` is an artifact, the run or fit that holds one, or what `load` returned. `rows` are files (names or
+    patterns of CSV, TSV, Parquet or Arrow) or a data frame of polars or pandas.
+
     With `out`, scores are written to that file (.csv, .tsv, .parquet or .arrow) a block at a time, in bounded memory,
-    and nothing is returned; without it, they are returned as a data frame.
+    and nothing is returned; without it, they are returned as a polars frame.
     """
     scorer = _scorer(model)
     source = _source(scorer, rows)
@@ -54,10 +58,15 @@ def predict(
     return frames.frame
 
 
-def evaluate(model: Model, rows: Rows, *, negative_rate: float = 1.0, quiet: bool = True) -> RowsEvaluation:
-    """Measure an artifact on raw labelled rows; `negative_rate` is the share of negatives that these rows keep."""
+def evaluate(
+    model: Model, rows: RawTable, *, negative_rate: float = 1.0, quiet: bool = True
+) -> RowsEvaluation:
+    """Measure a model on raw labelled rows: AUC, logloss, calibration, and counts of missing and unseen values.
+
+    `model` and `rows` are as for `predict`. `negative_rate` is the share of negatives that these rows keep.
+    """
     scorer = _scorer(model)
-    return measure_rows(scorer, _source(scorer, rows), negative_rate=negative_rate, quiet=quiet)
+    return evaluate_rows(scorer, _source(scorer, rows), negative_rate=negative_rate, quiet=quiet)
 
 
 class _Frames(Sink):
@@ -80,9 +89,7 @@ def _scorer(model: Model) -> Scorer:
     return model if isinstance(model, Scorer) else load(model)
 
 
-def _source(scorer: Scorer, rows: Rows) -> Source:
+def _source(scorer: Scorer, rows: RawTable) -> Source:
     if isinstance(rows, str | Path):
         return scorer.source([rows])
-    if isinstance(rows, Sequence):
-        return scorer.source(rows)
-    return open_source(rows)
+    return scorer.source(rows) if isinstance(rows, Sequence) else open_source(rows)

@@ -60,7 +60,7 @@ class Scorer:
                     f"the artifact has no field {name!r}, which --map names",
                     fix=f"--map FIELD=COLUMN; the fields are {', '.join(fields)}",
                 )
-        self.tally = Tally(0, dict.fromkeys(fields, 0), dict.fromkeys(fields, 0))
+        self.reset_tally()
 
     @classmethod
     def load(
@@ -78,6 +78,11 @@ class Scorer:
         if setting not in engine.settings and is_installed("torch"):  # Torch needs no graph for the setting.
             engine = Engine.load(path, backend="torch", threads=threads)
         return cls(engine, columns, setting)
+
+    def reset_tally(self) -> None:
+        """Count rows and values from zero again."""
+        fields = [fitted.field.name for fitted in self.engine.encoder.fields]
+        self.tally = Tally(0, dict.fromkeys(fields, 0), dict.fromkeys(fields, 0))
 
     def source(self, patterns: Sequence[str | Path]) -> FileSource:
         """Return files as a source of rows to score.
@@ -192,7 +197,8 @@ def evaluate_rows(
 
 
 def _blocks(scorer: Scorer, source: Source, title: str, quiet: bool) -> Iterator[tuple[Block, Block]]:
-    """Yield each block as it is in the source, and with its fields under their own names."""
+    """Yield each block as it is in the source, and with its fields under their own names; count from zero."""
+    scorer.reset_tally()
     with meter(title, source.total_bytes or None, "rows", quiet=quiet) as progress:
         for block, size in source.blocks():
             yield block, scorer.renamed(block)

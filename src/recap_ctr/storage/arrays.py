@@ -18,7 +18,10 @@ _TYPES = {"float32": "F32", "float64": "F64", "int32": "I32", "int64": "I64", "b
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Array], metadata: dict[str, str] | None = None) -> None:
-    """Write the format array by array: the library's own writer keeps a second copy of them all, or a stray file."""
+    """Write named arrays to a safetensors file.
+
+    They are written one by one: the library's own writer keeps a second copy of all, or leaves a stray file.
+    """
     header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for name, array in arrays.items():
@@ -37,7 +40,7 @@ def save_arrays(path: Path, arrays: Mapping[str, Array], metadata: dict[str, str
 
 
 def load_arrays(path: Path, names: Iterable[str] | None = None) -> dict[str, Array]:
-    """The named arrays of a file; without names, all."""
+    """Return the arrays of a safetensors file, or only those in `names`."""
     try:
         with safe_open(path, framework="np") as file:
             present = set(file.keys())

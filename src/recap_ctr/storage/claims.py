@@ -1,4 +1,4 @@
-"""Decide whether an output may be written: is it free, ours to resume, up to date, or somebody else's?"""
+"""Decide whether an output may be written: it may be free, ours to resume, up to date, or somebody else's."""
 
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,25 @@ INPUTS = "inputs.json"
 
 
 def claim(out: Path, inputs: dict[str, Any], *, finished: str, force: bool) -> bool:
-    """Take the directory `out` for work on `inputs`; true if that work stands finished there already.
+    """Claim the directory `out` for work on `inputs`; return whether it holds that work already, finished.
 
-    Unfinished work on the same inputs is left in place, to be resumed. Finished work, or work on other inputs, is
-    replaced only with `force`, and a directory that isn't ours never is.
+    Unfinished work on the same inputs stays, to be resumed. Finished work, or work on other inputs, is replaced only
+    with `force`, and a directory that isn't ours never is.
     """
     if out.is_dir() and any(entry.name != f".{INPUTS}.partial" for entry in out.iterdir()):
         if not (out / INPUTS).is_file():
             raise InputError(f"{out} exists and holds something else", fix="choose another --out")
-        known = read_json(out / INPUTS)
-        if known == inputs and not (force and (out / finished).is_file()):
+        old = read_json(out / INPUTS)
+        if old == inputs and not (force and (out / finished).is_file()):
             return (out / finished).is_file()
         if not force:
-            changed = sorted(key for key in {*known, *inputs} if known.get(key) != inputs.get(key))
+            changed = sorted(key for key in {*old, *inputs} if old.get(key) != inputs.get(key))
             raise InputError(
                 f"{out} belongs to other inputs (changed: {', '.join(changed)})",
                 fix="choose another --out, or replace it with --force",
             )
         with locked(out):
-            empty_directory(out, last=INPUTS)  # until the end the directory is known as ours
+            empty_directory(out, last=INPUTS)  # Last, so that the directory is ours to the end.
     elif out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file", fix="choose another --out")
     out.mkdir(parents=True, exist_ok=True)
@@ -39,9 +39,9 @@ def claim(out: Path, inputs: dict[str, Any], *, finished: str, force: bool) -> b
 
 
 def take(out: Path, mark: str) -> None:
-    """Take the directory `out` for work whose parts are named after their inputs, so that none replaces another.
+    """Claim the directory `out` for work whose parts are named after their inputs, so that none replaces another.
 
-    `mark` is the file that says so; a directory with something in it but no mark isn't ours.
+    `mark` is the file that says so; a directory that holds something but no mark isn't ours.
     """
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file", fix="choose another --out")
@@ -53,10 +53,9 @@ def take(out: Path, mark: str) -> None:
 
 
 def is_made(out: Path, inputs: dict[str, Any] | None, *, force: bool) -> bool:
-    """Whether the output `out` was made from just these inputs; made from others, it is replaced only with `force`.
+    """Return whether the output `out` was made from these inputs; from others, it is replaced only with `force`.
 
-    A file has no room for its inputs, so their fingerprint stands beside it (`record`). None, as of a pipe, equals
-    nothing.
+    The fingerprint of a file's inputs is kept beside it (see `record`). None, the inputs of a pipe, equals nothing.
     """
     if not out.exists() or force:
         _record_of(out).unlink(missing_ok=True)
@@ -67,7 +66,7 @@ def is_made(out: Path, inputs: dict[str, Any] | None, *, force: bool) -> bool:
 
 
 def record(out: Path, inputs: dict[str, Any] | None) -> None:
-    """Say beside a finished output what it was made from."""
+    """Record beside a finished output what it was made from."""
     if inputs is not None:
         write_json(_record_of(out), fingerprint(inputs))
 

@@ -17,7 +17,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 def sync_directory(path: Path) -> None:
     """Make the names inside `path` survive a power cut, not only the bytes behind them."""
-    if os.name != "nt":  # Windows can't open a directory, and needs no such call
+    if os.name != "nt":  # Windows can't open a directory, and needs no such call.
         _sync(path)
 
 
@@ -38,17 +38,18 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, value: object) -> None:
+    """Write a JSON value to `path`; the file is whole or absent."""
     with atomic_file(path) as file:
         file.write((json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file of ours; anything else in its place is the user's to put right."""
+    """Return the value in a JSON file that we wrote; refuse a file that is damaged."""
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{path} is not valid JSON: {error}", fix="restore the file, or make it anew"
+            f"{path} is not valid JSON: {error}", fix="restore the file, or make it again"
         ) from None
 
 
@@ -63,7 +64,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    if partial.is_symlink():  # not ours: what it leads to would be emptied
+    if partial.is_symlink():  # Not ours: what it leads to would be emptied.
         partial.unlink()
     partial.mkdir(exist_ok=True)
     with locked(partial):
@@ -83,6 +84,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def empty_directory(directory: Path, last: str = "") -> None:
+    """Remove everything in a directory; the entry called `last` goes last."""
     for entry in sorted(directory.iterdir(), key=lambda entry: entry.name == last):
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
@@ -96,6 +98,7 @@ def _sync(path: Path) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
+    """Put the directory `new` in the place of `old`, in one step where the system can."""
     libc = None if os.name == "nt" else ctypes.CDLL(None, use_errno=True)
     if libc is not None and hasattr(libc, "renameat2"):
         names = os.fsencode(new), os.fsencode(old)

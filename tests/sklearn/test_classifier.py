@@ -19,28 +19,31 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from recap_ctr.config import TrainConfig
-from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.infer import infer
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.split import Split
 from recap_ctr.evaluation.metrics import logit
 from recap_ctr.inference.artifact import WEIGHTS
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.models.catalogue import parse_model
-from recap_ctr.recipe.stages import RecipeConfig
 from recap_ctr.schema import Field, Schema
-from recap_ctr.sklearn import TRAINING, CTRClassifier
+from recap_ctr.sklearn.classifier import CTRClassifier
+from recap_ctr.sklearn.training import TRAINING
+from recap_ctr.training.report import FitReport
 from recap_ctr.training.run import RunConfig, run
 
+Labels = np.ndarray[Any, Any]
 SMALL = {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1}
 
 
-def small(**settings: Any) -> CTRClassifier:
-    given = {"model_settings": SMALL, "learning_rate": 0.05, "batch_size": 64, "max_epochs": 3}
-    return CTRClassifier(**{**given, "random_state": 1, **settings})
+def small(**parameters: Any) -> CTRClassifier:
+    defaults = {"model_settings": SMALL, "learning_rate": 0.05, "batch_size": 64, "max_epochs": 3}
+    return CTRClassifier(**{**defaults, "random_state": 1, **parameters})
 
 
-def clicks(rows: int = 300, seed: int = 0) -> tuple[pl.DataFrame, np.ndarray[Any, Any]]:
-    """An ad that is clicked, a price that matters when it is low, and an hour that doesn't."""
+def clicks(rows: int = 300, seed: int = 0) -> tuple[pl.DataFrame, Labels]:
+    """Return rows with an ad that is clicked, a price that matters when it is low, and an hour that doesn't."""
     rng = np.random.default_rng(seed)
     frame = pl.DataFrame(
         {
@@ -88,17 +91,6 @@ EXPECTED_FAILURES = {
 )  # type: ignore[untyped-decorator]
 def test_scikit_learn_check(estimator: CTRClassifier, check: Callable[[CTRClassifier], None]) -> None:
     check(estimator)
-
-
-def test_defaults_are_those_of_the_commands() -> None:
-    alone, taught = (
-        CTRClassifier(random_state=1)._config(),
-        CTRClassifier(teachers=5, random_state=1)._config(),
-    )
-
-    assert alone == RunConfig("fcn", parse_model("fcn", {}), TrainConfig(), reference=False)
-    # Stated beside the recipe's own defaults are only those that equal TrainConfig's.
-    assert taught == RecipeConfig(train={"update": "exact", "kd_weight": 1.0})
 
 
 # What goes in.
@@ -151,8 +143,8 @@ def test_any_two_classes(fitted: CTRClassifier, tmp_path: Path, labels: Any, cla
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
 
 
-def test_columns_become_fields_by_their_type() -> None:
-    frame = X.with_columns(label=pl.lit("a"), few=(pl.col("hour") % 20) / 2, many=(pl.col("hour") % 21) / 2)
+def test_columns_become_fields_by_their_values() -> None:
+    frame = X.with_columns(label=pl.col("ad"), few=(pl.col("hour") % 20) / 2, many=(pl.col("hour") % 21) / 2)
 
     schema = small(max_epochs=1).fit(frame, y, np.ones(len(y))).artifact_.encoder.schema
     named = small(max_epochs=1).fit(X, pl.Series("click", y)).artifact_.encoder.schema
@@ -161,6 +153,76 @@ def test_columns_become_fields_by_their_type() -> None:
     numeric = {field.name for field in schema.fields if field.transform == "quantiles"}
     categorical = {field.name for field in schema.fields if field.kind == "categorical"}
     assert (numeric, categorical) == ({"price", "many"}, {"ad", "hour", "label", "few"})
+
+
+def log(rows: int = 300) -> tuple[pl.DataFrame, Labels]:
+    """Return rows as a log has them: an id and a moment for each, a constant, a copy of the label, and lists."""
+    frame, clicked = clicks(rows, seed=3)
+    rng = np.random.default_rng(0)
+    tags = [[f"t{tag}" for tag in rng.integers(0, 9, rng.integers(1, 4))] for _ in range(rows)]
+    return frame.with_columns(
+        impression=pl.Series([f"{i:06x}" for i in range(rows)]),
+        timestamp=1_700_000_000 + 7 * pl.int_range(rows),
+        country=pl.lit("de"),
+        bought=pl.Series(clicked),
+        tags=pl.Series(tags),
+    ), clicked
+
+
+def test_columns_have_the_roles_that_the_commands_infer(tmp_path: Path) -> None:
+    frame, clicked = log()
+    inferred = infer(FrameSource(frame.with_columns(label=pl.Series(clicked))), "label")
+
+    model = small(max_epochs=1).fit(frame, clicked)
+    model.save(tmp_path / "artifact")
+    loaded = CTRClassifier.load(tmp_path / "artifact")
+
+    assert model.schema_ == model.artifact_.encoder.schema == inferred.schema
+    assert (model.schema_.row_id, model.schema_.time) == ("impression", "timestamp")
+    kinds = {field.name: field.kind for field in model.schema_.fields}
+    assert kinds == {"ad": "categorical", "hour": "categorical", "price": "numeric", "tags": "multi"}
+    reasons = {column: reason.partition(":")[0] for column, reason in model.dropped_columns_.items()}
+    assert reasons == {
+        "impression": "row_id",
+        "timestamp": "time",
+        "country": "constant",
+        "bought": "COPIES THE LABEL",
+    }
+    assert (loaded.schema_, loaded.dropped_columns_) == (model.schema_, model.dropped_columns_)
+    assert loaded.n_features_in_ == model.n_features_in_ == frame.width
+    np.testing.assert_array_equal(loaded.predict_proba(frame), model.predict_proba(frame))
+    assert small(schema=model.schema_, max_epochs=1).fit(frame, clicked).dropped_columns_ == {}
+
+
+def test_lists_are_multi_fields_in_every_frame() -> None:
+    frame, clicked = log()
+    frame = frame.select("ad", "tags")
+    objects = pd.DataFrame({"ad": frame["ad"].to_list(), "tags": frame["tags"].to_list()})
+
+    model = small().fit(frame, clicked)
+
+    np.testing.assert_array_equal(
+        small().fit(objects, clicked).predict_proba(objects), model.predict_proba(frame)
+    )
+    without = model.predict_proba(frame.with_columns(tags=pl.lit([], pl.List(pl.String))))
+    assert not np.allclose(without, model.predict_proba(frame))
+
+
+def test_a_table_without_features_is_refused_with_the_reasons() -> None:
+    frame, clicked = log()
+
+    with pytest.raises(
+        ValueError, match=r"no column can serve as a field\n  'impression': row_id, text, 300"
+    ):
+        small().fit(frame.select("impression", "country"), clicked)
+
+
+def test_what_is_dropped_is_said_where_it_is_wanted(capfd: Any) -> None:
+    frame, clicked = log()
+
+    small(max_epochs=1, verbose=True).fit(frame, clicked)
+
+    assert "column 'country' is not a field: constant: text, 1 value" in capfd.readouterr().err
 
 
 def test_schema_decides_where_it_is_given() -> None:
@@ -253,62 +315,49 @@ def test_validation_rows_may_be_given_with_weights() -> None:
 STUDENT = {"dim": 4, "depth": 2, "train_depths": [2], "depth_weights": [1.0], "num_adapters": 4}
 
 
-def taught(**settings: Any) -> CTRClassifier:
-    given = {"model_settings": STUDENT, "teacher_settings": SMALL, "teachers": np.int64(2), "routes": 4}
-    return small(**{**given, "max_epochs": 1, **settings})
-
-
 def test_teachers_make_it_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    """Processes of its own and all: two teachers, one student, saved and loaded; nothing left behind."""
+    """Train two teachers and one student in real processes, save and load; nothing is left behind."""
     (tmp_path / "work").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "work"))
     labels = np.where(y, "yes", "no")
 
-    model = taught(l2=1e-3, random_state=2007).fit(X, labels)
+    model = small(
+        model_settings=STUDENT,
+        teacher_settings=SMALL,
+        teachers=np.int64(2),
+        routes=4,
+        max_epochs=1,
+        l2=1e-3,
+        random_state=2007,
+    ).fit(X, labels)
     model.save(tmp_path / "artifact")
     loaded = CTRClassifier.load(tmp_path / "artifact")
 
     assert (model.artifact_.name, len(model.artifact_.routes)) == ("recap", 4)
     report = model.report_
-    assert (len(report["teacher_runs"]), report["model"]["name"], report["train"]["seed"]) == (2, "recap", 7)
-    assert (report["train"]["schedule"], report["train"]["ema_epochs"]) == ("constant", [4.0])
-    assert (report["train"]["l2"], report["train"]["learning_rate"]) == (1e-3, 0.05)
+    assert isinstance(report, FitReport)
+    assert (len(report.teacher_runs), report.model.name, report.train.seed) == (2, "recap", 7)
+    assert (report.train.schedule, report.train.ema_epochs) == ("constant", (4.0,))
+    assert (report.train.l2, report.train.learning_rate) == (1e-3, 0.05)
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
     np.testing.assert_array_equal(loaded.predict_proba(X), model.predict_proba(X))
     np.testing.assert_array_equal(
         Scorer.load(tmp_path / "artifact").score_frame(X), model.predict_proba(X)[:, 1]
     )
-    wanted = {"model": "recap", "teachers": 2, "teacher_model": "fcn", "teacher_settings": SMALL, "routes": 4,
-              "l2": 1e-3, "ema_epochs": [4.0], "schedule": "constant", "random_state": 7}  # fmt: skip
-    assert {name: loaded.get_params()[name] for name in wanted} == wanted
+    expected = {
+        "model": "recap",
+        "teachers": 2,
+        "teacher_model": "fcn",
+        "teacher_settings": SMALL,
+        "routes": 4,
+        "l2": 1e-3,
+        "ema_epochs": [4.0],
+        "schedule": "constant",
+        "random_state": 7,
+    }
+    assert {name: loaded.get_params()[name] for name in expected} == expected
     assert list((tmp_path / "work").iterdir()) == []
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("settings", "recipe"),
-    [
-        ({}, {"model": "recap", "l2": None, "learning_rate": 0.05, "teachers": 2, "teacher_model": "fcn"}),
-        ({"l2": 0.0, "routes": None}, {"l2": 0.0, "routes": 8}),
-        ({"model": "auto", "route_choice": "greedy"}, {"model": "auto", "route_choice": "greedy"}),
-        (
-            {"teachers": 0, "l2": "probe", "model_settings": SMALL},
-            {"model": "fcn", "l2": None, "teachers": 0, "teacher_model": "fcn", "teacher_settings": SMALL},
-        ),
-        (
-            {"ema": 0.9, "batch_size": np.int64(32), "kd_weight": 0.5},
-            {"train": {"batch_size": 32, "max_epochs": 1, "update": "exact", "ema": 0.9, "kd_weight": 0.5}},
-        ),
-        ({"random_state": 1001}, {"seed": 1}),
-    ],
-    ids=str,
-)
-def test_parameters_become_a_recipe(settings: dict[str, Any], recipe: dict[str, Any]) -> None:
-    config = taught(**settings)._config()
-
-    assert isinstance(config, RecipeConfig)
-    assert {name: getattr(config, name) for name in recipe} == recipe
-    config.model_dump_json()  # nothing of numpy is left in it
 
 
 # The artifact is the command line's.
@@ -320,7 +369,9 @@ def test_trains_what_a_run_trains_and_loads_its_artifact(tmp_path: Path) -> None
     schema = model.artifact_.encoder.schema
     tables = {"train": X.with_columns(label=y), "valid": fresh.with_columns(label=truth)}
     sources = {name: FrameSource(table) for name, table in tables.items()}
-    data, _ = prepare(Preparation(schema, {**sources}, Split(kind="files")), tmp_path / "data", quiet=True)
+    data, _ = write_prepared_data(
+        Preparation(schema, {**sources}, Split(kind="files")), tmp_path / "data", quiet=True
+    )
     training = TrainConfig(learning_rate=0.05, batch_size=64, max_epochs=3, seed=1)
     settings = RunConfig("fcn", parse_model("fcn", SMALL), training, "isotonic", 0.5)
     run(settings, data, tmp_path / "run", quiet=True)
@@ -430,7 +481,7 @@ def test_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     [
         ({"model": "gpt"}, "no model 'gpt'"),
         ({"model_settings": {"dims": 4}}, "dims: unknown setting"),
-        ({"schema": {"label": "click"}}, "not a recap_ctr.schema.Schema"),
+        ({"schema": {"label": "click"}}, "not a recap_ctr.Schema"),
         ({"learning_rate": -1.0}, "CTRClassifier: learning_rate: .* greater than 0"),
         ({"random_state": -1}, "CTRClassifier: seed"),
         ({"calibration": "platt"}, "CTRClassifier: calibration"),
