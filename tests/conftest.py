@@ -1,12 +1,10 @@
 """A tiny click log, prepared and trained once for all tests that only read it; and the command, in this process."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,16 +13,14 @@ import torch
 
 from recap_ctr.cli import main as cli
 from recap_ctr.config import TrainConfig
-from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
-from recap_ctr.jobs.local import Job
+from recap_ctr.jobs.executor import InThisProcess
+from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.models.catalogue import parse_model
-from recap_ctr.recipe import estimator_grid as survey
-from recap_ctr.recipe import probe
 from recap_ctr.schema import Field, Schema
-from recap_ctr.training import run as runs
 from recap_ctr.training.run import ARTIFACT, RunConfig, run
 
 ROWS = 3_000
@@ -68,7 +64,7 @@ def prepared(
     click_log: pl.DataFrame, click_schema: Schema, tmp_path_factory: pytest.TempPathFactory
 ) -> PreparedData:
     out = tmp_path_factory.mktemp("prepared") / "data"
-    return prepare(Preparation(click_schema, {"all": FrameSource(click_log)}), out, quiet=True)[0]
+    return write_prepared_data(Preparation(click_schema, {"all": FrameSource(click_log)}), out, quiet=True)[0]
 
 
 @pytest.fixture(scope="session")
@@ -128,38 +124,19 @@ def recap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 @contextmanager
 def in_process() -> Iterator[pytest.MonkeyPatch]:
-    """Jobs in this process: each of its own would cost seconds of imports. Tests of the engine have real ones."""
+    """Run the jobs of the default executor in this process: processes of their own would cost seconds of imports."""
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (runs, probe, survey):
-            patch.setattr(module, "run_jobs", _do_here)
+        patch.setattr(LocalProcesses, "run", InThisProcess.run)
         yield patch
     torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
 def one_process() -> Iterator[None]:
-    """For all tests of a module."""
+    """Run the jobs of all tests of a module in this process."""
     with in_process():
         yield
-
-
-def _do_here(
-    jobs: Sequence[Job],
-    *,
-    workers: int,
-    title: str,
-    quiet: bool,
-    done: Callable[[int, Any], None] | None = None,
-) -> list[Any]:
-    assert workers >= 1 and title
-    found = []
-    for at, job in enumerate(jobs):
-        module, _, name = job.function.partition(":")
-        found.append(getattr(import_module(module), name)(**job.arguments))
-        if done is not None:
-            done(at, found[-1])
-    return found
 
 
 def contents(directory: Path) -> dict[str, tuple[bytes, int]]:

@@ -9,17 +9,17 @@ import pytest
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, diagnose
 from recap_ctr.pages.diagnosis import decomposition_section, decompositions_of
-from recap_ctr.recipe.estimator_grid import read_diagnosis, survey
-from tests.bench.test_scaling import recipe
+from recap_ctr.recipe.estimator_grid import read_diagnosis, score_grid
 from tests.conftest import Recap
+from tests.support.tiny_recipe import tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def test_every_run_has_all_routes_of_its_checkpoints(prepared: PreparedData, tmp_path: Path) -> None:
-    cooking = recipe(prepared, tmp_path, train={"batch_size": 256, "max_epochs": 3})
-    plan = cooking.plan()
-    tables = survey(cooking, plan, runs=2, checkpoints=2, routes=4)
+    recipe = tiny_recipe(prepared, tmp_path, train={"batch_size": 256, "max_epochs": 3})
+    plan = recipe.plan()
+    tables = score_grid(recipe, plan, runs=2, checkpoints=2, routes=4)
 
     assert len(tables) == 2
     for number, table in enumerate(tables, start=1):
@@ -33,12 +33,12 @@ def test_every_run_has_all_routes_of_its_checkpoints(prepared: PreparedData, tmp
         per_route = np.asarray(table.logits_NM).std(axis=1)
         assert (per_route > 0).all()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    again = survey(cooking, plan, runs=2, checkpoints=2, routes=4)
+    again = score_grid(recipe, plan, runs=2, checkpoints=2, routes=4)
     assert [table.checksum for table in again] == [table.checksum for table in tables]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_the_page_of_a_run_shows_the_decomposition_of_a_diagnosis_beside_it() -> None:
+def test_the_page_of_a_run_shows_the_decomposition_of_a_diagnosis() -> None:
     rng = np.random.default_rng(0)
     labels_N, logits = rng.integers(0, 2, 400), rng.normal(size=(400, 3, 2, 2))
     record = json.loads(json.dumps(diagnose(Cube.from_array(logits), labels_N).to_json()))
@@ -51,18 +51,18 @@ def test_the_page_of_a_run_shows_the_decomposition_of_a_diagnosis_beside_it() ->
 
 @pytest.mark.parametrize("choice", ["random", "greedy"])
 def test_all_runs_have_the_same_routes(choice: str, prepared: PreparedData, tmp_path: Path) -> None:
-    cooking = recipe(prepared, tmp_path, route_choice=choice, train={"batch_size": 1024, "max_epochs": 1})
-    tables = survey(cooking, cooking.plan(), runs=2, checkpoints=1, routes=3)
+    recipe = tiny_recipe(prepared, tmp_path, route_choice=choice, train={"batch_size": 1024, "max_epochs": 1})
+    tables = score_grid(recipe, recipe.plan(), runs=2, checkpoints=1, routes=3)
     assert Cube.from_tables(tables).shape == (2, 1, 3)
 
 
 def test_a_model_without_routes_has_its_checkpoints(prepared: PreparedData, tmp_path: Path) -> None:
-    cooking = recipe(prepared, tmp_path, train={"batch_size": 256, "max_epochs": 2})
-    (table,) = survey(cooking, cooking.plan(), runs=1, checkpoints=2, model="lr", split="valid")
+    recipe = tiny_recipe(prepared, tmp_path, train={"batch_size": 256, "max_epochs": 2})
+    (table,) = score_grid(recipe, recipe.plan(), runs=1, checkpoints=2, model="lr", split="valid")
     assert [estimator.route for estimator in table.estimators] == [None, None]
 
 
-def test_diagnosis_is_written_and_said(prepared: PreparedData, tmp_path: Path, recap: Recap) -> None:
+def test_a_diagnosis_is_written_and_printed(prepared: PreparedData, tmp_path: Path, recap: Recap) -> None:
     settings = tmp_path / "recipe.toml"
     settings.write_text(
         "l2 = 0.01\n[model_settings]\ndim = 4\n[train]\nbatch_size = 256\nmax_epochs = 2\n", encoding="utf-8"

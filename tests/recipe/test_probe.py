@@ -1,3 +1,5 @@
+"""The probe: how arms are ranked, what is challenged, and that a finished probe is read back."""
+
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -9,25 +11,35 @@ from recap_ctr.axes.logits import LogitTable
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.jobs.executor import InThisProcess
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe.probe import (
     Arm,
-    Found,
     ProbeConfig,
+    ProbeResult,
+    Race,
     Standing,
-    advance,
-    challengers,
-    grid,
+    finalists,
     is_worth_its_size,
-    probe,
     survivors,
+    train_arm,
 )
 from recap_ctr.storage.files import read_json
 
-pytestmark = pytest.mark.usefixtures("one_process")
-
 SMALL: dict[str, Any] = {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1}
-SETTINGS = TrainConfig(batch_size=256, schedule="constant", ema_epochs=(2.0,), learning_rate=5e-3)
+TRAINING = TrainConfig(batch_size=256, schedule="constant", ema_epochs=(2.0,), learning_rate=5e-3)
+TWO_AT_A_TIME = InThisProcess(workers=2)
+
+
+def race(data: PreparedData, out: Path, config: ProbeConfig, **changes: Any) -> Race:
+    defaults: dict[str, Any] = {
+        "model": "fcn",
+        "model_config": parse_model("fcn", SMALL),
+        "training": TRAINING,
+        "threads": 1,
+        "device": "cpu",
+    }
+    return Race(config=config, data=data, out=out, **{**defaults, **changes})
 
 
 def standing(l2: float, *aucs: float) -> Standing:
@@ -40,7 +52,7 @@ def test_a_slow_starter_that_still_gains_outlives_a_fast_one_that_peaked() -> No
         standing(1e-2, 0.86, 0.87, 0.885),
         standing(1, 0.5),
     )
-    assert [one.arm.l2 for one in survivors([fast, slow, hopeless])] == [1e-2]
+    assert [survivor.arm.l2 for survivor in survivors([fast, slow, hopeless])] == [1e-2]
     assert slow.outlook == pytest.approx(0.885 + 3 * 0.015)
     assert fast.outlook == 0.90
 
@@ -48,7 +60,7 @@ def test_a_slow_starter_that_still_gains_outlives_a_fast_one_that_peaked() -> No
 def test_the_lead_is_taken_at_equal_epochs_unless_the_other_had_stopped() -> None:
     best, other = standing(1e-3, 0.86, 0.87, 0.89), standing(1e-2, 0.85, 0.88)
     assert best.lead(other) == pytest.approx(0.87 - 0.88)
-    assert best.lead(replace(other, asked=3)) == pytest.approx(0.89 - 0.88)
+    assert best.lead(replace(other, epochs=3)) == pytest.approx(0.89 - 0.88)
 
 
 def test_half_survives_and_always_one() -> None:
@@ -59,111 +71,118 @@ def test_half_survives_and_always_one() -> None:
 
 def test_the_grid_is_a_prior_against_all_rows() -> None:
     config = ProbeConfig(strengths=(10.0, 1000.0))
-    assert [arm.l2 for arm in grid(config, 1_000, 1e-3)] == [0.01, 1.0]
-    assert [arm.l2 for arm in grid(config, 2_000, 1e-3)] == [0.005, 0.5]
+    assert [arm.l2 for arm in config.arms(1_000, 1e-3)] == [0.01, 1.0]
+    assert [arm.l2 for arm in config.arms(2_000, 1e-3)] == [0.005, 0.5]
 
 
 def test_the_verdict_says_how_sure_it_is() -> None:
-    found = Found(0.01, 1e-3, 0.9, 1.0, "l2=1", 0.004, 0.001)
-    assert found.verdict.startswith("clear: 0.400 ± 0.100 points")
-    assert replace(found, margin=0.002).verdict.startswith("likely")
-    assert replace(found, margin=0.0001).verdict.startswith("a toss-up")
-    assert "nothing" in replace(found, runner_up=None).verdict
+    result = ProbeResult(0.01, 1e-3, 0.9, 1.0, "l2=1", 0.004, 0.001)
+    assert result.verdict.startswith("clear: 0.400 ± 0.100 points")
+    assert replace(result, margin=0.002).verdict.startswith("likely")
+    assert replace(result, margin=0.0001).verdict.startswith("a toss-up")
+    assert "no other arm" in replace(result, runner_up=None).verdict
+    assert replace(result, dim=8).choices == "l2 0.01, learning rate 0.001, dim 8"
 
 
 def test_probe_finds_records_and_replays(prepared: PreparedData, tmp_path: Path) -> None:
     config = ProbeConfig(
-        strengths=(1.0, 1e5), rungs=(1, 2), refinements=(), rate_factors=(2.0,), horizon_factors=(),
-        dropouts=(), dim_factors=(), max_rows=1_000,
-    )  # fmt: skip
-    model = parse_model("fcn", SMALL)
+        strengths=(1.0, 1e5),
+        rungs=(1, 2),
+        refinements=(),
+        rate_factors=(2.0,),
+        horizon_factors=(),
+        dropouts=(),
+        dim_factors=(),
+        max_rows=1_000,
+    )
+    out = tmp_path / "probe"
+    result = race(prepared, out, config).run(TWO_AT_A_TIME, quiet=True)
 
-    def go() -> Found:
-        return probe(
-            config, "fcn", model, SETTINGS, prepared, tmp_path / "probe", threads=1, device="cpu", workers=2, quiet=True
-        )  # fmt: skip
-
-    found = go()
-
-    stored = read_json(tmp_path / "probe" / "probe.json")
+    stored = read_json(out / "probe.json")
     assert stored["rows"] == 1_000
     best = max(stored["arms"], key=lambda arm: max(arm["valid_auc"]))
-    assert found.auc == max(best["valid_auc"])
+    assert result.auc == max(best["valid_auc"])
     # What 1,000 rows asked for, as strength over all rows.
-    assert found.l2 == pytest.approx(best["l2"] * 1_000 / len(prepared.train), rel=1e-2)
-    tables = [LogitTable(path) for path in sorted((tmp_path / "probe" / "arms").glob("*/valid"))]
+    assert result.l2 == pytest.approx(best["l2"] * 1_000 / len(prepared.train), rel=1e-2)
+    tables = [LogitTable(path) for path in sorted((out / "arms").glob("*/valid"))]
     assert len(tables) == 3
     for table in tables:
         table.check(prepared)
+    assert [max(table.logits_NM.shape) for table in finalists(out).values()] == [len(prepared.valid)]
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert go() == found
+    assert race(prepared, out, config).run(TWO_AT_A_TIME, quiet=True) == result
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
     with pytest.raises(InputError, match="belongs to other inputs"):
-        probe(
-            config, "fcn", model, SETTINGS, prepared, tmp_path / "probe", threads=2, device="cpu", quiet=True
-        )
+        race(prepared, out, config, threads=2).run(TWO_AT_A_TIME, quiet=True)
 
 
 def test_an_arm_goes_on_where_it_stopped(prepared: PreparedData, tmp_path: Path) -> None:
-    def go(epochs: int, out: Path) -> dict[str, Any]:
-        train = SETTINGS.model_copy(update={"max_epochs": epochs}).model_dump(mode="json")
-        return advance(str(prepared.path), "fcn", SMALL, train, epochs, 500, 1, "cpu", str(out))
+    def advance(epochs: int, out: Path) -> dict[str, Any]:
+        train = TRAINING.model_copy(update={"max_epochs": epochs}).model_dump(mode="json")
+        return train_arm(str(prepared.path), "fcn", SMALL, train, epochs, 500, 1, "cpu", str(out))
 
-    first = go(1, tmp_path / "one")
-    second = go(3, tmp_path / "one")
-    straight = go(3, tmp_path / "two")
+    first = advance(1, tmp_path / "stepwise")
+    second = advance(3, tmp_path / "stepwise")
+    straight = advance(3, tmp_path / "straight")
     assert first["aucs"] == second["aucs"][:1]
     assert second["aucs"] == straight["aucs"]
     assert len(second["aucs"]) == 3
 
 
 def test_a_cosine_is_one_curve_wherever_it_is_looked_at(prepared: PreparedData, tmp_path: Path) -> None:
-    settings = SETTINGS.model_copy(update={"schedule": "cosine", "max_epochs": 4, "patience": 9})
+    training = TRAINING.model_copy(update={"schedule": "cosine", "max_epochs": 4, "patience": 9})
     config = ProbeConfig(
-        strengths=(1.0, 1.0, 10.0), rungs=(2, 4), refinements=(), horizon_factors=(), dropouts=(), dim_factors=(),
+        strengths=(1.0, 1.0, 10.0),
+        rungs=(2, 4),
+        refinements=(),
+        horizon_factors=(),
+        dropouts=(),
+        dim_factors=(),
         max_rows=500,
-    )  # fmt: skip
-    probe(
-        config, "fcn", parse_model("fcn", SMALL), settings, prepared, tmp_path / "probe", threads=1, device="cpu",
-        workers=2, probe_rate=False, quiet=True,
-    )  # fmt: skip
+    )
+    probed = race(prepared, tmp_path / "probe", config, training=training, probe_rate=False)
+    probed.run(TWO_AT_A_TIME, quiet=True)
     arms = read_json(tmp_path / "probe" / "probe.json")["arms"]
     assert len(arms) == 2  # equal candidates are one
-    best = max(arms, key=lambda one: len(one["valid_auc"]))
+    best = max(arms, key=lambda arm: len(arm["valid_auc"]))
     assert len(best["valid_auc"]) == 4
-    stopped = advance(
-        str(prepared.path), "fcn", SMALL,
-        settings.model_copy(update={"l2": best["l2"], "seed": settings.seed}).model_dump(mode="json"),
-        4, 500, 1, "cpu", str(tmp_path / "straight"),
-    )  # fmt: skip
+    stopped = train_arm(
+        str(prepared.path),
+        "fcn",
+        SMALL,
+        training.model_copy(update={"l2": best["l2"]}).model_dump(mode="json"),
+        4,
+        500,
+        1,
+        "cpu",
+        str(tmp_path / "straight"),
+    )
     assert stopped["aucs"] == best["valid_auc"]
 
 
-def test_each_challenger_differs_from_the_best_in_one_setting() -> None:
-    config, best = ProbeConfig(), Arm(1e-3, 2e-3)
-    fcn, autoint = parse_model("fcn", {}), parse_model("autoint", {})
+def test_each_challenger_differs_from_the_best_in_one_setting(prepared: PreparedData, tmp_path: Path) -> None:
+    best, fcn = Arm(1e-3, 2e-3), parse_model("fcn", {})
 
-    def found(what: str, model: str = "fcn", settings: TrainConfig = SETTINGS) -> list[Arm]:
-        return challengers(what, config, best, settings, model, fcn if model == "fcn" else autoint)
+    def challengers(setting: str, model: str = "fcn", **changes: Any) -> list[Arm]:
+        defaults = {"model": model, "model_config": parse_model(model, {})}
+        return race(prepared, tmp_path, ProbeConfig(), **{**defaults, **changes}).challengers(setting, best)
 
-    assert found("learning_rate") == [replace(best, learning_rate=1e-3), replace(best, learning_rate=4e-3)]
-    assert found("horizon") == [replace(best, horizon=1.0), replace(best, horizon=4.0)]
-    assert found("horizon", settings=TrainConfig()) == []  # nothing is averaged
-    assert found("dropout") == [replace(best, dropout=0.0), replace(best, dropout=0.2)]
-    assert found("dim") == [replace(best, dim=8), replace(best, dim=32)]
-    odd = parse_model("fcn", {"dim": 2})
-    assert challengers("dim", config, best, SETTINGS, "fcn", odd) == [
-        replace(best, dim=4)
-    ]  # 1 can't be halved
-    assert challengers("dropout", config, best, SETTINGS, "lr", parse_model("lr", {})) == []
+    rates = [replace(best, learning_rate=1e-3), replace(best, learning_rate=4e-3)]
+    assert challengers("learning_rate") == rates
+    assert challengers("horizon") == [replace(best, horizon=1.0), replace(best, horizon=4.0)]
+    assert challengers("horizon", training=TrainConfig()) == []  # nothing is averaged
+    assert challengers("dropout") == [replace(best, dropout=0.0), replace(best, dropout=0.2)]
+    assert challengers("dim") == [replace(best, dim=8), replace(best, dim=32)]
+    small = parse_model("fcn", {"dim": 2})
+    assert challengers("dim", model_config=small) == [replace(best, dim=4)]  # 1 can't be halved
+    assert challengers("dropout", "lr") == []
     changed = replace(best, dropout=0.2, dim=8, horizon=3.0)
     assert changed.model_config("fcn", fcn) == parse_model(
         "fcn", {"dim": 8, "exponential_dropout": 0.2, "linear_dropout": 0.2}
     )
-    assert changed.train_config(SETTINGS).ema_epochs == (3.0,)
-    assert (
-        changed.train_config(SETTINGS).ema_warmup == 9.0 * 2.0 / 3.0
-    )  # else a young average would not know of it
+    assert changed.train_config(TRAINING).ema_epochs == (3.0,)
+    # Without it, a young average would not have the other horizon.
+    assert changed.train_config(TRAINING).ema_warmup == 9.0 * 2.0 / 3.0
     assert changed.train_config(TrainConfig()).ema_epochs == ()
     assert changed.name == "l2=0.001,learning_rate=0.002,horizon=3,dropout=0.2,dim=8"
 
@@ -188,19 +207,23 @@ def test_further_settings_are_challenged_where_there_is_time(
     prepared: PreparedData, tmp_path: Path, seconds: float | None
 ) -> None:
     config = ProbeConfig(
-        strengths=(10.0,), rungs=(1,), refinements=(), rate_factors=(2.0,), horizon_factors=(0.5,), dropouts=(0.3,),
-        dim_factors=(0.5, 2.0), confirm=0, max_rows=1_000,
-    )  # fmt: skip
-    found = probe(
-        config, "fcn", parse_model("fcn", SMALL), SETTINGS, prepared, tmp_path / "probe", threads=1, device="cpu",
-        workers=2, seconds=seconds, quiet=True,
-    )  # fmt: skip
+        strengths=(10.0,),
+        rungs=(1,),
+        refinements=(),
+        rate_factors=(2.0,),
+        horizon_factors=(0.5,),
+        dropouts=(0.3,),
+        dim_factors=(0.5, 2.0),
+        confirm=0,
+        max_rows=1_000,
+    )
+    result = race(prepared, tmp_path / "probe", config, seconds=seconds).run(TWO_AT_A_TIME, quiet=True)
     arms = read_json(tmp_path / "probe" / "probe.json")["arms"]
     if seconds == 0.0:
-        assert found.skipped == ("learning_rate", "horizon", "dropout", "dim")
+        assert result.skipped == ("learning_rate", "horizon", "dropout", "dim")
         assert len(arms) == 1
         return
-    assert found.skipped == ()
+    assert result.skipped == ()
     trained = sorted(path.name for path in (tmp_path / "probe" / "arms").iterdir())
     assert len(trained) == 6
     for setting, value in (("horizon", 1.0), ("dropout", 0.3), ("dim", 2)):
@@ -209,4 +232,4 @@ def test_further_settings_are_challenged_where_there_is_time(
     curves = [tuple(arm["valid_auc"]) for arm in arms]
     assert len(set(curves)) == len(curves)  # every change made a difference
     best = max(arms, key=lambda arm: max(arm["valid_auc"]))
-    assert (found.horizon, found.dropout, found.dim) == (best["horizon"], best["dropout"], best["dim"])
+    assert (result.horizon, result.dropout, result.dim) == (best["horizon"], best["dropout"], best["dim"])

@@ -243,6 +243,7 @@ def test_test_rows_are_never_read(prepared: PreparedData, tmp_path: Path) -> Non
         np.load(copy / "test" / "labels.npy")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_command_and_the_next_goes_on(
     prepared: PreparedData, tmp_path: Path, recap: Recap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,7 +296,7 @@ def test_the_command(
         "learning_rate": record.best.settings["train.learning_rate"],
     }
 
-    training = ["train", prepared.path, "--config", out / "best.toml", "--threads", 1, "--no-reference"]
+    training = ["train", prepared.path, "--config", out / "best.toml", "--threads", 1, "--no-baseline"]
     trained = recap(*training, "--out", tmp_path / "run", "--json", "-q")
     history = json.loads(trained.out)["history"]
     assert [epoch["valid_auc"] for epoch in history] == record.best.valid_aucs

@@ -18,6 +18,8 @@ from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.nn.weights import load_tensors
 from tests.conftest import contents
 
+pytestmark = pytest.mark.slow
+
 DRIVER = """
 import os, random, shutil, signal, sys, time
 from pathlib import Path
@@ -41,7 +43,7 @@ def work(out, settings, before=lambda: None):
     config = TrainConfig(batch_size=128, learning_rate=1e-2, max_epochs=2, **settings)
     before()
     (out.parent / f"{out.name}.ready").touch()
-    run(RunConfig("fcn", model, config, reference=False), PreparedData(data), out, quiet=True)
+    run(RunConfig("fcn", model, config, train_baseline=False), PreparedData(data), out, quiet=True)
 
 
 def attempt(out, settings, before=lambda: None, kill_after=None):

@@ -1,3 +1,5 @@
+"""The training loop: golden losses, the order of rows, the schedule, and what stops a run."""
+
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,8 +15,9 @@ from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.nn.weights import load_tensors
-from recap_ctr.training import loop as train_module
-from recap_ctr.training.loop import Epoch, Trainer, train
+from recap_ctr.training import loop
+from recap_ctr.training.loop import Trainer, train
+from recap_ctr.training.report import Epoch
 from tests.support.golden import GOLDEN, SMALL, first_losses, small_data
 from tests.support.golden import small_trainer as trainer
 
@@ -44,10 +47,10 @@ def test_an_epoch_takes_every_row_once_in_an_order_of_its_own(data: PreparedData
 
 
 def scripted(run: Trainer, aucs: list[float], monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, bool]]:
-    """Let validation report the given AUCs; return the learning rate after each epoch, and whether it was best."""
-    given = iter(aucs)
-    monkeypatch.setattr(train_module, "predict", lambda *_: np.zeros(len(run.data.valid), np.float32))
-    monkeypatch.setattr(metrics, "auc", lambda *_: next(given))
+    """Let validation report these AUCs; return the learning rate after each epoch, and whether it was best."""
+    reported = iter(aucs)
+    monkeypatch.setattr(loop, "predict", lambda *_: np.zeros(len(run.data.valid), np.float32))
+    monkeypatch.setattr(metrics, "auc", lambda *_: next(reported))
     seen = []
     for _ in aucs:
         better = run.end_epoch(0.0)
@@ -89,7 +92,7 @@ def test_constant_keeps_and_cosine_bends_the_rate(
     rates = []
     for share in (0.0, 0.5, 1.0):
         cosine.progress.step = round(share * 10 * cosine.steps_per_epoch)
-        rates.append(cosine._learning_rate())
+        rates.append(cosine.learning_rate())
     assert rates == pytest.approx([1e-3, (1e-3 + 1e-6) / 2, 1e-6])
 
 
@@ -97,7 +100,7 @@ def test_training_learns_and_ships_the_best_epoch(data: PreparedData, tmp_path: 
     config = TrainConfig(batch_size=256, l2=1e-4, max_epochs=4, learning_rate=5e-3)
     done = train("fcn", parse_model("fcn", SMALL), config, data, tmp_path, device=CPU, quiet=True)
 
-    aucs = [line.valid_auc for line in done.history]
+    aucs = [epoch.valid_auc for epoch in done.history]
     assert max(aucs) == aucs[done.best_epoch - 1] > 0.6
     again = metrics.auc(data.valid.labels, predict(done.model, data.valid, CPU))
     assert again == aucs[done.best_epoch - 1]
@@ -115,27 +118,29 @@ def test_the_average_is_what_is_validated(data: PreparedData, tmp_path: Path) ->
     )
 
 
-def test_epochs_are_told_and_may_stop_the_run_where_it_stands(data: PreparedData, tmp_path: Path) -> None:
+def test_epochs_are_passed_on_and_may_stop_the_run_where_it_stands(
+    data: PreparedData, tmp_path: Path
+) -> None:
     config = TrainConfig(batch_size=256, max_epochs=3, patience=3)
 
     def go(out: Path, stop_after: int | None = None) -> list[int]:
         out.mkdir(exist_ok=True)
-        told: list[int] = []
+        epochs: list[int] = []
 
-        def on_epoch(line: Epoch) -> None:
-            told.append(line.epoch)
-            if line.epoch == stop_after:
+        def on_epoch(epoch: Epoch) -> None:
+            epochs.append(epoch.epoch)
+            if epoch.epoch == stop_after:
                 raise InterruptedError
 
         model = parse_model("fcn", SMALL)
         with nullcontext() if stop_after is None else pytest.raises(InterruptedError):
             train("fcn", model, config, data, out, device=CPU, quiet=True, on_epoch=on_epoch)
-        return told
+        return epochs
 
     assert go(tmp_path / "whole") == [1, 2, 3]
     assert go(tmp_path / "stopped", 2) == [1, 2]
-    assert go(tmp_path / "stopped") == [1, 2, 3], "those of before are told again"
-    for name in (train_module.STATE, train_module.BEST):
+    assert go(tmp_path / "stopped") == [1, 2, 3], "earlier epochs are passed on again"
+    for name in (loop.STATE, loop.BEST):
         assert [tensor.tolist() for tensor in load_tensors(tmp_path / "whole" / name)[0].values()] == [
             tensor.tolist() for tensor in load_tensors(tmp_path / "stopped" / name)[0].values()
         ]

@@ -68,8 +68,8 @@ def test_exact_is_dense_adam_on_the_whole_loss(l2: float, net_l2: float, clip: f
         total.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(reference.parameters(), clip)
         optimiser.step()
-    for (name, one), other in zip(ours.named_parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-5, msg=name)
+    for (name, weight), other in zip(ours.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(weight, other, atol=2e-6, rtol=1e-5, msg=name)
 
 
 def test_fast_equals_exact_where_every_row_is_touched() -> None:
@@ -160,9 +160,9 @@ def test_lazy_average_equals_dense_average(touches: list[list[int]], beta: float
         dense.after_step(step)
         if step % 7 == 0:
             lazy.settle()  # reading must not disturb what follows
-    one, other = lazy.settle().state_dict(), dense.settle().state_dict()
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], atol=1e-6, rtol=1e-5)
+    settled, reference = lazy.settle().state_dict(), dense.settle().state_dict()
+    for name in settled:
+        torch.testing.assert_close(settled[name], reference[name], atol=1e-6, rtol=1e-5)
 
 
 def test_average_starts_as_a_copy_and_follows_the_recurrence() -> None:

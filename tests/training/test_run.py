@@ -20,7 +20,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from recap_ctr.axes.predict import predict
 from recap_ctr.config import TrainConfig
-from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource, Source
 from recap_ctr.data.split import Split
@@ -31,10 +31,10 @@ from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.schema import Schema
 from recap_ctr.storage.locks import locked
-from recap_ctr.training import loop as train_module
-from recap_ctr.training import run as runs
+from recap_ctr.training import loop
 from recap_ctr.training.loop import train
-from recap_ctr.training.run import RunConfig, is_finished, read_report, run
+from recap_ctr.training.report import REPORT, RunReport, read_report
+from recap_ctr.training.run import RunConfig, is_finished, run
 from tests.conftest import contents
 from tests.support.training_state import bits
 
@@ -80,9 +80,9 @@ class TestReport:
 
     def test_its_history_is_that_of_the_run(self, report: dict[str, Any], finished: Path) -> None:
         history = report["history"]
-        assert [line["epoch"] for line in history] == [1, 2]
-        assert [line["step"] for line in history] == [10, 20]
-        assert history[report["best_epoch"] - 1]["valid_auc"] == max(line["valid_auc"] for line in history)
+        assert [epoch["epoch"] for epoch in history] == [1, 2]
+        assert [epoch["step"] for epoch in history] == [10, 20]
+        assert history[report["best_epoch"] - 1]["valid_auc"] == max(epoch["valid_auc"] for epoch in history)
         with (finished / "history.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
         read = [{key: float(value) if value else None for key, value in row.items()} for row in rows]
@@ -94,18 +94,18 @@ class TestReport:
         artifact = load_artifact(finished)
         assert report["parameters"] == sum(weight.numel() for weight in artifact.model.parameters())
         for name, shard in (("valid", prepared.valid), ("test", prepared.test)):
-            found, raw = report["metrics"][name], predict(artifact.model, shard, CPU)
+            figures, raw = report["metrics"][name], predict(artifact.model, shard, CPU)
             rate = shard.labels.mean()
-            assert found["rows"] == len(shard)
-            assert found["base_rate"] == pytest.approx(rate)
-            assert found["base_rate_logloss"] == pytest.approx(
+            assert figures["rows"] == len(shard)
+            assert figures["base_rate"] == pytest.approx(rate)
+            assert figures["base_rate_logloss"] == pytest.approx(
                 log_loss(shard.labels, np.full(len(shard), rate))
             )
             for kind, logits in (("raw", raw), ("calibrated", artifact.calibration.apply(raw))):
                 scores = sigmoid(logits)
-                assert found[kind]["auc"] == pytest.approx(roc_auc_score(shard.labels, scores), abs=1e-9)
-                assert found[kind]["logloss"] == pytest.approx(log_loss(shard.labels, scores), abs=1e-9)
-            assert sum(line["rows"] for line in found["reliability"]) == len(shard)
+                assert figures[kind]["auc"] == pytest.approx(roc_auc_score(shard.labels, scores), abs=1e-9)
+                assert figures[kind]["logloss"] == pytest.approx(log_loss(shard.labels, scores), abs=1e-9)
+            assert sum(line["rows"] for line in figures["reliability"]) == len(shard)
             assert 0.4 < report["reference"]["logistic regression"][name]["auc"] < 1
         # Calibration is fitted on the validation rows: there it takes the mean to the base rate.
         valid = report["metrics"]["valid"]
@@ -115,22 +115,24 @@ class TestReport:
     def test_the_artifact_says_the_same(self, report: dict[str, Any], finished: Path) -> None:
         manifest = load_artifact(finished).manifest
         assert manifest["calibration"] == report["calibrated_by"]
-        for name, found in report["metrics"].items():
+        for name, figures in report["metrics"].items():
             assert manifest["metrics"][name] == {
-                k: v for k, v in found.items() if not k.startswith("reliability")
+                k: v for k, v in figures.items() if not k.startswith("reliability")
             }
         assert manifest["training"] == report["train"] | {"best_epoch": report["best_epoch"]}
         assert manifest["data"]["fingerprint"] == report["data"]["fingerprint"]
 
 
 class TestVariants:
-    def run(self, config: RunConfig, data: PreparedData, out: Path, **changes: Any) -> dict[str, Any]:
+    def run(self, config: RunConfig, data: PreparedData, out: Path, **changes: Any) -> RunReport:
         return run(dataclasses.replace(config, **changes), data, out, quiet=True)
 
     def test_isotonic(self, run_config: RunConfig, prepared: PreparedData, tmp_path: Path) -> None:
-        report = self.run(run_config, prepared, tmp_path / "run", calibration="isotonic", reference=False)
-        assert report["calibrated_by"] == {"kind": "isotonic"}
-        assert report["reference"] is None
+        report = self.run(
+            run_config, prepared, tmp_path / "run", calibration="isotonic", train_baseline=False
+        )
+        assert report.calibrated_by == {"kind": "isotonic"}
+        assert report.reference is None
         assert isinstance(load_artifact(tmp_path / "run").calibration, IsotonicCalibration)
 
     def test_without_test_rows_and_with_groups_of_one_row(
@@ -143,12 +145,12 @@ class TestVariants:
             "valid": FrameSource(click_log.tail(500)),
         }
         preparation = Preparation(schema, rows, Split(kind="files"))
-        data, _ = prepare(preparation, tmp_path / "data", quiet=True)
+        data, _ = write_prepared_data(preparation, tmp_path / "data", quiet=True)
         report = self.run(run_config, data, tmp_path / "run")
-        assert report["metrics"].keys() == {"valid"}
-        assert report["metrics"]["valid"]["raw"]["group_auc"] is None
+        assert report.metrics.test is None and report.metrics.split == "valid"
+        assert report.metrics.valid.raw.group_auc is None
 
-    def test_a_loss_that_is_no_number_is_told(
+    def test_a_loss_that_is_no_number_is_an_error(
         self, run_config: RunConfig, prepared: PreparedData, tmp_path: Path
     ) -> None:
         settings = run_config.train.model_copy(update={"learning_rate": 1e30, "clip": 1e30})
@@ -176,7 +178,7 @@ class TestOutput:
         before = contents(finished)
         assert run(run_config, prepared, finished) == read_report(finished)
         assert contents(finished) == before
-        assert "finished; nothing to do" in capsys.readouterr().err
+        assert "is up to date" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("changes", "named"),
@@ -201,7 +203,7 @@ class TestOutput:
         assert contents(finished) == before
 
     @pytest.mark.parametrize(
-        "changes", [{"calibration": "isotonic", "negative_rate": 0.5}, {"reference": False}]
+        "changes", [{"calibration": "isotonic", "negative_rate": 0.5}, {"train_baseline": False}]
     )
     def test_what_only_finishes_a_run_does_not_train_it_again(
         self,
@@ -217,12 +219,12 @@ class TestOutput:
         assert not is_finished(copy, other)
         report = run(other, prepared, copy, quiet=True)
         assert is_finished(copy, other) and not is_finished(copy, run_config)
-        assert report["history"] == before["history"]
+        assert report.history == before.history
         assert (copy / "artifact" / "model.safetensors").read_bytes() == weights
-        assert (report["reference"] is None) == (not other.reference)
-        assert (report["calibration"], report["negative_rate"]) == (other.calibration, other.negative_rate)
+        assert (report.reference is None) == (not other.train_baseline)
+        assert (report.calibration, report.negative_rate) == (other.calibration, other.negative_rate)
         back = run(run_config, prepared, copy, quiet=True)
-        assert back["metrics"] == before["metrics"] and back["calibrated_by"] == before["calibrated_by"]
+        assert back.metrics == before.metrics and back.calibrated_by == before.calibrated_by
 
     def test_other_data_are_refused_unless_forced(
         self,
@@ -233,7 +235,7 @@ class TestOutput:
         tmp_path: Path,
     ) -> None:
         copy = Path(shutil.copytree(finished, tmp_path / "run"))
-        data, _ = prepare(
+        data, _ = write_prepared_data(
             Preparation(click_schema, {"all": FrameSource(click_log.head(1_000))}),
             tmp_path / "data",
             quiet=True,
@@ -241,8 +243,8 @@ class TestOutput:
         with pytest.raises(InputError, match=r"changed: data"):
             run(run_config, data, copy, quiet=True)
         report = run(run_config, data, copy, force=True, quiet=True)
-        assert report["data"]["fingerprint"] == load_artifact(copy).manifest["data"]["fingerprint"]
-        assert report["data"]["splits"]["train"]["rows"] == 800
+        assert report.data.fingerprint == load_artifact(copy).manifest["data"]["fingerprint"]
+        assert report.data.splits["train"].rows == 800
 
     def test_what_is_not_ours_is_never_touched(
         self, prepared: PreparedData, run_config: RunConfig, tmp_path: Path
@@ -285,12 +287,12 @@ def uninterrupted(
     prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[TrainConfig, dict[str, bytes]]:
     torch.set_num_threads(1)
-    found = {}
+    states = {}
     for config in MODES:
         out = tmp_path_factory.mktemp("whole")
         train("fcn", TINY, config, prepared, out, device=CPU, quiet=True)
-        found[config] = bits(out)
-    return found
+        states[config] = bits(out)
+    return states
 
 
 @settings(deadline=None, max_examples=12, derandomize=True)
@@ -311,7 +313,7 @@ def test_interrupted_at_any_step_it_ends_with_the_same_bits(
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("interrupted")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_module, "SAVE_SECONDS", -1.0 if often else 1e9)
+        patch.setattr(loop, "SAVE_SECONDS", -1.0 if often else 1e9)
         for stop in steps:
 
             def interrupt(step: int, stop: int = stop) -> None:
@@ -343,7 +345,7 @@ def test_interrupted_while_the_artifact_is_written_it_ends_with_the_same_bits(
             patch.setattr(artifact, part, interrupt)
             with pytest.raises(KeyboardInterrupt):
                 run(run_config, prepared, tmp_path / "run", quiet=True)
-        assert not (tmp_path / "run" / runs.REPORT).exists()
+        assert not (tmp_path / "run" / REPORT).exists()
         with pytest.raises(InputError, match=r"holds no artifact|is an unfinished run"):
             load_artifact(tmp_path / "run")
     run(run_config, prepared, tmp_path / "run", quiet=True)
@@ -351,7 +353,7 @@ def test_interrupted_while_the_artifact_is_written_it_ends_with_the_same_bits(
         assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
 
 
-def test_a_finished_run_whose_artifact_is_gone_packs_it_anew(
+def test_a_finished_run_whose_artifact_is_gone_is_packed_again(
     finished: Path, prepared: PreparedData, run_config: RunConfig, tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(finished, tmp_path / "run"))

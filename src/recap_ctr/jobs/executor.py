@@ -6,9 +6,10 @@ its arguments as JSON, so it can be run again after a crash, by hand or on anoth
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
-from recap_ctr.jobs.progress import board
+from recap_ctr.jobs.progress import board, sent_to
 from recap_ctr.plugins import resolve
 
 
@@ -21,10 +22,15 @@ class Job:
     arguments: dict[str, Any]
 
     def __post_init__(self) -> None:
-        if resolve(self.dotted_name) is not self.function:
-            raise ValueError(
-                f"another process could not find {self.dotted_name}: it is not a module's function"
+        """Refuse what another process could not import, such as a lambda, a method or a function of a script."""
+        try:
+            found_again = (
+                self.function.__module__ != "__main__" and resolve(self.dotted_name) is self.function
             )
+        except AttributeError:
+            found_again = False
+        if not found_again:
+            raise ValueError(f"job {self.name}: {self.dotted_name} is not a function of a module")
 
     @property
     def dotted_name(self) -> str:
@@ -70,7 +76,8 @@ class InThisProcess:
         results = []
         with board(title, len(jobs), quiet=quiet) as shown:
             for index, job in enumerate(jobs):
-                results.append(job.function(**job.arguments))
+                with sent_to(partial(shown.receive, job.name)):
+                    results.append(job.function(**job.arguments))
                 shown.finish(job.name)
                 if done is not None:
                     done(index, results[-1])

@@ -75,10 +75,8 @@ class LocalProcesses:
 def _receive(job: Job, index: int, event: dict[str, Any], shown: Board, results: dict[int, Any]) -> None:
     """Show what a job reports, keep its result, or raise the error that it met."""
     match event["kind"]:
-        case "progress":
-            shown.progress(job.name, event["done"], event["total"], event["note"])
-        case "say":
-            shown.relay(job.name, event["text"])
+        case "progress" | "say":
+            shown.receive(job.name, event)
         case "result":
             results[index] = event["value"]
         case "input error":

@@ -33,11 +33,13 @@ def side_by_side(threads: int, device: str) -> int:
 
 
 def pick_device(name: str | None = None) -> str:
-    """Return the device to compute on: the named one, if it works here, or cuda if there is one, else cpu."""
+    """Return the device to compute on: the named one, if it works here; by default the first of cuda, mps and cpu."""
     import torch
 
     if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
     if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
         raise InputError(f"no device {name!r}", fix="choose cpu, cuda or mps")
     try:

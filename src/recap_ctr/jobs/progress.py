@@ -17,14 +17,21 @@ _COLUMNS = (
     TextColumn("{task.fields[note]}"),
     TimeRemainingColumn(),
 )
-_send: Callable[[dict[str, Any]], None] | None = None
+Send = Callable[[dict[str, Any]], None]
+"""What takes progress and messages as events, which JSON can hold."""
+_send: Send | None = None
 _brief = False
 
 
-def send_to(send: Callable[[dict[str, Any]], None]) -> None:
-    """Send progress and messages as events to the parent process from now on, instead of showing them here."""
+@contextmanager
+def sent_to(send: Send) -> Iterator[None]:
+    """Send progress and messages as events, instead of showing them here, while this context is open."""
     global _send
-    _send = send
+    before, _send = _send, send
+    try:
+        yield
+    finally:
+        _send = before
 
 
 @contextmanager
@@ -108,6 +115,7 @@ class Board:
 
     def __init__(self, title: str, num_jobs: int, *, quiet: bool = False) -> None:
         self._quiet, self._title, self._num_jobs = quiet, title, num_jobs
+        self._send = _send  # Not that of the jobs, which may send their events to this board.
         self._finished = 0
         self._tasks: dict[str, TaskID] = {}
         self._bars: Progress | None = None
@@ -116,13 +124,17 @@ class Board:
             self._all = self._bars.add_task(title, total=num_jobs, note=f"0 of {num_jobs}")
             self._bars.start()
 
-    def progress(self, name: str, done: float, total: float | None, note: str) -> None:
-        """Show how far the job `name` is."""
-        if self._bars is None:
-            return
-        if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(f"  {name}", total=total, note="")
-        self._bars.update(self._tasks[name], completed=done, total=total, note=note)
+    def receive(self, name: str, event: dict[str, Any]) -> None:
+        """Show the event of the job `name`: how far it is, or its message."""
+        if event["kind"] == "say":
+            if not _brief:
+                self.say(f"{name}: {event['text']}")
+        elif self._bars is not None:
+            if name not in self._tasks:
+                self._tasks[name] = self._bars.add_task(f"  {name}", total=event["total"], note="")
+            self._bars.update(
+                self._tasks[name], completed=event["done"], total=event["total"], note=event["note"]
+            )
 
     def say(self, text: str) -> None:
         """Show a message above the bars."""
@@ -131,12 +143,7 @@ class Board:
         if self._bars is not None:
             self._bars.console.print(text, markup=False, highlight=False)
         else:
-            say(text)
-
-    def relay(self, name: str, text: str) -> None:
-        """Show a message of the job `name`."""
-        if not _brief:
-            self.say(f"{name}: {text}")
+            _say(text, self._send)
 
     def finish(self, name: str) -> None:
         """Count the job `name` as done."""
@@ -168,7 +175,11 @@ def board(title: str, num_jobs: int, *, quiet: bool = False) -> Iterator[Board]:
 
 def say(text: str) -> None:
     """Show a message on standard error, which leaves standard output to results."""
-    if _send is not None:
-        _send({"kind": "say", "text": text})
+    _say(text, _send)
+
+
+def _say(text: str, send: Send | None) -> None:
+    if send is not None:
+        send({"kind": "say", "text": text})
     else:
         print(text, file=sys.stderr, flush=True)

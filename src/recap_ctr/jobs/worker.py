@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from recap_ctr.errors import InputError
-from recap_ctr.jobs import progress
+from recap_ctr.jobs.progress import sent_to
 from recap_ctr.plugins import resolve
 
 
@@ -28,9 +28,9 @@ def main() -> int:
         out.write(json.dumps(event) + "\n")
         out.flush()
 
-    progress.send_to(send)
     try:
-        value = resolve(job["function"])(**job["arguments"])
+        with sent_to(send):
+            value = resolve(job["function"])(**job["arguments"])
     except InputError as error:
         send({"kind": "input error", "message": error.message, "fix": error.fix})
         return 2

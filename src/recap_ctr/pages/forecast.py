@@ -1,10 +1,29 @@
-"""The sentences that tell what a forecast of teachers, routes and averaging means."""
+"""The sentences that say what a forecast of teachers, routes and averaging means, and how good it was."""
 
 from recap_ctr.diagnose.measure import Estimate
 from recap_ctr.diagnose.results import MIN_TEACHER_GAIN, AxisChoice, Forecast, ProbeArms
 
+STUDENT_NOTE = (
+    "The figures of teachers are those of their ensemble; what a student keeps of its gain is not known before the"
+    " student is trained."
+)
 
-def sentences(forecast: Forecast) -> list[str]:
+
+def forecast_notes(runs: int, directions: int) -> tuple[str, ...]:
+    """Return what to keep in mind about a forecast from `runs` runs.
+
+    `directions` is the number of independent directions in which two runs are assumed to differ.
+    """
+    if runs > 2:
+        return (STUDENT_NOTE,)
+    return (
+        "Two runs can't show how much others would disagree: the intervals assume that runs differ in"
+        f" {directions} independent directions, and take the level of one run from these two alone.",
+        STUDENT_NOTE,
+    )
+
+
+def forecast_sentences(forecast: Forecast) -> list[str]:
     """Return what a forecast means, the notes on it included."""
     # With fewer than two teachers recommended, the smallest ensemble shows what teachers would gain.
     ensemble = forecast.teachers[max(forecast.choice["teachers"], 2) - 1]
@@ -18,6 +37,17 @@ def sentences(forecast: Forecast) -> list[str]:
         _recommendation(forecast),
         *forecast.notes,
     ]
+
+
+def check_sentence(metric: str, teachers: int, runs: int, expected: Estimate, measured: float) -> str:
+    """Return how good the forecast of a metric, logloss or AUC, was for the mean of `teachers` teachers."""
+    digits, scale = (3, 100.0) if metric == "AUC" else (5, 1.0)
+    low, high = (expected.value if end is None else end for end in (expected.runs_low, expected.runs_high))
+    return (
+        f"{metric} of {teachers} teachers, on validation: forecast from {runs} runs"
+        f" {with_interval_over_runs(expected, digits, scale)}, measured {scale * measured:.{digits}f}:"
+        f" {'inside' if low <= measured <= high else 'outside'}."
+    )
 
 
 def with_interval_over_runs(estimate: Estimate, digits: int, scale: float = 1.0) -> str:

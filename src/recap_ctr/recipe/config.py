@@ -1,6 +1,7 @@
 """What `recap fit` does: the recipe's settings, its presets, and the training that follows from them."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -98,15 +99,24 @@ def recipe_config(preset: str, settings: dict[str, Any], origin: str) -> RecipeC
     """Return a preset with `settings` on top of it, table by table; errors name `origin`."""
     if preset not in PRESETS:
         raise InputError(f"no preset {preset!r}", fix=f"choose from {', '.join(PRESETS)}")
-    merged = dict(PRESETS[preset])
-    for key, value in settings.items():
-        default = merged.get(key)
-        merged[key] = {**default, **value} if isinstance(default, dict) and isinstance(value, dict) else value
-    config = parse(RecipeConfig, merged, origin)
+    config = parse(RecipeConfig, merge_settings(PRESETS[preset], settings), origin)
     for student in config.students:  # Check models by name and settings before any work is done for them.
         config.model_config_of(student)
     parse_model(config.teacher_model, config.teacher_settings)
     return config
+
+
+def merge_settings(base: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `settings` on top, table by table.
+
+    >>> merge_settings({"teachers": 5, "train": {"patience": 3}}, {"train": {"max_epochs": 9}})
+    {'teachers': 5, 'train': {'patience': 3, 'max_epochs': 9}}
+    """
+    merged = dict(base)
+    for key, value in settings.items():
+        is_table = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = {**merged[key], **value} if is_table else value
+    return merged
 
 
 def batch_size(rows: int) -> int:

@@ -16,7 +16,7 @@ from recap_ctr.jobs.executor import Executor
 from recap_ctr.jobs.machine import pick_device
 from recap_ctr.jobs.progress import say
 from recap_ctr.pages.run import page
-from recap_ctr.recipe.config import RecipeConfig, recipe_config
+from recap_ctr.recipe.config import RecipeConfig, merge_settings, recipe_config
 from recap_ctr.recipe.estimator_grid import read_diagnosis
 from recap_ctr.recipe.forecast import check_forecast
 from recap_ctr.recipe.stages import Recipe, Runner
@@ -80,8 +80,9 @@ def fit(
     teachers and epochs are cut to fit it. All stages, the report, a page and the artifact are in the directory `out`.
     Interrupted anywhere, the same call goes on; with other settings, only the stages that they touch are redone.
 
-    `threads` are those of one run. `device` is cpu, cuda or mps; by default cuda if there is one, else cpu. `executor`
-    runs the jobs; by default local processes. `command` is quoted on the page as the way to make it again.
+    `threads` are those of one run. `device` is cpu, cuda or mps; by default the fastest that the machine has: cuda,
+    then mps, then cpu. `executor` runs the jobs; by default local processes. `command` is quoted on the page as the
+    way to make it again.
     """
     directory = Path(out)
     recipe = _recipe_config(config, preset, settings or {})
@@ -124,19 +125,6 @@ def _recipe_config(
     return recipe_config(preset, values, str(config or "fit"))
 
 
-def merge_settings(base: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `settings` on top, table by table.
-
-    >>> merge_settings({"teachers": 5, "train": {"patience": 3}}, {"train": {"max_epochs": 9}})
-    {'teachers': 5, 'train': {'patience': 3, 'max_epochs': 9}}
-    """
-    merged = dict(base)
-    for key, value in settings.items():
-        is_table = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = {**merged[key], **value} if is_table else value
-    return merged
-
-
 def _refuse_streams(data: RawTable | PreparedData) -> None:
     """Refuse a pipe, which can be read only once: schema and fingerprint are needed before the rows."""
     names = [data] if isinstance(data, str | Path) else data if isinstance(data, list | tuple) else []
@@ -164,6 +152,7 @@ def prepare_for_fit(
         if label is not None or schema is not None or split is not None:
             raise InputError("--label, --schema and --split are for raw files", fix="remove them")
         return prepared
+    assert not isinstance(data, PreparedData)  # Those were returned above.
     table = open_table(data, label=label, schema=schema)
     if table.inferred is not None:
         with atomic_file(out / "schema.toml") as file:

@@ -234,7 +234,7 @@ class Recipe:
         return self.runner.probe(
             self._race(
                 self.probe_directory,
-                self._open_questions(),
+                self.open_questions(),
                 self.config.teacher_model,
                 self.teacher_model_config,
                 self.teacher_training,
@@ -255,10 +255,10 @@ class Recipe:
         if self._probe_seconds is not None:
             inputs["seconds"] = self._probe_seconds
         return self._race_directory(
-            "probe", self._open_questions(), config.teacher_model, self.teacher_training, inputs
+            "probe", self.open_questions(), config.teacher_model, self.teacher_training, inputs
         )
 
-    def _open_questions(self) -> ProbeConfig:
+    def open_questions(self) -> ProbeConfig:
         """Return the probe without what the user has decided, for teachers or for the student."""
         config = self.config
         training = {**config.train, **config.teacher_train}

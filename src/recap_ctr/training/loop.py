@@ -167,7 +167,7 @@ class Trainer:
                 f"the loss became {value} at step {self.progress.step + 1}",
                 fix=DIVERGED,
             )
-        self.update.step(self._learning_rate())
+        self.update.step(self.learning_rate())
         self.progress.step += 1
         self.progress.loss_sum += value
         return len(batch.labels_B)
@@ -180,7 +180,8 @@ class Trainer:
                 if begins:
                     model.begin_epoch()
 
-    def _learning_rate(self) -> float:
+    def learning_rate(self) -> float:
+        """Return the learning rate of the next step."""
         if self.config.schedule != "cosine":
             return self.progress.learning_rate
         share = self.progress.step / (self.steps_per_epoch * self.config.max_epochs)
@@ -191,7 +192,7 @@ class Trainer:
         """Validate, then let the schedule decide; return whether this is the best epoch so far."""
         progress, config = self.progress, self.config
         (auc, loss), beta, self.selected = max(
-            ((self._validate(model), beta, model) for beta, model in self._candidates()),
+            ((self.validate(model), beta, model) for beta, model in self._candidates()),
             key=lambda candidate: candidate[0][0],
         )
         epoch = len(progress.history) + 1
@@ -199,13 +200,13 @@ class Trainer:
             Epoch(
                 epoch=epoch,
                 step=progress.step,
-                learning_rate=self._learning_rate(),
+                learning_rate=self.learning_rate(),
                 train_loss=progress.loss_sum / self.steps_per_epoch,
                 valid_auc=auc,
                 valid_logloss=loss,
                 beta=beta,
                 seconds=seconds,
-                raw_auc=self._validate(self.model)[0] if self.averages else None,
+                raw_auc=self.validate(self.model)[0] if self.averages else None,
             )
         )
         progress.loss_sum = 0.0
@@ -244,7 +245,7 @@ class Trainer:
         for start in range(0, len(rows) - 1, size):  # A last batch of one row has no variance.
             yield to_inputs(self.data.train.batch(np.sort(rows[start : start + size])), self.device)
 
-    def _validate(self, model: nn.Module) -> tuple[float, float]:
+    def validate(self, model: nn.Module) -> tuple[float, float]:
         """Return AUC and logloss on the validation rows."""
         valid = self.data.valid
         logits = predict(model, valid, self.device)

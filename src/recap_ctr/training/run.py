@@ -116,6 +116,7 @@ class RunConfig:
     """Routes that share all but their last steps, random ones, or those late ones that do best on validation."""
 
     def __post_init__(self) -> None:
+        negative_rate_shift(self.negative_rate)  # It refuses an impossible rate.
         if self.routes < 1:
             raise InputError(f"{self.routes} routes: at least one is needed")
         if self.routes > 1 and not isinstance(self.model_config, RecapConfig):
@@ -226,24 +227,8 @@ def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, 
     report = RunReport(
         kind="report",
         format=1,
-        data=DataSummary(
-            name=data.name,
-            fingerprint=data.fingerprint,
-            splits={
-                name: SplitCount(rows=split["rows"], positives=split["positives"])
-                for name, split in data.manifest["splits"].items()
-            },
-        ),
-        model=ModelSummary(name=config.model, config=config.model_config.model_dump(mode="json")),
-        train=config.train,
-        threads=config.threads,
-        device=config.device,
-        teachers=[table_checksum(path) for path in config.teachers],
-        calibration=config.calibration,
-        negative_rate=config.negative_rate,
+        **_origin(config, data),
         reference=baseline,
-        routes=RouteSummary(count=config.routes, choice=config.route_choice),
-        parameters=count_parameters(config.model, config.model_config, data.layout),
         calibrated_by=calibration.to_dict() if config.calibration == "affine" else {"kind": "isotonic"},
         metrics=measured,
         metrics_by_routes=by_routes,
@@ -257,6 +242,26 @@ def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, 
     )
     write_report(out, report)
     return report
+
+
+def _origin(config: RunConfig, data: PreparedData) -> dict[str, Any]:
+    """Return the part of a report that says what decided the run: the data and the config."""
+    splits = {
+        name: SplitCount(rows=split["rows"], positives=split["positives"])
+        for name, split in data.manifest["splits"].items()
+    }
+    return {
+        "data": DataSummary(name=data.name, fingerprint=data.fingerprint, splits=splits),
+        "model": ModelSummary(name=config.model, config=config.model_config.model_dump(mode="json")),
+        "train": config.train,
+        "threads": config.threads,
+        "device": config.device,
+        "teachers": [table_checksum(path) for path in config.teachers],
+        "calibration": config.calibration,
+        "negative_rate": config.negative_rate,
+        "routes": RouteSummary(count=config.routes, choice=config.route_choice),
+        "parameters": count_parameters(config.model, config.model_config, data.layout),
+    }
 
 
 def is_finished(out: Path, config: RunConfig) -> bool:

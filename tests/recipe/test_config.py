@@ -1,0 +1,106 @@
+"""The recipe's settings: presets, checks, and the training that follows from them."""
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from recap_ctr.errors import InputError
+from recap_ctr.recipe.config import (
+    PRESETS,
+    RecipeConfig,
+    batch_size,
+    merge_settings,
+    recipe_config,
+    training_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "nothing"}, "no model 'nothing'"),
+        ({"teacher_model": "nothing"}, "no model 'nothing'"),
+        ({"routes": 0}, "routes"),
+        ({"seed": 1000}, "seed"),
+        ({"train": {"l2": 1.0}}, r"l2 is a setting of the recipe itself: move it out of \[train\]"),
+        ({"teacher_train": {"seed": 1}}, r"move it out of \[teacher_train\]"),
+        ({"probe": {"strength": [1.0]}}, "unknown setting"),
+        ({"model_settings": {"size": 3}}, "unknown setting"),
+        ({"teacher_settings": {"size": 3}}, "unknown setting"),
+    ],
+)
+def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        recipe_config("default", settings, "test")
+
+
+def test_settings_of_training_are_checked_too() -> None:
+    with pytest.raises(InputError, match="epochs"):
+        training_of(recipe_config("default", {"train": {"epochs": 1}}, "test"), 1_000)
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(InputError, match=r"no preset 'best'\n  fix: choose from default, paper"):
+        recipe_config("best", {}, "test")
+
+
+def test_settings_change_single_keys_of_a_presets_tables() -> None:
+    config = recipe_config("paper", {"train": {"max_epochs": 3}, "teachers": 1}, "test")
+    assert config.train == {**PRESETS["paper"]["train"], "max_epochs": 3}
+    assert config.teachers == 1
+    assert PRESETS["paper"]["train"]["max_epochs"] == 20, "the preset itself is unchanged"
+
+
+def test_merging_leaves_both_sides_unchanged() -> None:
+    base, settings = (
+        {"train": {"patience": 3}, "l2": 0.1},
+        {"train": {"patience": 4}, "probe": {"rungs": [1]}},
+    )
+    assert merge_settings(base, settings) == {"train": {"patience": 4}, "l2": 0.1, "probe": {"rungs": [1]}}
+    assert base == {"train": {"patience": 3}, "l2": 0.1}
+
+
+def test_the_papers_preset_is_what_the_paper_states() -> None:
+    config = recipe_config("paper", {"teachers": 3}, "test")
+    student, teacher = training_of(config, 10**6), training_of(config, 10**6, teacher=True)
+    assert config.teachers == 3 and PRESETS["paper"]["teachers"] == 5
+    assert student.ema == 0.9995 and student.kd_weight == 1.0 and not student.ema_epochs
+    assert teacher.ema is None and not teacher.ema_epochs and teacher.schedule == "plateau"
+    model_config = config.model_config_of("recap").model_dump()
+    assert (model_config["num_adapters"], model_config["lora_rank"]) == (8, 96)
+
+
+def test_the_papers_preset_survives_toml() -> None:
+    config = recipe_config("paper", {}, "test")
+    back = recipe_config("default", tomllib.loads(config.to_toml()), "test")
+    assert back == config
+    assert training_of(back, 10**6, teacher=True).ema is None
+
+
+def test_a_model_of_the_teachers_kind_is_built_like_them() -> None:
+    config = recipe_config("default", {"teacher_settings": {"dim": 8}, "model_settings": {"dim": 4}}, "test")
+    dims = [getattr(config.model_config_of(name), "dim", None) for name in ("fcn", "recap", "qnn")]
+    assert dims == [8, 4, 16]
+    student = recipe_config("default", {"model": "fcn", "teacher_settings": {"dim": 8}}, "test")
+    assert getattr(student.model_config_of("fcn"), "dim", None) == 16
+
+
+def test_auto_has_two_students() -> None:
+    assert RecipeConfig(model="auto").students == ("recap", "fcn")
+    assert RecipeConfig().students == ("recap",)
+
+
+def test_small_data_get_small_batches() -> None:
+    sizes = [batch_size(rows) for rows in (10, 10_000, 50_000, 200_000, 10**8)]
+    assert sizes == sorted(sizes) and sizes[0] == 128 and sizes[-1] == 4096
+
+
+def test_teachers_ignore_what_only_students_use() -> None:
+    config = recipe_config(
+        "default", {"train": {"kd_weight": 0.5, "patience": 7}, "teacher_train": {"patience": 9}}, "test"
+    )
+    student, teacher = training_of(config, 10_000), training_of(config, 10_000, teacher=True)
+    assert (student.kd_weight, student.patience) == (0.5, 7)
+    assert (teacher.kd_weight, teacher.patience) == (1.0, 9)
+    assert student.schedule == teacher.schedule == "constant"

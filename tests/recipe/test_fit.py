@@ -1,0 +1,151 @@
+"""The headline call: from a data frame, a file or prepared data to one model, and what it refuses."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import tomli_w
+
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
+from recap_ctr.jobs.executor import InThisProcess
+from recap_ctr.recipe.config import RecipeConfig
+from recap_ctr.recipe.fit import FitResult, fit
+from recap_ctr.training.report import FitReport, read_report
+from tests.conftest import Recap, contents
+from tests.support.tiny_recipe import TINY
+
+CPU: dict[str, Any] = {"device": "cpu", "threads": 1, "executor": InThisProcess()}
+NO_TEACHERS = {**TINY, "teachers": 0}
+
+
+def is_whole(result: FitResult) -> None:
+    """Check that a result names files that exist, and a report that can be read."""
+    assert read_report(result.out) == result.report
+    assert isinstance(result.report, FitReport)
+    assert result.artifact == result.out / "artifact"
+    assert result.page.is_file() and result.page.suffix == ".html"
+    assert result.summary and result.forecast_check == []
+
+
+def test_a_data_frame_is_fitted_once_and_quietly(
+    click_log: pl.DataFrame, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    frame, out = click_log.drop("row"), tmp_path / "model"
+    result = fit(frame, label="click", out=out, settings=NO_TEACHERS, **CPU)
+    is_whole(result)
+    assert (out / "schema.toml").is_file()
+    assert len(result.data.train) + len(result.data.valid) + len(result.data.test) == len(frame)
+    scores = result.load().score_frame(frame.drop("click").head(5))
+    assert scores.shape == (5,) and ((scores > 0) & (scores < 1)).all()
+
+    trained = {name: when for name, (_, when) in contents(out).items() if name.endswith(".safetensors")}
+    again = fit(frame, label="click", out=out, settings=NO_TEACHERS, **CPU)
+    assert again.report == result.report
+    after = {name: when for name, (_, when) in contents(out).items() if name.endswith(".safetensors")}
+    assert after == trained
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_file_is_fitted_by_its_path_with_a_config_file(
+    click_log: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, config = tmp_path / "my clicks.csv", tmp_path / "recipe.toml"
+    click_log.drop("row").write_csv(log)
+    config.write_text(tomli_w.dumps({**TINY, "teachers": 3}))
+    result = fit(
+        log,
+        label="click",
+        out=str(tmp_path / "model"),
+        config=str(config),
+        settings={"teachers": 0, "train": {"batch_size": 512}},
+        quiet=False,
+        **CPU,
+    )
+    is_whole(result)
+    assert re.fullmatch(r"my-clicks-[0-9a-f]{10}", result.data.path.name)
+    assert result.report.teacher_runs == {}
+    assert result.report.train.batch_size == 512 and result.report.train.max_epochs == 1
+    messages = capsys.readouterr().err
+    assert "fields, inferred" in messages and "data: prepared; rows: " in messages
+
+
+def test_prepared_data_are_fitted_as_they_are(prepared: PreparedData, tmp_path: Path) -> None:
+    result = fit(prepared, out=tmp_path / "model", config=RecipeConfig(**TINY), **CPU)
+    is_whole(result)
+    assert result.data is prepared
+    assert len(result.report.teacher_runs) == 1
+    by_path = fit(prepared.path, out=tmp_path / "model", config=RecipeConfig(**TINY), **CPU)
+    assert by_path.report == result.report
+    assert sorted(path.name for path in (tmp_path / "model").glob("student-*")) == [
+        Path(result.report.student).name
+    ]
+
+
+@pytest.mark.parametrize("arguments", [{"label": "click"}, {"schema": "schema.toml"}, {"split": "time"}])
+def test_what_is_for_raw_rows_does_not_go_with_prepared_data(
+    arguments: dict[str, Any], prepared: PreparedData, tmp_path: Path
+) -> None:
+    for data in (prepared, prepared.path, [prepared.path]):
+        with pytest.raises(InputError, match=r"--label, --schema and --split are for raw files"):
+            fit(data, out=tmp_path / "model", **arguments)
+
+
+def test_raw_rows_need_a_label_or_a_schema(click_log: pl.DataFrame, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="raw rows need a label or a schema"):
+        fit(click_log, out=tmp_path / "model")
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for data, name in (("-", "standard input"), (pipe, str(pipe)), (["-"], "standard input")):
+        with pytest.raises(InputError, match=f"^{re.escape(name)} can be read only once"):
+            fit(data, label="click", out=tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_whole_config_does_not_go_with_settings_or_a_preset(prepared: PreparedData, tmp_path: Path) -> None:
+    arguments: list[dict[str, Any]] = [{"settings": {"teachers": 1}}, {"preset": "paper"}]
+    for more in arguments:
+        with pytest.raises(InputError, match="a RecipeConfig is whole"):
+            fit(prepared, out=tmp_path / "model", config=RecipeConfig(), **more)
+    assert not (tmp_path / "model").exists()
+
+
+def test_mistakes_are_found_before_anything_is_written(prepared: PreparedData, tmp_path: Path) -> None:
+    for settings, message in (
+        ({"model": "recapp"}, "no model 'recapp'"),
+        ({"teacher": 3}, "unknown setting"),
+    ):
+        with pytest.raises(InputError, match=message):
+            fit(prepared, out=tmp_path / "model", settings=settings)
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_the_command_takes_a_raw_table_to_an_artifact(
+    click_log: pl.DataFrame, tmp_path: Path, recap: Recap
+) -> None:
+    log, recipe, out = tmp_path / "clicks.parquet", tmp_path / "recipe.toml", tmp_path / "model"
+    click_log.drop("row").write_parquet(log)
+    recipe.write_text(tomli_w.dumps({**TINY, "teachers": 3}))
+    done = recap("fit", log, "--label", "click", "--config", recipe, "--teachers", "1", "--out", out)
+    assert done.code == 0, done.err
+    assert "student: recap" in done.out
+    scores = recap("predict", out, log, "--out", tmp_path / "scores.csv")
+    assert scores.code == 0
+
+
+def test_the_command_names_a_mistyped_model_before_it_prepares_anything(tmp_path: Path, recap: Recap) -> None:
+    (tmp_path / "clicks.csv").write_text("click,ad\n1,a\n")
+    for option in ("--model", "--teacher-model"):
+        done = recap(
+            "fit", tmp_path / "clicks.csv", "--label", "click", option, "recapp", "--out", tmp_path / "out"
+        )
+        assert done.code == 2
+        assert "no model 'recapp'" in done.err and "fix: " in done.err
+    assert not (tmp_path / "out").exists()
