@@ -32,15 +32,15 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def test_image_runs_without_root_and_says_whether_it_is_well() -> None:
-    found = instructions()
-    last_stage = found[max(at for at, (word, _) in enumerate(found) if word == "FROM") :]
+    lines = instructions()
+    last_stage = lines[max(at for at, (word, _) in enumerate(lines) if word == "FROM") :]
     users = [argument for word, argument in last_stage if word == "USER"]
     assert users and users[-1] not in ("root", "0")
     assert any(word == "HEALTHCHECK" and "/health/ready" in argument for word, argument in last_stage)
     assert [word for word, _ in last_stage].index("USER") < [word for word, _ in last_stage].index(
         "ENTRYPOINT"
     )
-    for word, argument in found:
+    for word, argument in lines:
         if word == "COPY" and "--from" not in argument:
             for name in argument.split()[:-1]:
                 assert (ROOT / name).exists(), name

@@ -46,15 +46,15 @@ SIGMAS = 4.0  # standard errors that a simulated mean may be off
 def table() -> dict[int, tuple[str, list[str], list[str]]]:
     """Equation number to what it says, functions and tests, in the order of docs/equations.md."""
     lines = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8").splitlines()
-    found = {}
+    rows = {}
     for line in lines:
         if re.match(r"\| *\d+ *\|", line):
             cells = [cell.strip() for cell in line.strip("|").split("|")]
             assert len(cells) == 4, f"not four cells: {line}"
             number = int(cells[0])
-            assert number not in found, f"Eq. {number} is listed twice"
-            found[number] = cells[1], re.findall(r"`([^`]+)`", cells[2]), re.findall(r"`([^`]+)`", cells[3])
-    return found
+            assert number not in rows, f"Eq. {number} is listed twice"
+            rows[number] = cells[1], re.findall(r"`([^`]+)`", cells[2]), re.findall(r"`([^`]+)`", cells[3])
+    return rows
 
 
 @cache
@@ -76,11 +76,11 @@ def test_map_names_functions_where_they_are_defined(number: int) -> None:
     for function in functions:
         module, _, name = function.partition(":")
         assert module.startswith("recap_ctr."), function
-        found: Any = import_module(module)
+        member: Any = import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
-        assert inspect.isfunction(found), function
-        assert (found.__module__, found.__qualname__) == (module, name), function
+            member = getattr(member, part)
+        assert inspect.isfunction(member), function
+        assert (member.__module__, member.__qualname__) == (module, name), function
 
 
 @pytest.mark.parametrize("number", range(1, 17))
@@ -95,8 +95,8 @@ def test_map_names_tests_that_exist(number: int) -> None:
 
 def test_map_names_every_equation_test_of_this_file() -> None:
     cited = {test for _, _, tests in table().values() for test in tests}
-    own = {f"tests/test_equations.py::{name}" for name in names_in("tests/test_equations.py")}
-    assert own - cited == {name for name in own if "::test_map_" in name}
+    tests_here = {f"tests/test_equations.py::{name}" for name in names_in("tests/test_equations.py")}
+    assert tests_here - cited == {name for name in tests_here if "::test_map_" in name}
 
 
 # Eqs. 1, 14: the loss.
@@ -118,8 +118,8 @@ def cross_entropy(y: float, z: float) -> float:
 def test_cross_entropy_is_its_definition(z: float) -> None:
     rounding = 4 * math.ulp(max(1.0, abs(z)))  # torch adds terms of the size of z
     for y in (0.0, 0.3, 1.0):
-        found = bce(double([z]), double([y]), None).item()
-        assert found == pytest.approx(cross_entropy(y, z), rel=0, abs=rounding)
+        loss = bce(double([z]), double([y]), None).item()
+        assert loss == pytest.approx(cross_entropy(y, z), rel=0, abs=rounding)
     for label in (0, 1):
         assert logloss([label], [z]) == pytest.approx(cross_entropy(label, z), rel=1e-14, abs=0)
 
@@ -130,13 +130,13 @@ def test_distillation_is_the_cross_entropy_against_the_teachers_probability(name
     teacher, student = rng.normal(-1.0, 2.0, (2, 50))
 
     q = torch.sigmoid(torch.from_numpy(teacher))
-    found = distillation(name)(Output(torch.from_numpy(student), {}), q, None).item()
+    loss = distillation(name)(Output(torch.from_numpy(student), {}), q, None).item()
 
     expected = 0.0
-    for one, other in zip(teacher.tolist(), student.tolist(), strict=True):
-        target, p = 1 / (1 + math.exp(-one)), 1 / (1 + math.exp(-other))
+    for taught, learned in zip(teacher.tolist(), student.tolist(), strict=True):
+        target, p = 1 / (1 + math.exp(-taught)), 1 / (1 + math.exp(-learned))
         expected -= (target * math.log(p) + (1 - target) * math.log(1 - p)) / 50
-    assert found == pytest.approx(expected, rel=1e-12)
+    assert loss == pytest.approx(expected, rel=1e-12)
 
 
 # Eqs. 3 to 5: what averaging does.
@@ -187,8 +187,8 @@ def test_loss_of_a_mean_of_estimators_to_second_order(M: int) -> None:
     mu_N, tau_N = rng.normal(-1.0, 1.5, count), rng.uniform(0.1, 0.4, count)
     labels_N = rng.integers(0, 2, count)
     shared = rng.standard_normal((draws, count))
-    own = rng.standard_normal((M, draws, count))
-    noise = tau_N * (math.sqrt(rho) * shared + math.sqrt(1 - rho) * own.mean(axis=0))
+    separate = rng.standard_normal((M, draws, count))
+    noise = tau_N * (math.sqrt(rho) * shared + math.sqrt(1 - rho) * separate.mean(axis=0))
     both = (softplus(mu_N + noise) + softplus(mu_N - noise)) / 2
     losses = (both - labels_N * mu_N).mean(axis=1)
 
@@ -253,9 +253,9 @@ def test_moving_average_is_the_weighted_sum_of_all_past_weights(lazy: bool) -> N
     averaged = average.settle()
 
     for at, name in enumerate(("embedding.table.weight", "bias")):
-        found = averaged.get_parameter(name)
+        parameter = averaged.get_parameter(name)
         expected = sum(alpha * point[at] for alpha, point in zip(shares(0.8, 60), past, strict=True))
-        torch.testing.assert_close(found.detach(), expected, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-11, atol=1e-12)
 
 
 def linearisation_error(source: nn.Module, inputs: Inputs, spread: float) -> Tensor:
@@ -333,17 +333,20 @@ def test_trained_depths_are_those_that_are_evaluated() -> None:
     """One training pass gives the weighted losses of as many passes, each read at its own depth."""
     alphas = {1: 0.2, 2: 0.3, 4: 0.5}
     settings = recap_config(
-        train_depths=tuple(alphas), depth_weights=tuple(alphas.values()),
-        scale_norm=False, exponential_dropout=0, linear_dropout=0,
-    )  # fmt: skip
+        train_depths=tuple(alphas),
+        depth_weights=tuple(alphas.values()),
+        scale_norm=False,
+        exponential_dropout=0,
+        linear_dropout=0,
+    )
     model = recap_model(settings).double()
     labels_B = double([0, 1, 1, 0, 1, 0])
     route = Route(exponential=(4, 1, 6, 3), linear=(0, 5, 2, 7))
 
     with torch.no_grad():
         depths = {depth: model.eval()(recap_rows(), route, depth).logit_B for depth in alphas}
-    found = LOSSES["depth-bce"](model.train()(recap_rows(), route), labels_B, None)
+    loss = LOSSES["depth-bce"](model.train()(recap_rows(), route), labels_B, None)
 
     expected = sum(alpha * mean_loss(labels_B, depths[depth]) for depth, alpha in alphas.items())
     assert len({round(mean_loss(labels_B, z_B), 6) for z_B in depths.values()}) == 3
-    assert found.item() == pytest.approx(expected, rel=1e-6)  # α_d are kept in single precision
+    assert loss.item() == pytest.approx(expected, rel=1e-6)  # α_d are kept in single precision

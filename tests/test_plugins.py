@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,10 +24,9 @@ from recap_ctr.models.catalogue import count_parameters, model_class, paper, par
 from recap_ctr.recipe.estimator_grid import write_grid
 from recap_ctr.training.run import RunConfig, run
 from tests.conftest import Recap
-from tests.inference.test_artifact import copy, forge
+from tests.support.forged_artifact import forge
 from tests.support.published import ML_1M
 
-__all__ = ["copy"]  # a fixture
 EXTENDING = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
 PAIRS = "my_ctr.nets:Pairs"
 BROKEN = """
@@ -99,6 +99,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_it_stands(tmp_path: Path) -> None:
     """Line by line in an empty directory but for the package, each command a process of its own."""
     write_package(tmp_path)
@@ -139,20 +140,20 @@ class TestNames:
             ("my_ctr.nets:", "write it as package.module:Name"),
             (":Pairs", "write it as package.module:Name"),
             ("../nets:Pairs", "write it as package.module:Name"),
-            ("os:system", r"is no torch\.nn\.Module"),
-            ("broken_ctr:Plain", r"is no torch\.nn\.Module"),
-            ("broken_ctr:NoConfig", "`config` is a record"),
-            ("broken_ctr:Untyped", "`config` is a record"),
+            ("os:system", r"is not a torch\.nn\.Module"),
+            ("broken_ctr:Plain", r"is not a torch\.nn\.Module"),
+            ("broken_ctr:NoConfig", "`config` of its __init__ is not annotated"),
+            ("broken_ctr:Untyped", "`config` of its __init__ is not annotated"),
             ("broken_ctr:NoLoss", "Nothing has no setting `loss`"),
         ],
-    )  # fmt: skip
+    )
     def test_no_model(self, name: str, words: str) -> None:
         with pytest.raises(InputError, match=words):
             model_class(name)
 
     def test_postponed_annotations_and_unknown_losses(self) -> None:
         assert dict(parse_model("broken_ctr:Text", {})) == {"loss": "bce"}
-        with pytest.raises(InputError, match=r"no loss 'hinge'\n.*known are bce"):
+        with pytest.raises(InputError, match=r"no loss 'hinge'\n.*choose bce"):
             parse_model("broken_ctr:Text", {"loss": "hinge"})
 
     def test_a_data_set(self) -> None:
@@ -165,7 +166,12 @@ class TestNames:
 class TestArtifact:
     def train(self, prepared: PreparedData, out: Path) -> Path:
         config = TrainConfig(batch_size=512, max_epochs=1)
-        run(RunConfig(PAIRS, parse_model(PAIRS, {}), config, reference=False), prepared, out, quiet=True)
+        run(
+            RunConfig(PAIRS, parse_model(PAIRS, {}), config, train_baseline=False, report_fields=False),
+            prepared,
+            out,
+            quiet=True,
+        )
         return out / "artifact"
 
     def test_its_module_is_not_imported_for_it(
@@ -196,15 +202,26 @@ class TestArtifact:
         self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         config = TrainConfig(batch_size=512, max_epochs=1, checkpoints=1)
-        own = RunConfig(PAIRS, parse_model(PAIRS, {}), config, reference=False)
-        run(own, prepared, tmp_path / "run", quiet=True)
+        config_of_run = RunConfig(
+            PAIRS, parse_model(PAIRS, {}), config, train_baseline=False, report_fields=False
+        )
+        run(config_of_run, prepared, tmp_path / "run", quiet=True)
         forget(monkeypatch)
-        where = {"data": str(prepared.path), "run": str(tmp_path / "run"), "out": str(tmp_path / "table")}
-        write_grid(**where, split="test", model=PAIRS, routed=False, threads=1, device="cpu")
+        write_grid(
+            data=str(prepared.path),
+            run=str(tmp_path / "run"),
+            out=str(tmp_path / "table"),
+            split="test",
+            model=PAIRS,
+            has_routes=False,
+            threads=1,
+            device="cpu",
+        )
         assert len(LogitTable(tmp_path / "table")) == len(prepared.test)
 
     @pytest.mark.parametrize("name", ["antigravity:fly", "os:system", ":", "a:b:c"])
-    def test_a_forged_name_runs_nothing(self, copy: Path, name: str) -> None:
+    def test_a_forged_name_runs_nothing(self, packed: Path, tmp_path: Path, name: str) -> None:
+        copy = Path(shutil.copytree(packed, tmp_path / "copy"))
         forge(copy, lambda manifest: manifest["model"].update(name=name))
         with pytest.raises(InputError):
             load_artifact(copy)
@@ -213,29 +230,52 @@ class TestArtifact:
 
 @pytest.mark.usefixtures("package")
 class TestCommands:
+    @pytest.mark.slow
     def test_table_1_has_guests(self, prepared: PreparedData, tmp_path: Path) -> None:
         """By a settings file of any name, and by the dotted name itself."""
-        own = tmp_path / "reports" / prepared.name
-        own.mkdir(parents=True)
+        reports = tmp_path / "reports" / prepared.name
+        reports.mkdir(parents=True)
         fast = "[train]\nbatch_size = 512\nmax_epochs = 1\n"
-        (own / "pairs.toml").write_text(f'[model]\nname = "{PAIRS}"\ndim = 4\n{fast}')
-        (own / "lr-slow.toml").write_text(f'[model]\nname = "lr"\n{fast}')
+        (reports / "pairs.toml").write_text(f'[model]\nname = "{PAIRS}"\ndim = 4\n{fast}')
+        (reports / "lr-slow.toml").write_text(f'[model]\nname = "lr"\n{fast}')
         request = Request(
-            "table1", (str(prepared.path),), tmp_path / "out", tmp_path / "reports",
-            models=("lr-slow", PAIRS), seeds=1, quiet=True,
-        )  # fmt: skip
+            "table1",
+            (str(prepared.path),),
+            tmp_path / "out",
+            tmp_path / "reports",
+            models=("lr-slow", PAIRS),
+            seeds=1,
+            quiet=True,
+        )
         text = fulfil(request)
         assert "| pairs | 1 |" in text and "| lr-slow | 1 |" in text
-        report = json.loads((own / "pairs" / "seed-1" / "report.json").read_text())
+        report = json.loads((reports / "pairs" / "seed-1" / "report.json").read_text())
         assert report["model"] == {"name": PAIRS, "config": {"dim": 4, "dropout": 0.1, "loss": "bce"}}
-        assert "\npairs & " in (own / "table1.tex").read_text()
+        assert "\npairs & " in (reports / "table1.tex").read_text()
         assert fulfil(Request(**{**vars(request), "models": ("pairs",)})) == text
 
+    @pytest.mark.slow
     def test_fit(self, prepared: PreparedData, tmp_path: Path, recap: Recap) -> None:
         done = recap(
-            "fit", prepared.path, "--model", PAIRS, "--teacher-model", PAIRS, "--teachers", 1, "--l2", "1e-4",
-            "--max-epochs", 1, "--threads", 1, "--out", tmp_path / "model", "--json", "-q",
-        )  # fmt: skip
+            "fit",
+            prepared.path,
+            "--model",
+            PAIRS,
+            "--teacher-model",
+            PAIRS,
+            "--teachers",
+            1,
+            "--l2",
+            "1e-4",
+            "--max-epochs",
+            1,
+            "--threads",
+            1,
+            "--out",
+            tmp_path / "model",
+            "--json",
+            "-q",
+        )
         assert done.code == 0, done.err
         report = json.loads(done.out)
         assert report["student"].startswith("student-pairs-")

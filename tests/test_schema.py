@@ -76,18 +76,18 @@ GOOD = 'label = "y"\n[[fields]]\nname = "u"\nkind = "categorical"\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("label = ", "is not valid TOML"),
         ("label = 'y'\x00", "is not valid TOML"),
         ("", "label: Field required"),
         ('label = "y"', "fields: Field required"),
         ('label = "y"\nfields = []', "fields: Tuple should have at least 1 item"),
-        ("lable = 1\n" + GOOD, "lable: unknown setting; known are format, label, row_id"),
+        ("lable = 1\n" + GOOD, "lable: unknown setting; choose from format, label, row_id"),
         (GOOD + "knid = 1", "fields.0.knid: unknown setting"),
         (GOOD.replace("categorical", "category"), "fields.0.kind: Input should be 'categorical', 'multi' or"),
-        (GOOD.replace("categorical", "category"), "(given: 'category')"),
-        (GOOD + "min_count = 0", "fields.0.min_count: Input should be greater than 0 (given: 0)"),
+        (GOOD.replace("categorical", "category"), "(value: 'category')"),
+        (GOOD + "min_count = 0", "fields.0.min_count: Input should be greater than 0 (value: 0)"),
         (GOOD + "hash_buckets = 2147483646", "fields.0.hash_buckets: Input should be less than 2147483646"),
         (GOOD + "max_len = 3", "field 'u': max_len applies to multi fields only"),
         (GOOD + 'transform = "quantiles"', "field 'u': transform applies to numeric fields only"),
@@ -106,18 +106,18 @@ GOOD = 'label = "y"\n[[fields]]\nname = "u"\nkind = "categorical"\n'
         ('weight = "u"\n' + GOOD, "column 'u' can't be both the weight and a field"),
         ('columns = ["y", "v"]\n' + GOOD, "column 'u' is not among columns"),
         ('columns = ["y", "u", "u"]\n' + GOOD, "columns holds a name twice"),
-        ("format = 2\n" + GOOD, "format: Input should be 1 (given: 2)"),
+        ("format = 2\n" + GOOD, "format: Input should be 1 (value: 2)"),
         (GOOD.replace('"u"', '""'), "fields.0.name"),
         (GOOD.replace('"u"', f'"{"u" * 201}"'), "fields.0.name"),
     ],
 )
-def test_mistakes_are_named(text: str, said: str, tmp_path: Path) -> None:
+def test_mistakes_are_named(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "schema.toml"
     path.write_text(text)
     with pytest.raises(InputError) as error:
         read_schema(path)
     assert str(error.value).startswith(str(path))
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_broken_text_is_no_toml(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from recap_ctr.errors import InputError
+from recap_ctr.errors import InputError, did_you_mean
 
 F = TypeVar("F", bound="Frozen")
 WARMUP = 9.0
@@ -63,7 +63,9 @@ def parse(kind: type[F], values: Any, origin: str) -> F:
         if first["type"] == "extra_forbidden":
             message = "unknown setting"
             if len(first["loc"]) == 1:
-                message += f"; choose from {', '.join(kind.model_fields)}"
+                message += (
+                    f"; choose from {', '.join(kind.model_fields)}{did_you_mean(name, kind.model_fields)}"
+                )
         raise InputError(f"{origin}: {name}: {message}{value}") from None
 
 
@@ -86,7 +88,9 @@ class TrainConfig(Frozen):
     """How a model is trained. The defaults are the published protocol: FuxiCTR's, as FCN used it."""
 
     batch_size: PositiveInt = 4096
+    """Rows of one step."""
     learning_rate: PositiveFloat = 1e-3
+    """Adam's step size."""
     l2: NonNegativeFloat = 1e-5
     """Strength of the embedding regulariser, l2/2 · ||table||²."""
     net_l2: NonNegativeFloat = 0.0
@@ -96,11 +100,15 @@ class TrainConfig(Frozen):
     update: Literal["exact", "fast"] = "exact"
     """`exact`: dense Adam over whole tables. `fast`: only the rows of the batch; see docs/decisions/0003."""
     schedule: Literal["plateau", "cosine", "constant"] = "plateau"
+    """How the learning rate changes: `plateau` lowers it after an epoch without a better validation AUC."""
     max_epochs: PositiveInt = 100
+    """Passes over the training rows, at most."""
     patience: PositiveInt = 2
     """Stop after this many epochs in a row without a better validation AUC."""
     plateau_factor: PositiveFloat = 0.1
+    """What the plateau rule multiplies the learning rate by."""
     min_learning_rate: NonNegativeFloat = 1e-6
+    """Lowest learning rate of the schedules."""
     ema: Annotated[float | None, BeforeValidator(_none_for_zero)] = Field(None, gt=0, lt=1)
     """β of Eq. 10; the averaged weights are then what is validated, selected and shipped. 0: no average."""
     ema_epochs: tuple[PositiveFloat, ...] = ()
@@ -112,6 +120,7 @@ class TrainConfig(Frozen):
     kd_weight: NonNegativeFloat = 1.0
     """λ_KD of Eq. 13: the weight of the loss against the teachers' mean, where there are teachers."""
     seed: int = Field(1, ge=0, lt=2**31)
+    """Seed of everything random: initial weights, order of rows, dropout, routes."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -125,7 +134,7 @@ class TrainConfig(Frozen):
     def _without_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Drop settings that are newer than the run directories named after these values, if they are at their default.
 
-        A run's directory is named after its settings, so a new setting must not rename the runs of before.
+        A run's directory is named after its settings, so a new setting must not rename the runs of older versions.
         """
         later = {"ema_warmup": WARMUP, "net_l2": 0.0}
         return {key: value for key, value in dump(self).items() if later.get(key, ...) != value}

@@ -23,7 +23,9 @@ class Field(Frozen):
     """
 
     name: str = Constraint(min_length=1, max_length=MAX_NAME)
+    """The name of the column."""
     kind: Literal["categorical", "multi", "numeric"]
+    """What the column holds; see above."""
     min_count: PositiveInt = 1
     """Keep a value that occurs at least this often in the training rows; rarer ones share one vector."""
     hash_buckets: int | None = Constraint(None, ge=2, lt=2**31 - 2)
@@ -35,7 +37,7 @@ class Field(Frozen):
     pooling: Literal["mean", "sum"] = "mean"
     """How the vectors of a multi field are pooled."""
     transform: Literal["value", "log-square", "quantiles"] = "value"
-    """What becomes of a number."""
+    """How a number enters the model."""
     num_buckets: int = Constraint(64, ge=2, le=65_536)
     """Into how many quantiles numbers are cut."""
     missing: tuple[str, ...] = ()
@@ -65,12 +67,12 @@ class Field(Frozen):
 
     @property
     def is_value(self) -> bool:
-        """Whether the field enters as a number times a vector rather than through a vocabulary."""
+        """Return whether the field enters as a number times a vector rather than through a vocabulary."""
         return self.kind == "numeric" and self.transform == "value"
 
     @property
     def width(self) -> int:
-        """How many id columns the field takes."""
+        """Return how many id columns the field takes."""
         return self.max_len if self.kind == "multi" else 1
 
 
@@ -78,7 +80,9 @@ class Schema(Frozen):
     """All columns that matter: the label, the fields in order, and the columns with another role."""
 
     format: Literal[1] = 1
+    """The version of this format."""
     label: str = Constraint(min_length=1, max_length=MAX_NAME)
+    """The column that says whether there was a click: 0 or 1."""
     row_id: str | None = None
     """The column that identifies a row; it is copied to outputs and never a feature."""
     group: str | None = None
@@ -90,6 +94,7 @@ class Schema(Frozen):
     columns: tuple[str, ...] | None = None
     """The names of all columns, for files without a header line."""
     fields: tuple[Field, ...] = Constraint(min_length=1)
+    """The inputs of the model, in order; one table each."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -110,12 +115,12 @@ class Schema(Frozen):
 
     @property
     def roles(self) -> dict[str, str]:
-        """The column of each role that has one."""
+        """Return the column of each role that has one."""
         pairs = ((role, getattr(self, role)) for role in ("label", "row_id", "group", "time", "weight"))
         return {role: name for role, name in pairs if name is not None}
 
     def to_toml(self) -> str:
-        """Return the schema as TOML, without what is at its default."""
+        """Return the schema as TOML, without settings that have their default value."""
         return f"format = {self.format}\n" + super().to_toml()
 
 

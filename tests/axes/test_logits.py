@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 
 from recap_ctr.axes.logits import Estimator, Floats, LogitTable, LogitWriter, blocks, mean_logit
-from recap_ctr.data.prepare import Preparation, prepare
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.split import Split
@@ -54,7 +54,7 @@ def test_other_data_and_other_splits_are_refused(
 ) -> None:
     table = write(tmp_path / "table", prepared, some_logits(prepared))
     source = FrameSource(click_log)
-    other, _ = prepare(
+    other, _ = write_prepared_data(
         Preparation(click_schema, {"all": source}, Split(seed=99)), tmp_path / "data", quiet=True
     )
 

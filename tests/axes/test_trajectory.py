@@ -252,7 +252,7 @@ def test_the_best_average_is_selected(
         validated.append(model)
         return (0.9 if model is trainer.averages[best].model else 0.8), 0.5
 
-    monkeypatch.setattr(Trainer, "_validate", validate)
+    monkeypatch.setattr(Trainer, "validate", validate)
     config = train_config(ema_epochs=(0.2, 2.0), max_epochs=1)
     done = train("fcn", tiny("fcn"), config, prepared, tmp_path, device=CPU, quiet=True)
 

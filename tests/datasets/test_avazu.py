@@ -7,18 +7,19 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from recap_ctr.data.prepare import prepare
+from recap_ctr.data.prepare import write_prepared_data
 from recap_ctr.data.shards import SPLITS, PreparedData
 from recap_ctr.data.source import Block
 from recap_ctr.datasets import avazu
-from recap_ctr.datasets.catalogue import protocol
+from recap_ctr.datasets.catalogue import find_protocol
 from recap_ctr.errors import InputError
-from tests.datasets.test_criteo import real_head
 from tests.support import layouts
 
 
 def prepared(raw: Path) -> PreparedData:
-    return prepare(protocol("avazu-x4").preparation(raw, check=False), raw / "out", quiet=True)[0]
+    return write_prepared_data(
+        find_protocol("avazu-x4").preparation(raw, check=False), raw / "out", quiet=True
+    )[0]
 
 
 def tokens(line: list[str]) -> dict[str, str]:
@@ -32,10 +33,10 @@ def tokens(line: list[str]) -> dict[str, str]:
 
 def test_time() -> None:
     times = ["14102100", "14102523", "14102601", "14022912"]
-    with pytest.raises(InputError, match="here: row 8, column 'hour': '14022912' is no time YYMMDDHH"):
+    with pytest.raises(InputError, match="here: row 8, column 'hour': '14022912' is not a time YYMMDDHH"):
         avazu.features(Block(pl.DataFrame({"hour": times}), 5, "here"))
-    found = avazu.features(Block(pl.DataFrame({"hour": times[:3]}), 5, "here"))
-    assert found.select("hour", "weekday", "weekend").rows() == [(0, 2, 0), (23, 6, 1), (1, 0, 1)]
+    features = avazu.features(Block(pl.DataFrame({"hour": times[:3]}), 5, "here"))
+    assert features.select("hour", "weekday", "weekend").rows() == [(0, 2, 0), (23, 6, 1), (1, 0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -82,10 +83,10 @@ def test_packed_and_published_files_give_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    def fails(said: str) -> None:
+    def fails(message: str) -> None:
         with pytest.raises(InputError) as error:
             prepared(tmp_path)
-        assert said in str(error.value)
+        assert message in str(error.value)
 
     fails("lacks train of Avazu (x4)")
     lines = layouts.avazu(tmp_path)
@@ -103,7 +104,7 @@ def test_bad_files(tmp_path: Path) -> None:
 
 
 def test_the_first_real_rows(tmp_path: Path) -> None:
-    text = real_head("avazu-head.csv").read_text()
+    text = layouts.real_head("avazu-head.csv").read_text()
     (tmp_path / "train").write_text(text)
     data = prepared(tmp_path)
     header, *lines = (line.split(",") for line in text.splitlines())

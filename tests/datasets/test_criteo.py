@@ -2,17 +2,16 @@
 
 import gzip
 import math
-import os
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from recap_ctr.data.prepare import prepare
+from recap_ctr.data.prepare import write_prepared_data
 from recap_ctr.data.shards import SPLITS, PreparedData
 from recap_ctr.data.source import Block, FileSource
 from recap_ctr.datasets import criteo
-from recap_ctr.datasets.catalogue import protocol
+from recap_ctr.datasets.catalogue import find_protocol
 from recap_ctr.errors import InputError
 from tests.support import layouts
 
@@ -20,7 +19,9 @@ NAMES = criteo.COLUMNS[1:]
 
 
 def prepared(raw: Path, out: str = "out") -> PreparedData:
-    return prepare(protocol("criteo-x4").preparation(raw, check=False), raw / out, quiet=True)[0]
+    return write_prepared_data(
+        find_protocol("criteo-x4").preparation(raw, check=False), raw / out, quiet=True
+    )[0]
 
 
 def token(name: str, cell: str) -> str | None:
@@ -44,9 +45,9 @@ def test_fields_and_tokens(tmp_path: Path) -> None:
     ]
     for i, name in enumerate(NAMES, start=1):
         values = layouts.kept([token(name, line[i]) for line in lines], parts[0], 10)
-        known = {values[row] for row in parts[0]} - {layouts.OOV}
-        assert set(data.encoder.fields[i - 1].values) == known
-        assert data.layout.fields[i - 1].size == len(known) + 2
+        vocabulary = {values[row] for row in parts[0]} - {layouts.OOV}
+        assert set(data.encoder.fields[i - 1].values) == vocabulary
+        assert data.layout.fields[i - 1].size == len(vocabulary) + 2
         for shard in (data.train, data.valid, data.test):
             assert layouts.decoded(data, shard)[name] == [values[row] for row in shard.rows]
 
@@ -93,10 +94,10 @@ def test_raw_rows_are_scored_as_they_are(tmp_path: Path) -> None:
 
 
 class TestBadFiles:
-    def fails(self, raw: Path, said: str) -> None:
+    def fails(self, raw: Path, message: str) -> None:
         with pytest.raises(InputError) as error:
             prepared(raw)
-        assert said in str(error.value)
+        assert message in str(error.value)
         assert not (raw / "out").exists()
 
     def test_missing(self, tmp_path: Path) -> None:
@@ -129,15 +130,8 @@ class TestBadFiles:
         self.fails(tmp_path, "can't be read: Compressed file ended before the end-of-stream marker")
 
 
-def real_head(name: str) -> Path:
-    directory = os.environ.get("RECAP_REAL_HEADS")
-    if directory is None:
-        pytest.skip(f"set RECAP_REAL_HEADS to a directory with {name}, the first rows of the real file")
-    return Path(directory) / name
-
-
 def test_the_first_real_rows(tmp_path: Path) -> None:
-    text = real_head("criteo-head.txt").read_text()
+    text = layouts.real_head("criteo-head.txt").read_text()
     (tmp_path / "train.txt").write_text(text)
     data = prepared(tmp_path)
     lines = [line.split("\t") for line in text.splitlines()]

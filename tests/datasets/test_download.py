@@ -34,8 +34,10 @@ def pack(members: dict[str, bytes]) -> bytes:
 
 
 CONTENT = {
-    "ml/ratings.dat": np.random.default_rng(0).bytes(200_000), "ml/users.dat": b"1::F\n", "ml/README": b"read me"
-}  # fmt: skip
+    "ml/ratings.dat": np.random.default_rng(0).bytes(200_000),
+    "ml/users.dat": b"1::F\n",
+    "ml/README": b"read me",
+}
 
 
 class Server:
@@ -124,7 +126,10 @@ def test_only_the_files_asked_for(server: Server, tmp_path: Path) -> None:
 def test_a_cut_connection_goes_on(server: Server, tmp_path: Path, resumes: bool) -> None:
     server.resumes, server.sent = resumes, 150_000
     fails(
-        server.archive(), tmp_path, "the connection broke off after 150,000 bytes", "goes on where it stopped"
+        server.archive(),
+        tmp_path,
+        "the connection broke off after 150,000 bytes",
+        "continues where it stopped",
     )
     assert names(tmp_path) == [".a.zip.partial"]
     server.sent = None
@@ -154,12 +159,12 @@ def test_killed_while_unpacking(server: Server, tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_wrong_checksum(server: Server, tmp_path: Path) -> None:
-    found = hashlib.md5(server.body).hexdigest()
+    md5 = hashlib.md5(server.body).hexdigest()
     fails(
         replace(server.archive(), md5="0" * 32),
         tmp_path,
-        f"MD5 of what came is {found}",
-        f"published is {'0' * 32}",
+        f"MD5 of the download is {md5}",
+        f"the published one is {'0' * 32}",
     )
     assert names(tmp_path) == []
 
@@ -167,7 +172,9 @@ def test_a_wrong_checksum(server: Server, tmp_path: Path) -> None:
 def test_another_page(server: Server, tmp_path: Path) -> None:
     fails(server.archive("404.zip"), tmp_path, "the server answers 404 Not Found")
     fails(server.archive("416.zip"), tmp_path, "the server answers 416 Requested Range Not Satisfiable")
-    fails(server.archive("moved.zip"), tmp_path, "no zip archive but another page", "in a browser")
+    fails(
+        server.archive("moved.zip"), tmp_path, "did not send a zip archive but another page", "in a browser"
+    )
     assert names(tmp_path) == []
 
 
@@ -224,7 +231,7 @@ class TestCommand:
         assert "ratings.dat, users.dat, movies.dat are there, as published. Licence: research use" in done.err
         assert f"Next: recap prepare --dataset ml-1m --raw {tmp_path / 'raw'} --out data/ml-1m" in done.err
         assert names(tmp_path / "raw") == ["movies.dat", "ratings.dat", "users.dat"]
-        assert "stand there already" in recap("download", "ml-1m", tmp_path / "raw").err
+        assert "are up to date" in recap("download", "ml-1m", tmp_path / "raw").err
         again = recap("download", "ml-1m", tmp_path / "raw", "--json", "-q")
         assert '"done_before": true' in again.out
         assert again.err == ""
@@ -233,7 +240,7 @@ class TestCommand:
         done = recap("download", "criteo-x4", tmp_path)
         assert done.code == 2
         assert done.err == (
-            "error: no download of Criteo (x4); there is one of ml-1m\n"
+            "error: Criteo (x4) can't be downloaded; ml-1m can\n"
             "  fix: get train.txt from https://www.kaggle.com/c/criteo-display-ad-challenge\n"
         )
         assert recap("download", "nonsense", tmp_path).code == 2

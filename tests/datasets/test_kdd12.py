@@ -6,17 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from recap_ctr.data import source as source_module
-from recap_ctr.data.prepare import Split, prepare
+from recap_ctr.data import csv as csv_module
+from recap_ctr.data.prepare import write_prepared_data
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.split import Split
 from recap_ctr.datasets import kdd12
-from recap_ctr.datasets.catalogue import protocol
+from recap_ctr.datasets.catalogue import find_protocol
 from recap_ctr.errors import InputError
 from tests.support import layouts
 
 
 def prepared(raw: Path) -> PreparedData:
-    return prepare(protocol("kdd12").preparation(raw, check=False), raw / "out", quiet=True)[0]
+    return write_prepared_data(find_protocol("kdd12").preparation(raw, check=False), raw / "out", quiet=True)[
+        0
+    ]
 
 
 def bucket(number: int) -> str:
@@ -24,7 +27,7 @@ def bucket(number: int) -> str:
 
 
 def test_fields_and_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "BLOCK_BYTES", 2_000)  # users are joined block by block
+    monkeypatch.setattr(csv_module, "BLOCK_BYTES", 2_000)  # users are joined block by block
     lines, profiles = layouts.kdd12(tmp_path)
     data = prepared(tmp_path)
     rows = [dict(zip(kdd12.COLUMNS, line, strict=True)) for line in lines if line[-1] in profiles]
@@ -69,41 +72,41 @@ def test_the_label_is_whether_there_were_clicks(tmp_path: Path) -> None:
     clicks = [line[0] for line in lines if line[-1] in profiles]
     assert max(clicks) > 1
     data = prepared(tmp_path)
-    found = sum(split["positives"] for split in data.manifest["splits"].values())
-    assert found == sum(click > 0 for click in clicks)
+    positives = sum(split["positives"] for split in data.manifest["splits"].values())
+    assert positives == sum(click > 0 for click in clicks)
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    def fails(said: str) -> None:
+    def fails(message: str) -> None:
         with pytest.raises(InputError) as error:
             prepared(tmp_path)
-        assert said in str(error.value)
+        assert message in str(error.value)
 
     fails(
         "lacks training.txt, userid_profile.txt of KDD Cup 2012, track 2\n  fix: get the raw files from https://"
     )
     lines, profiles = layouts.kdd12(tmp_path)
-    known = [(user, *rest) for user, rest in profiles.items()]
-    for at, value, said in (
-        (0, "many", "training.txt: row 41, column 'Click': 'many' is no whole number"),
-        (5, "deep", "training.txt: row 41, column 'Depth': 'deep' is no whole number"),
-        (11, "", "training.txt: row 41, column 'UserID': None is no whole number"),
+    lines_of_profiles = [(user, *rest) for user, rest in profiles.items()]
+    for at, value, message in (
+        (0, "many", "training.txt: row 41, column 'Click': 'many' is not a whole number"),
+        (5, "deep", "training.txt: row 41, column 'Depth': 'deep' is not a whole number"),
+        (11, "", "training.txt: row 41, column 'UserID': None is not a whole number"),
     ):
         bad: list[list[object]] = [list(line) for line in lines]
         bad[40][at] = value
         layouts.write(tmp_path / "training.txt", bad, "\t")
-        fails(said)
+        fails(message)
     layouts.write(tmp_path / "training.txt", [lines[0], lines[1][1:]], "\t")
     fails("training.txt: row 2 has 11 fields, expected 12")
     layouts.write(tmp_path / "training.txt", lines, "\t")
-    layouts.write(tmp_path / "userid_profile.txt", [*known, known[3]], "\t")
-    fails(f"user {known[3][0]} has two profiles")
-    layouts.write(tmp_path / "userid_profile.txt", [*known, (99, 1, 1000)], "\t")
+    layouts.write(tmp_path / "userid_profile.txt", [*lines_of_profiles, lines_of_profiles[3]], "\t")
+    fails(f"user {lines_of_profiles[3][0]} has two profiles")
+    layouts.write(tmp_path / "userid_profile.txt", [*lines_of_profiles, (99, 1, 1000)], "\t")
     fails("a number is too large, or below 0")
-    layouts.write(tmp_path / "userid_profile.txt", [*known, (99, 1)], "\t")
-    fails(f"userid_profile.txt: row {len(known) + 1} has 2 fields, expected 3")
+    layouts.write(tmp_path / "userid_profile.txt", [*lines_of_profiles, (99, 1)], "\t")
+    fails(f"userid_profile.txt: row {len(lines_of_profiles) + 1} has 2 fields, expected 3")
     (tmp_path / "userid_profile.txt").unlink()
-    layouts.write(tmp_path / "rest", known, "\t")
+    layouts.write(tmp_path / "rest", lines_of_profiles, "\t")
     packed = gzip.compress((tmp_path / "rest").read_bytes())
     (tmp_path / "userid_profile.txt.gz").write_bytes(packed[:-9])
     fails("userid_profile.txt.gz can't be read: Compressed file ended")

@@ -1,100 +1,30 @@
 """KKBox_x1 on generated files: the published table, and the two ways to encode its lists."""
 
 import gzip
-import re
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 
-from recap_ctr.data import source as source_module
-from recap_ctr.data.prepare import prepare
+from recap_ctr.data import csv as csv_module
+from recap_ctr.data.prepare import write_prepared_data
 from recap_ctr.data.shards import SPLITS, PreparedData
 from recap_ctr.data.source import Block
 from recap_ctr.datasets import kkbox
-from recap_ctr.datasets.catalogue import protocol
+from recap_ctr.datasets.catalogue import find_protocol
 from recap_ctr.errors import InputError
 from tests.support import layouts
-
-Row = dict[str, str]
-SONGS = """song_id,song_length,genre_ids,artist_name,composer,lyricist,language
-s1,200,465,Ann,Bo| Cy,,3.0
-s2,210,465|958,"Bo"&Ann,Ann/Bo\\Cy;Dé,Dé,-1.0
-s3,220,,Éa,"open quote,,52.0
-s4,230,958|465|1|2,Cy|Bo|Ann|Dé,,,3.0,one,too many
-s5,240,958,&,Zoë,Zoë,3.0
-s6,250,465,Ann,,
-"""
-EXTRAS = """song_id,name,isrc
-s1,Alpha,TWUM71200043
-s2,"Beta,US1234567890
-s3,Alpha,
-s4,,JP1234567890
-s6,Gamma,TWUM71200044
-s9,Delta,XX1234567890
-"""
-
-
-def generate(raw: Path, rows: int = 400, extras: str = EXTRAS) -> list[Row]:
-    """Rows of the published table, made the slow way."""
-    rng = np.random.default_rng(0)
-    ages = ["0", "1", "10", "11", "30", "60", "61", "95", "96", "-43", "1051"]
-    members = [
-        {"msno": f"u{i}=", "city": str(i % 3 + 1), "bd": ages[i % 11], "gender": ("male", "female", "")[i % 3],
-         "registered_via": str(i % 4 + 3), "registration_init_time": "20110820", "expiration_date": "20170920"}
-        for i in range(25)
-    ]  # fmt: skip
-    events = [
-        {"msno": f"u{rng.integers(0, 25)}=", "song_id": f"s{rng.integers(1, 9)}",
-         "source_system_tab": str(rng.choice(["my library", "null", ""])),
-         "source_screen_name": str(rng.choice(["Explore", "Unknown"])), "source_type": "album",
-         "target": str(rng.integers(0, 2))}
-        for _ in range(rows)
-    ]  # fmt: skip
-    for name, lines in (("train", events), ("members", members)):
-        layouts.write(raw / f"{name}.csv", [list(lines[0]), *(list(line.values()) for line in lines)], ",")
-    (raw / "songs.csv").write_text(SONGS)
-    (raw / "song_extra_info.csv").write_text(extras)
-
-    def cut(text: str) -> dict[str, Row]:
-        header, *lines = (line.strip().split(",") for line in text.splitlines())
-        return {line[0]: dict(zip(header, line, strict=False)) for line in lines}
-
-    def persons(cell: str) -> list[str]:
-        names = (name.replace('"', "").strip() for name in re.split(r"[|\\/&;]", cell))
-        return [name for name in names if name]
-
-    songs, more = cut(SONGS), cut(extras)
-    people = sorted({p for song in songs.values() for c in kkbox.PERSONS for p in persons(song.get(c, ""))})
-    for song in songs.values():
-        for column in kkbox.PERSONS:
-            song[column] = " ".join(str(people.index(p) + 1) for p in persons(song.get(column, "")))
-        song["genre_ids"] = song["genre_ids"].replace("|", " ")
-        song["language"] = str(int(float(song["language"]))) if song.get("language") else ""
-    names = sorted({song["name"] for song in more.values()})
-    gaps = any(event["song_id"] not in more for event in events)
-    users = sorted({row["msno"] for row in (*members, *events)})
-    ids = sorted({*songs, *more, *(event["song_id"] for event in events)})
-    table = []
-    for event in events:
-        song, extra = songs.get(event["song_id"], {}), more.get(event["song_id"], {})
-        member = next(member for member in members if member["msno"] == event["msno"])
-        row = member | song | event | {"label": event["target"], "isrc": extra.get("isrc", "")}
-        row["name"] = str(names.index(extra["name"]) + 1) + ".0" * gaps if extra else ""
-        row["msno"], row["song_id"] = str(users.index(row["msno"]) + 1), str(ids.index(row["song_id"]) + 1)
-        table.append({name: row.get(name, "").replace("null", "") for name in kkbox.COLUMNS})
-    return table
+from tests.support.kkbox_files import EXTRAS, SONGS, Row, generate
 
 
 def published(raw: Path) -> list[Row]:
-    source = kkbox.sources(protocol("kkbox-x1").raw_files(raw))["all"]
+    source = kkbox.sources(find_protocol("kkbox-x1").raw_files(raw))["all"]
     frames = [block.frame for block, _ in source.blocks()]
     return pl.concat(frames).select(pl.col(kkbox.COLUMNS).fill_null("")).to_dicts()
 
 
 def prepared(raw: Path, name: str = "kkbox-x1") -> PreparedData:
-    return prepare(protocol(name).preparation(raw, check=False), raw / name, quiet=True)[0]
+    return write_prepared_data(find_protocol(name).preparation(raw, check=False), raw / name, quiet=True)[0]
 
 
 def test_the_published_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +35,7 @@ def test_the_published_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "1 2 3 4",
         "",
     }  # Ann, Bo, Cy, Dé, Zoë, open quote, Éa
-    monkeypatch.setattr(source_module, "BLOCK_BYTES", 1_000)
+    monkeypatch.setattr(csv_module, "BLOCK_BYTES", 1_000)
     assert published(tmp_path) == table
 
 
@@ -120,10 +50,10 @@ def test_features() -> None:
     frame = pl.DataFrame(
         {"bd": ages, "isrc": ["TWUM71200043", None] + [""] * 11}, schema_overrides={"bd": pl.String}
     )
-    found = kkbox.features(Block(frame, 1, "here"))
-    assert found["bd"].to_list() == [None, 1, 1, 2, 2, 3, 6, 7, 7, None, None, None, None]
-    assert found["isrc"].to_list()[:2] == ["TW", None]
-    with pytest.raises(InputError, match="here: row 4, column 'bd': 'old' is no age"):
+    features = kkbox.features(Block(frame, 1, "here"))
+    assert features["bd"].to_list() == [None, 1, 1, 2, 2, 3, 6, 7, 7, None, None, None, None]
+    assert features["isrc"].to_list()[:2] == ["TW", None]
+    with pytest.raises(InputError, match="here: row 4, column 'bd': 'old' is not an age"):
         kkbox.features(Block(pl.DataFrame({"bd": ["1", "old"], "isrc": ["", ""]}), 3, "here"))
 
 
@@ -153,12 +83,12 @@ def test_fields_and_tokens(name: str, tmp_path: Path) -> None:
             [[cell] if cell else [] for cell in cells] if name == "kkbox-x1" else [c.split() for c in cells]
         )
         seen = [token for row in parts[0] for token in counted[row]]
-        known = {token for token in seen if seen.count(token) >= 10}
-        assert set(fitted.values) == known
-        assert at.size == len(known) + 2
+        vocabulary = {token for token in seen if seen.count(token) >= 10}
+        assert set(fitted.values) == vocabulary
+        assert at.size == len(vocabulary) + 2
         for shard in shards:
             assert layouts.decoded(data, shard)[at.name] == [
-                [piece if piece in known else layouts.OOV for piece in pieces[row]] for row in shard.rows
+                [piece if piece in vocabulary else layouts.OOV for piece in pieces[row]] for row in shard.rows
             ]
 
 
@@ -193,14 +123,14 @@ def test_packed_and_published_files_give_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    def fails(said: str) -> None:
+    def fails(message: str) -> None:
         with pytest.raises(InputError) as error:
             prepared(tmp_path)
-        assert said in str(error.value)
+        assert message in str(error.value)
 
     fails("lacks train.csv, members.csv, songs.csv, song_extra_info.csv of KKBox (x1)")
     generate(tmp_path)
-    for name, text, said in (
+    for name, text, message in (
         (
             "song_extra_info.csv",
             EXTRAS + "s7,a,b,c\n",
@@ -214,11 +144,11 @@ def test_bad_files(tmp_path: Path) -> None:
     ):
         good = (tmp_path / name).read_text()
         (tmp_path / name).write_text(text)
-        fails(said)
+        fails(message)
         (tmp_path / name).write_text(good)
     lines = (tmp_path / "train.csv").read_text().splitlines()
     (tmp_path / "train.csv").write_text("\n".join([*lines[:5], lines[5][:-1] + "?", *lines[6:]]))
-    fails("train.csv: row 5, column 'target': '?' is no whole number")
+    fails("train.csv: row 5, column 'target': '?' is not a whole number")
     (tmp_path / "train.csv").write_text("\n".join([*lines[:5], lines[5] + ",1", *lines[6:]]))
     fails("train.csv: row 5 has 7 fields, expected 6")
     (tmp_path / "songs.csv.gz").write_bytes(gzip.compress((tmp_path / "songs.csv").read_bytes())[:-20])

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from recap_ctr.data.prepare import prepare
+from recap_ctr.data.prepare import write_prepared_data
 from recap_ctr.data.shards import SPLITS, PreparedData
 from recap_ctr.datasets import frappe, movielens_latest
-from recap_ctr.datasets.catalogue import protocol
+from recap_ctr.datasets.catalogue import find_protocol
 from recap_ctr.errors import InputError
 from tests.support import layouts
 
@@ -20,7 +20,9 @@ COLUMNS = {
 
 
 def prepared(name: str, raw: Path) -> PreparedData:
-    return prepare(protocol(name).preparation(raw, check=False), raw / f"out-{name}", quiet=True)[0]
+    return write_prepared_data(
+        find_protocol(name).preparation(raw, check=False), raw / f"out-{name}", quiet=True
+    )[0]
 
 
 def test_columns() -> None:
@@ -70,19 +72,19 @@ def test_packed_files(tmp_path: Path) -> None:
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    def fails(said: str) -> None:
+    def fails(message: str) -> None:
         with pytest.raises(InputError) as error:
             prepared("frappe-x1", tmp_path)
-        assert said in str(error.value)
+        assert message in str(error.value)
 
     fails("lacks train.libsvm, valid.libsvm, test.libsvm of Frappe (x1)")
     layouts.libsvm(tmp_path, 10)
     lines = (tmp_path / "valid.libsvm").read_text().splitlines()
-    for bad, said in (
+    for bad, message in (
         (lines[4].replace(":1 ", ":2 ", 1), "valid.libsvm: row 5, field 'user': "),
         (lines[4].replace(":1 ", " ", 2), "valid.libsvm: row 5, field 'user': "),
         (lines[4].rpartition(" ")[0], "valid.libsvm: row 5 has 10 fields, expected 11"),
         (f"-{lines[4]}", "valid.libsvm: row 5: the label 'label' is '-"),
     ):
         (tmp_path / "valid.libsvm").write_text("\n".join([*lines[:4], bad, *lines[5:]]) + "\n")
-        fails(said)
+        fails(message)

@@ -9,10 +9,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from recap_ctr.data.prepare import Split, prepare
+from recap_ctr.data.prepare import write_prepared_data
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.split import Split
 from recap_ctr.datasets import ml_1m
-from recap_ctr.datasets.catalogue import protocol
+from recap_ctr.datasets.catalogue import find_protocol
 from recap_ctr.errors import InputError
 
 USERS, MOVIES = 30, 20
@@ -46,7 +47,7 @@ def test_release_closes_the_sparse_ends() -> None:
 
 
 def frame(raw: Path) -> pl.DataFrame:
-    return ml_1m.frame(protocol("ml-1m").raw_files(raw))
+    return ml_1m.frame(find_protocol("ml-1m").raw_files(raw))
 
 
 def test_rows(raw: Path) -> None:
@@ -65,7 +66,7 @@ def test_rows(raw: Path) -> None:
 
 def test_wrong_counts_are_named(raw: Path) -> None:
     with pytest.raises(InputError) as error:
-        protocol("ml-1m").preparation(raw)
+        find_protocol("ml-1m").preparation(raw)
     assert str(error.value).startswith(
         f"ml-1m: ratings by stars: found {stars(raw)}, the published protocol has {ml_1m.RATINGS}\n"
         "  fix: check the raw files"
@@ -74,26 +75,26 @@ def test_wrong_counts_are_named(raw: Path) -> None:
 
 def test_every_figure_is_checked(raw: Path) -> None:
     ratings = stars(raw)
-    public = protocol("ml-1m")
-    data, _ = prepare(public.preparation(raw, check=False), raw / "out", quiet=True)
-    found = Split().sizes(sum(ratings.values()) - ratings[3])
+    public = find_protocol("ml-1m")
+    data, _ = write_prepared_data(public.preparation(raw, check=False), raw / "out", quiet=True)
+    rows = Split().sizes(sum(ratings.values()) - ratings[3])
     assert data.name == "ml-1m-unchecked"
-    assert (len(data.train), len(data.valid), len(data.test)) == found
+    assert (len(data.train), len(data.valid), len(data.test)) == rows
     assert data.train.ids.shape[1] == 6 + 5
     sizes = {field["name"]: field["size"] for field in data.manifest["fields"]}
     assert (sizes["UserID"], sizes["Gender"], sizes["Age"], sizes["Genres"]) == (USERS + 2, 4, 5, 7)
     figures = public.figures
 
-    def fails_with(said: str) -> None:
+    def fails_with(message: str) -> None:
         with pytest.raises(InputError) as error:
             replace(public, figures=figures).check(data, raw)
-        assert str(error.value).startswith(f"ml-1m: {said}")
+        assert str(error.value).startswith(f"ml-1m: {message}")
 
     # One figure after the other is set to the tiny data's, so that the next one comes to light.
     fails_with(
-        f"rows of train, valid and test: found {found}, the published protocol has (591209, 73901, 73902)"
+        f"rows of train, valid and test: found {rows}, the published protocol has (591209, 73901, 73902)"
     )
-    figures = replace(figures, rows=found)
+    figures = replace(figures, rows=rows)
     positives = ratings[4] + ratings[5]
     fails_with(f"positives: found {positives}, the published protocol has 575281")
     figures = replace(figures, positives=positives)
@@ -113,28 +114,28 @@ def test_a_broken_movie_is_named(raw: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "said"),
+    ("name", "line", "message"),
     [
         (
             "ratings",
             "1::2::five::9",
-            "line 601: the rating is 'five', none of 1 to 5\n  fix: use the files as",
+            "line 601: the rating is 'five', not 1 to 5\n  fix: use the files as",
         ),
-        ("ratings", "1::2::0::9", "line 601: the rating is '0', none"),
+        ("ratings", "1::2::0::9", "line 601: the rating is '0', not 1 to 5"),
         ("ratings", "1::2::5::9::9", "line 601 is not UserID::MovieID::Rating::Timestamp: '1::2::5::9::9'"),
         ("ratings", "1::2::5", "line 601 is not UserID::MovieID::Rating::Timestamp: '1::2::5'"),
         ("ratings", "\n1::2::5::9", "line 601 is not UserID::MovieID::Rating::Timestamp: ''"),
-        ("users", "7::M::1::2::3", "line 31: UserID 7 stands there a second time"),
+        ("users", "7::M::1::2::3", "line 31: UserID 7 appears a second time"),
         ("users", "31::M::1::2:3", "line 31 is not UserID::Gender::Age::Occupation::Zip"),
-        ("movies", "3::Again (1999)::Drama", "line 21: MovieID 3 stands there a second time"),
+        ("movies", "3::Again (1999)::Drama", "line 21: MovieID 3 appears a second time"),
     ],
 )
-def test_a_damaged_line_is_named(name: str, line: str, said: str, raw: Path) -> None:
+def test_a_damaged_line_is_named(name: str, line: str, message: str, raw: Path) -> None:
     with (raw / f"{name}.dat").open("a") as file:
         file.write(f"{line}\n")
     with pytest.raises(InputError) as error:
         frame(raw)
-    assert f"{name}.dat: {said}" in str(error.value)
+    assert f"{name}.dat: {message}" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["ratings", "users", "movies"])
@@ -162,6 +163,8 @@ def test_missing_files_and_unknown_sets(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"lacks ratings.dat, users.dat, movies.dat of MovieLens-1M\n  fix: get"
     ):
-        protocol("ml-1m").preparation(tmp_path)
-    with pytest.raises(InputError, match="no data set 'ml-2m'\n  fix: known are criteo-x4, "):
-        protocol("ml-2m")
+        find_protocol("ml-1m").preparation(tmp_path)
+    with pytest.raises(
+        InputError, match=r"no data set 'ml-2m'; did you mean 'ml-1m'\?\n  fix: choose from criteo"
+    ):
+        find_protocol("ml-2m")

@@ -11,43 +11,55 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from recap_ctr.data import source as source_module
-from recap_ctr.data.prepare import prepare
+from recap_ctr.data import csv as csv_module
+from recap_ctr.data.prepare import write_prepared_data
 from recap_ctr.data.shards import SPLITS, PreparedData
-from recap_ctr.data.source import FileSource, MappedSource
+from recap_ctr.data.source import FileSource, MappedSource, RowFunction
 from recap_ctr.datasets import avazu, criteo, frappe
-from recap_ctr.datasets.catalogue import DATASETS, protocol
+from recap_ctr.datasets.catalogue import DATASETS, find_protocol
 from recap_ctr.datasets.protocol import Figures, Protocol, published_md5
 from recap_ctr.errors import InputError
-from tests.datasets import test_kkbox
-from tests.support import layouts
+from tests.support import kkbox_files, layouts
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "datasets.md"
 MD5 = tuple[str, str, str]
 TOTALS = {
-    "criteo-x4": 910_747, "avazu-x4": 3_750_999, "kdd12": 4_668_096, "kkbox-x1": 91_756, "kkbox-x1-words": 92_258,
-    "ml-1m": 9_751, "frappe-x1": 5_399, "frappe-x1-min2": 5_383, "movielens-latest-x1": 90_242,
-}  # fmt: skip
+    "criteo-x4": 910_747,
+    "avazu-x4": 3_750_999,
+    "kdd12": 4_668_096,
+    "kkbox-x1": 91_756,
+    "kkbox-x1-words": 92_258,
+    "ml-1m": 9_751,
+    "frappe-x1": 5_399,
+    "frappe-x1-min2": 5_383,
+    "movielens-latest-x1": 90_242,
+}
 ROWS = {
-    "criteo-x4": 45_840_617, "avazu-x4": 40_428_967, "kdd12": 141_371_038, "kkbox-x1": 7_377_418,
-    "kkbox-x1-words": 7_377_418, "ml-1m": 739_012, "frappe-x1": 288_609, "frappe-x1-min2": 288_609,
+    "criteo-x4": 45_840_617,
+    "avazu-x4": 40_428_967,
+    "kdd12": 141_371_038,
+    "kkbox-x1": 7_377_418,
+    "kkbox-x1-words": 7_377_418,
+    "ml-1m": 739_012,
+    "frappe-x1": 288_609,
+    "frappe-x1-min2": 288_609,
     "movielens-latest-x1": 2_006_859,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_published_figures_agree(name: str) -> None:
-    public = protocol(name)
+    public = find_protocol(name)
     figures = public.figures
     fields = [field.name for field in public.schema.fields]
-    known = {**figures.sizes, **{field: size for field, (size, _) in figures.near.items()}}
+    sizes = {**figures.sizes, **{field: size for field, (size, _) in figures.near.items()}}
     assert public.name == name
     assert public.describe()["rows"] == ROWS[name]
     if figures.total is None:
-        assert sorted(known) == sorted(fields)
-        assert sum(known.values()) == TOTALS[name]
+        assert sorted(sizes) == sorted(fields)
+        assert sum(sizes.values()) == TOTALS[name]
     else:
-        assert set(known) < set(fields)
+        assert set(sizes) < set(fields)
         assert figures.total == TOTALS[name]
     if public.published is not None:
         missing = {*fields, public.schema.label} - {*public.published.columns}
@@ -56,7 +68,7 @@ def test_published_figures_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_the_document_lists_it(name: str) -> None:
-    about = protocol(name).describe()
+    about = find_protocol(name).describe()
     files = ", ".join(f"`{file}`" for file in about["files"])
     line = f"| `{name}` | {about['title']} | {about['rows']:,} | {about['fields']} | {files} | {about['licence']} | "
     assert f"{line}[page]({about['homepage']})" in DOCUMENT.read_text()
@@ -89,7 +101,7 @@ def make_avazu(raw: Path) -> tuple[str, pd.DataFrame]:
 
 
 def make_kkbox(raw: Path) -> tuple[str, pd.DataFrame]:
-    return "kkbox-x1", pd.DataFrame(test_kkbox.generate(raw))
+    return "kkbox-x1", pd.DataFrame(kkbox_files.generate(raw))
 
 
 def tiny(public: Protocol, data: PreparedData, md5: MD5 | None = None) -> Protocol:
@@ -111,19 +123,21 @@ def test_md5_is_that_of_the_published_files(
     raw.mkdir()
     ready.mkdir()
     name, table = make(raw)
-    public = protocol(name)
+    public = find_protocol(name)
     md5 = write_published(ready, table, public.schema.label)
-    data, _ = prepare(public.preparation(raw, check=False), tmp_path / "out", quiet=True)
+    data, _ = write_prepared_data(public.preparation(raw, check=False), tmp_path / "out", quiet=True)
     tiny(public, data, md5).check(data, raw, quiet=True)
-    monkeypatch.setattr(source_module, "BLOCK_BYTES", 4_000)  # rows wait for their turn over many blocks
+    monkeypatch.setattr(csv_module, "BLOCK_BYTES", 4_000)  # rows wait for their turn over many blocks
     tiny(public, data, md5).check(data, raw, quiet=True)
     tiny(public, data, md5).check(data, ready, quiet=True)
     for i, split in enumerate(SPLITS):
-        train, valid, test = ("0" * 32 if i == j else one for j, one in enumerate(md5))
+        train, valid, test = ("0" * 32 if i == j else digest for j, digest in enumerate(md5))
         with pytest.raises(InputError) as error:
             tiny(public, data, (train, valid, test)).check(data, raw, quiet=True)
-        said = f"{name}: MD5 of {split}.csv: found {md5[i]}, the published protocol has {'0' * 32}\n  fix: "
-        assert str(error.value).startswith(said)
+        message = (
+            f"{name}: MD5 of {split}.csv: found {md5[i]}, the published protocol has {'0' * 32}\n  fix: "
+        )
+        assert str(error.value).startswith(message)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "raw", "ready"]
 
 
@@ -139,26 +153,39 @@ def test_md5_of_libsvm_files(tmp_path: Path) -> None:
 
 def test_what_differs_is_named(tmp_path: Path) -> None:
     layouts.avazu(tmp_path)
-    data, _ = prepare(avazu.PROTOCOL.preparation(tmp_path, check=False), tmp_path / "out", quiet=True)
+    data, _ = write_prepared_data(
+        avazu.PROTOCOL.preparation(tmp_path, check=False), tmp_path / "out", quiet=True
+    )
     right = replace(tiny(avazu.PROTOCOL, data), published=None)
     right.check(data, tmp_path)
     figures = right.figures
     sizes = dict(figures.sizes)
     assert isinstance(figures.positives, tuple)
     rows, positives = figures.rows, figures.positives
-    for changed, said in (
-        ({"rows": (1, 2, 3)}, f"rows of train, valid and test: found {rows}, the published protocol has (1, 2, 3)"),
+    for changed, message in (
+        (
+            {"rows": (1, 2, 3)},
+            f"rows of train, valid and test: found {rows}, the published protocol has (1, 2, 3)",
+        ),
         ({"positives": (1, 2, 3)}, f"positives of train, valid and test: found {positives}, the published"),
         ({"positives": 7}, f"positives: found {sum(positives)}, the published protocol has 7"),
-        ({"sizes": sizes | {"C1": 1}}, f"vocabulary size of C1: found {sizes['C1']}, the published protocol has 1"),
-        ({"near": {"C1": (sizes["C1"] + 4, 3)}}, f"vocabulary size of C1: found {sizes['C1']}, the published protocol"
-         f" has {sizes['C1'] + 4} ± 3"),
-        ({"total": 5}, f"sum of the vocabulary sizes: found {sum(sizes.values())}, the published protocol has 5"),
-    ):  # fmt: skip
+        (
+            {"sizes": sizes | {"C1": 1}},
+            f"vocabulary size of C1: found {sizes['C1']}, the published protocol has 1",
+        ),
+        (
+            {"near": {"C1": (sizes["C1"] + 4, 3)}},
+            f"vocabulary size of C1: found {sizes['C1']}, the published protocol has {sizes['C1'] + 4} ± 3",
+        ),
+        (
+            {"total": 5},
+            f"sum of the vocabulary sizes: found {sum(sizes.values())}, the published protocol has 5",
+        ),
+    ):
         settings: dict[str, Any] = dict(changed)
         with pytest.raises(InputError) as error:
             replace(right, figures=replace(figures, **settings)).check(data, tmp_path)
-        assert str(error.value).startswith(f"avazu-x4: {said}")
+        assert str(error.value).startswith(f"avazu-x4: {message}")
         assert str(error.value).endswith("pass --no-check if they are not meant to be the published ones")
     near = replace(
         figures, near={"C1": (sizes["C1"] + 3, 3)}, total=sum(sizes.values()), positives=sum(positives)
@@ -168,7 +195,7 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
 
 def test_sums_are_not_taken_of_other_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layouts.criteo(tmp_path)
-    data, _ = prepare(criteo.PROTOCOL.preparation(tmp_path), tmp_path / "out", quiet=True)
+    data, _ = write_prepared_data(criteo.PROTOCOL.preparation(tmp_path), tmp_path / "out", quiet=True)
     monkeypatch.setattr(FileSource, "blocks", lambda self: pytest.fail("read again"))
     with pytest.raises(InputError, match="criteo-x4: rows of train, valid and test: found"):
         criteo.PROTOCOL.check(data, tmp_path)
@@ -177,18 +204,18 @@ def test_sums_are_not_taken_of_other_rows(tmp_path: Path, monkeypatch: pytest.Mo
 def test_only_what_was_checked_bears_the_name(tmp_path: Path) -> None:
     layouts.avazu(tmp_path)
     preparation = avazu.PROTOCOL.preparation(tmp_path, check=False)
-    data, _ = prepare(preparation, tmp_path / "out", quiet=True)
+    data, _ = write_prepared_data(preparation, tmp_path / "out", quiet=True)
     right = replace(tiny(avazu.PROTOCOL, data), published=None)
     wrong = replace(right, figures=replace(right.figures, total=5))
     fingerprint = data.fingerprint
     assert data.name == "avazu-x4-unchecked"
     for public, name in ((right, "avazu-x4"), (wrong, "avazu-x4-unchecked"), (right, "avazu-x4")):
-        again, done = prepare(preparation, tmp_path / "out", quiet=True)
+        again, done = write_prepared_data(preparation, tmp_path / "out", quiet=True)
         assert done
         with nullcontext() if public is right else pytest.raises(InputError):
             public.check(again, tmp_path)
-        found = PreparedData(tmp_path / "out")
-        assert (again.name, found.name, found.fingerprint) == (name, name, fingerprint)
+        reopened = PreparedData(tmp_path / "out")
+        assert (again.name, reopened.name, reopened.fingerprint) == (name, name, fingerprint)
 
 
 def test_a_published_file_without_a_column_of_it(tmp_path: Path) -> None:
@@ -204,7 +231,7 @@ def test_a_mapped_source_answers_for_all_its_files(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x\n1\n")
     started = []
 
-    def start() -> source_module.Rows:
+    def start() -> RowFunction:
         started.append(1)
         return lambda block: block.frame.select(y=block.frame["x"] + "!")
 

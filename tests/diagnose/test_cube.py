@@ -8,7 +8,7 @@ import pytest
 from recap_ctr.axes.logits import Estimator, LogitTable, LogitWriter
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, Floats
-from recap_ctr.diagnose.cube import NAMED
+from recap_ctr.diagnose.cube import MAX_NAMED_CELLS
 from recap_ctr.errors import InputError
 
 
@@ -37,10 +37,10 @@ def test_columns_of_several_tables_find_their_cells(prepared: PreparedData, tmp_
     assert (cube.runs, cube.steps, cube.routes) == (("b", "aa"), (10, 20), ("0-1", "1-0"))
     assert cube.shape == (2, 2, 2)
     logits_STRN = whole(cube).reshape(2, 2, 2, -1)
-    for s, one in enumerate(tables):
-        for column, estimator in enumerate(one.estimators):
+    for s, source in enumerate(tables):
+        for column, estimator in enumerate(source.estimators):
             t, r = cube.steps.index(estimator.step), cube.routes.index(estimator.route)
-            assert np.array_equal(logits_STRN[s, t, r], one.logits_NM[:, column])
+            assert np.array_equal(logits_STRN[s, t, r], source.logits_NM[:, column])
 
 
 def test_blocks_are_slices_of_the_whole(prepared: PreparedData, tmp_path: Path) -> None:
@@ -74,20 +74,20 @@ def test_a_table_of_other_rows_is_named(prepared: PreparedData, tmp_path: Path) 
 
 
 def test_missing_cells_are_named(prepared: PreparedData, tmp_path: Path) -> None:
-    one, other = (
+    complete, partial = (
         table(tmp_path / "one", prepared, run("a")),
         table(tmp_path / "other", prepared, run("b", (20,))),
     )
 
     with pytest.raises(InputError) as error:
-        Cube.from_tables([one, other])
+        Cube.from_tables([complete, partial])
 
     assert "2 runs × 2 steps × 2 routes lacks run b, step 10, route 0-1; run b, step 10, route 1-0" in str(
         error.value
     )
     many = table(tmp_path / "many", prepared, run("c", tuple(range(30, 40))))
-    with pytest.raises(InputError, match=rf"\(and {2 * 12 * 2 - 4 - 20 - NAMED} more\)"):
-        Cube.from_tables([one, many])
+    with pytest.raises(InputError, match=rf"\(and {2 * 12 * 2 - 4 - 20 - MAX_NAMED_CELLS} more\)"):
+        Cube.from_tables([complete, many])
 
 
 def test_a_cell_that_is_there_twice_is_refused_unless_a_depth_is_chosen(

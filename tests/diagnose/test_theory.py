@@ -51,10 +51,10 @@ def test_sample_variance_is_unbiased_for_what_averaging_removes() -> None:
     shared = rng.normal(0.0, np.sqrt(tau2 * rho), (N, 1))
     logits = shared + rng.normal(0.0, np.sqrt(tau2 * (1 - rho)), (N, M))
 
-    found = nonshared_variance(logits)
+    variance_N = nonshared_variance(logits)
 
-    assert found.mean() == pytest.approx(
-        variance_removed(tau2, rho, M), abs=float(4 * found.std() / np.sqrt(N))
+    assert variance_N.mean() == pytest.approx(
+        variance_removed(tau2, rho, M), abs=float(4 * variance_N.std() / np.sqrt(N))
     )
 
 
@@ -96,14 +96,14 @@ def test_all_six_orders_sum_to_the_total_and_match_nested_loops() -> None:
     logits = np.random.default_rng(5).normal(size=(20, 2, 3, 4))
     total = logits.reshape(20, -1).var(axis=1)
 
-    found = decompose(logits)
+    shares_by_order = decompose(logits)
 
-    assert len(found) == 6
-    for shares in found.values():
+    assert len(shares_by_order) == 6
+    for shares in shares_by_order.values():
         np.testing.assert_allclose(sum(shares.values()), total, rtol=1e-9)
     # The paper's order: routes, then trajectory, then runs, for one row by loops.
     z = logits[7]
-    shares = found["route", "trajectory", "run"]
+    shares = shares_by_order["route", "trajectory", "run"]
     v_r = np.mean([np.var(z[s, t]) for s, t in itertools.product(range(2), range(3))])
     v_t = np.mean([np.var([z[s, t].mean() for t in range(3)]) for s in range(2)])
     v_s = np.var([z[s].mean() for s in range(2)])

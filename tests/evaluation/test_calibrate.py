@@ -20,7 +20,6 @@ from recap_ctr.evaluation.calibrate import (
     fit_isotonic,
 )
 from recap_ctr.evaluation.metrics import auc, logit, logloss, sigmoid
-from recap_ctr.evaluation.sampling import negative_rate_shift
 
 Floats = NDArray[np.float64]
 repeatable = settings(derandomize=True, deadline=None, max_examples=50)
@@ -99,8 +98,8 @@ def test_affine_knows_no_scale_of_weights(scale: float) -> None:
     logits = rng.normal(size=2000)
     labels = rng.random(2000) < sigmoid(0.6 * logits)
     weights = rng.uniform(0.5, 2.0, 2000)
-    one, other = (fit_affine(labels, logits, by * weights) for by in (1.0, scale))
-    assert (other.scale, other.shift) == pytest.approx((one.scale, one.shift), rel=1e-9)
+    plain, scaled = (fit_affine(labels, logits, by * weights) for by in (1.0, scale))
+    assert (scaled.scale, scaled.shift) == pytest.approx((plain.scale, plain.shift), rel=1e-9)
 
 
 def test_affine_on_constant_logits_fits_the_shift_only() -> None:
@@ -215,32 +214,6 @@ def test_round_trip_is_exact() -> None:
 def test_damaged_storage_is_refused(stored: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         calibration_from_dict(stored)
-
-
-@repeatable
-@given(st.floats(-30, 30), st.floats(1e-6, 1.0))
-def test_negative_rate_shift_undoes_dropped_negatives(z: float, rate: float) -> None:
-    """Brute force: of `clicks` and `others`, the model saw clicks and rate * others."""
-    kept_probability = float(sigmoid(z))
-    clicks, others_kept = kept_probability, float(sigmoid(-z))
-    true = clicks / (clicks + others_kept / rate)
-    assert float(sigmoid(z + negative_rate_shift(rate))) == pytest.approx(true, rel=1e-12)
-
-
-def test_negative_rate_shift_by_sampling() -> None:
-    labels, logits = clicks(200_000, seed=7)
-    kept = labels | (np.random.default_rng(8).random(labels.size) < 0.1)
-    biased = logits - np.log(0.1)  # what a perfect model learns from the kept rows
-    assert fit_affine(labels[kept], biased[kept]).shift == pytest.approx(
-        0.0, abs=0.05
-    )  # three standard errors
-    assert sigmoid(biased + negative_rate_shift(0.1)).mean() == pytest.approx(labels.mean(), abs=0.004)
-
-
-@pytest.mark.parametrize("rate", [0.0, -0.5, 1.5, float("nan")])
-def test_impossible_negative_rates_are_refused(rate: float) -> None:
-    with pytest.raises(InputError, match="negative rate"):
-        negative_rate_shift(rate)
 
 
 def test_affine_keeps_shape() -> None:

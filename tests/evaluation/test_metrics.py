@@ -133,11 +133,11 @@ def test_auc_difference_matches_delong_by_pairs(drawn: Drawn, seed: int, dtype: 
     labels, logits_a, _ = drawn
     labels, logits_a = np.append(labels, [0, 1]), np.append(logits_a, [0.0, 0.5])  # two of each class
     logits_b = logits_a + np.random.default_rng(seed).integers(-3, 4, labels.size) / 4
-    found = auc_difference(labels, logits_a.astype(dtype), logits_b.astype(dtype))
+    measured = auc_difference(labels, logits_a.astype(dtype), logits_b.astype(dtype))
     difference, error = delong_by_pairs(labels, logits_a, logits_b)
-    assert found.difference == pytest.approx(difference, abs=1e-13)
-    assert found.difference == pytest.approx(auc(labels, logits_a) - auc(labels, logits_b), abs=1e-13)
-    assert found.standard_error == pytest.approx(
+    assert measured.difference == pytest.approx(difference, abs=1e-13)
+    assert measured.difference == pytest.approx(auc(labels, logits_a) - auc(labels, logits_b), abs=1e-13)
+    assert measured.standard_error == pytest.approx(
         error, abs=1e-7
     )  # the oracle subtracts variances: sqrt(1e-16)
 
@@ -158,24 +158,24 @@ def test_weighted_auc_difference_is_that_of_repeated_rows_with_the_error_of_smal
     """The error is the infinitesimal jackknife: what each row's weight would change, squared and added up."""
     rng = np.random.default_rng(10)
     labels, weights = rng.integers(0, 2, 60), rng.integers(1, 5, 60).astype(np.float64)
-    one, other = (labels + rng.normal(size=60) for _ in range(2))
+    first, second = (labels + rng.normal(size=60) for _ in range(2))
 
-    found = auc_difference(labels, one, other, weights)
+    measured = auc_difference(labels, first, second, weights)
     copies = weights.astype(int)
-    repeated = auc_difference(np.repeat(labels, copies), np.repeat(one, copies), np.repeat(other, copies))
-    assert found.difference == pytest.approx(repeated.difference, abs=1e-12)
+    repeated = auc_difference(np.repeat(labels, copies), np.repeat(first, copies), np.repeat(second, copies))
+    assert measured.difference == pytest.approx(repeated.difference, abs=1e-12)
 
     def gap(weights: np.ndarray) -> float:
-        return auc(labels, one, weights) - auc(labels, other, weights)
+        return auc(labels, first, weights) - auc(labels, second, weights)
 
     squares = np.zeros(2)
     for row in range(60):
         more, less = (weights * np.where(np.arange(60) == row, factor, 1) for factor in (1 + 1e-5, 1 - 1e-5))
         squares[labels[row]] += ((gap(more) - gap(less)) / 2e-5) ** 2
     counts = np.bincount(labels)
-    assert found.standard_error == pytest.approx(np.sqrt(squares @ (counts / (counts - 1))), rel=1e-5)
-    assert auc_difference(labels, one, other, 7 * weights).standard_error == pytest.approx(
-        found.standard_error
+    assert measured.standard_error == pytest.approx(np.sqrt(squares @ (counts / (counts - 1))), rel=1e-5)
+    assert auc_difference(labels, first, second, 7 * weights).standard_error == pytest.approx(
+        measured.standard_error
     )
 
 
@@ -183,8 +183,8 @@ def test_auc_difference_of_the_same_order_is_nothing() -> None:
     rng = np.random.default_rng(9)
     labels, logits = rng.integers(0, 2, 1_000), rng.integers(-20, 20, 1_000) / 8
     for other in (logits, 8 * logits + 3, np.where(logits == logits.max(), np.inf, logits)):
-        found = auc_difference(labels, logits, other)
-        assert (found.difference, found.standard_error) == (0.0, 0.0)
+        measured = auc_difference(labels, logits, other)
+        assert (measured.difference, measured.standard_error) == (0.0, 0.0)
     there, back = auc_difference(labels, logits, -logits), auc_difference(labels, -logits, logits)
     assert (there.difference, there.standard_error) == (-back.difference, back.standard_error)
 

@@ -19,7 +19,7 @@ NORMS = [(False, False), (True, False), (False, True), (True, True)]
 @pytest.fixture(params=[2, 10_000], ids=["chunks of 2", "one chunk"])
 def chunk_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Rows of a chunk: few enough that a small batch has several and a short last one, or all."""
-    monkeypatch.setattr(cross_module, "_chunk_rows", lambda h_BHD: request.param)
+    monkeypatch.setattr(cross_module, "chunk_rows", lambda h_BHD: request.param)
     yield request.param
 
 
@@ -52,7 +52,7 @@ def outcome(layer: Cross, args: Args, *, fused: bool) -> dict[str, Tensor]:
         assert type(out_BHD.grad_fn).__name__ == "_FusedCrossBackward"
     else:
         keep_BHD = keep_mask(tuple(args[0].shape), layer.dropout, args[0].device) if layer.dropout else None
-        out_BHD = layer._plain(*args, keep_BHD, layer.weight, layer.scale_norm)
+        out_BHD = layer.plain(*args, keep_BHD, layer.weight, layer.scale_norm)
     torch.manual_seed(12)
     weight_BHD = torch.randn(out_BHD.shape, dtype=torch.float64).to(out_BHD.dtype)
     leaves = [x for x in args if x is not None] + list(layer.parameters())
@@ -113,7 +113,7 @@ def test_fused_equals_plain_in_single_precision(layer_norm: bool, scale_norm: bo
 @pytest.mark.parametrize(("layer_norm", "scale_norm"), [(False, False), (True, True)])
 @pytest.mark.parametrize("anchor", [False, True])
 def test_gradcheck(monkeypatch: pytest.MonkeyPatch, layer_norm: bool, scale_norm: bool, anchor: bool) -> None:
-    monkeypatch.setattr(cross_module, "_chunk_rows", lambda h_BHD: 2)  # chunks of two rows and one
+    monkeypatch.setattr(cross_module, "chunk_rows", lambda h_BHD: 2)  # chunks of two rows and one
     torch.manual_seed(2)
     layer = Cross(4, num_heads=2, layer_norm=layer_norm, scale_norm=scale_norm, dropout=0.3).double()
     randomise(layer)
@@ -255,7 +255,7 @@ def test_strided_inputs_and_gradients() -> None:
 
     fused = torch.autograd.grad(layer(h_BHD, anchor_BHD).sum(), [h_BHD, anchor_BHD])
     plain = torch.autograd.grad(
-        layer._plain(h_BHD, anchor_BHD, None, None, layer.weight, layer.scale_norm).sum(), [h_BHD, anchor_BHD]
+        layer.plain(h_BHD, anchor_BHD, None, None, layer.weight, layer.scale_norm).sum(), [h_BHD, anchor_BHD]
     )
 
     torch.testing.assert_close(fused, plain)

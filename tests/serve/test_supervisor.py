@@ -57,6 +57,7 @@ def swaps(address: Address) -> dict[str, float]:
     return address.counter("recap_swaps_total", "outcome")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_comes_back_and_the_others_answer(tmp_path: Path, start: Start) -> None:
     server = start(write(tmp_path / "model", row_us=200), workers=2)
     server.wait("worker ready", 2)
@@ -81,6 +82,7 @@ def test_a_killed_worker_comes_back_and_the_others_answer(tmp_path: Path, start:
     assert "recap_worker_starts_total 3" in text
 
 
+@pytest.mark.slow
 def test_versions_change_under_load_without_a_lost_request(tmp_path: Path, start: Start) -> None:
     model = write(tmp_path / "model", seed=1, row_us=100)
     server = start(model, workers=2)
@@ -231,6 +233,7 @@ def test_the_command_says_what_is_wrong(
     assert busy.code == 2 and "--port" in busy.err
 
 
+@pytest.mark.slow
 def test_a_damaged_artifact_is_not_served(tmp_path: Path, start: Start, recap: Recap) -> None:
     server = start(write(tmp_path / "model", broken="checksum"))
     assert server.popen.wait(20) != 0

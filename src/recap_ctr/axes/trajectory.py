@@ -39,9 +39,11 @@ class MovingAverage:
                 if isinstance(table, Table):
                     average = averaged_modules[name]
                     assert isinstance(average, Table)
-                    settled_V = torch.zeros(
-                        table.weight.shape[0], dtype=torch.float64, device=table.weight.device
-                    )
+                    device = table.weight.device
+                    precision = (
+                        torch.float32 if device.type == "mps" else torch.float64
+                    )  # MPS has no float64.
+                    settled_V = torch.zeros(table.weight.shape[0], dtype=precision, device=device)
                     self._tables[name] = table, average, settled_V
         lazy_weights = {id(table.weight) for table, _, _ in self._tables.values()}
         pairs = [

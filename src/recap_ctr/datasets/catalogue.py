@@ -1,8 +1,12 @@
 """The public data sets by name."""
 
-from recap_ctr.datasets.protocol import Protocol
-from recap_ctr.errors import InputError
+from typing import TYPE_CHECKING
+
+from recap_ctr.errors import InputError, did_you_mean
 from recap_ctr.plugins import is_dotted, load, resolve
+
+if TYPE_CHECKING:  # Completion reads the names, and must not wait for polars.
+    from recap_ctr.datasets.protocol import Protocol
 
 DATASETS = {
     "criteo-x4": "recap_ctr.datasets.criteo:PROTOCOL",
@@ -17,15 +21,19 @@ DATASETS = {
 }
 
 
-def find_protocol(name: str) -> Protocol:
+def find_protocol(name: str) -> "Protocol":
     """Return the public data set with this name, or one from outside the package by its dotted name."""
+    from recap_ctr.datasets.protocol import Protocol
+
     if is_dotted(name):
         protocol = load(name, "data set")
         if not isinstance(protocol, Protocol):
             raise InputError(f"data set {name!r} is not a recap_ctr.datasets.protocol.Protocol")
         return protocol
     if name not in DATASETS:
-        raise InputError(f"no data set {name!r}", fix=f"choose from {', '.join(DATASETS)}")
+        raise InputError(
+            f"no data set {name!r}{did_you_mean(name, DATASETS)}", fix=f"choose from {', '.join(DATASETS)}"
+        )
     protocol = resolve(DATASETS[name])
     assert isinstance(protocol, Protocol)
     return protocol

@@ -1,4 +1,4 @@
-"""Fetching the raw files of a public data set from where it is published."""
+"""Fetch the raw files of a public data set from the site that publishes it."""
 
 import hashlib
 import http.client
@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 30
 CHUNK = 1 << 16
 MAX_BYTES = 1 << 28  # of an archive and of a file in it, because a server or a zip bomb could go on for ever
 NETWORK = (URLError, ConnectionError, TimeoutError, ssl.SSLError, http.client.HTTPException)
-RESUME = "run the same command again: it goes on where it stopped"
+RESUME = "run the same command again: it continues where it stopped"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Measures which axis the variance between estimators comes from, and what averaging more of them would gain.
+"""Measure which axis the variance between estimators comes from, and what averaging more of them would gain.
 
 `theory` holds the paper's equations. `diagnose` applies them to the logits of a grid of estimators.
 """

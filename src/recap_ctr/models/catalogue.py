@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from recap_ctr.config import Frozen, parse
 from recap_ctr.data.layout import Layout
-from recap_ctr.errors import InputError
+from recap_ctr.errors import InputError, did_you_mean
 from recap_ctr.plugins import is_dotted, load, resolve
 
 if TYPE_CHECKING:
@@ -44,7 +44,10 @@ def model_class(name: str) -> type["nn.Module"]:
     if is_dotted(name):
         return _outside_class(name)
     if name not in MODELS:
-        raise InputError(f"no model {name!r}", fix=f"choose {', '.join(MODELS)}, or package.module:Name")
+        raise InputError(
+            f"no model {name!r}{did_you_mean(name, MODELS)}",
+            fix=f"choose {', '.join(MODELS)}, or package.module:Name",
+        )
     return cast("type[nn.Module]", resolve(MODELS[name]))
 
 

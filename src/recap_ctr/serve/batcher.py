@@ -26,7 +26,7 @@ clock = time.monotonic
 
 
 def scoring_failed() -> Problem:
-    """Return what a client is told about a fault of the server."""
+    """Return the error for a client after a fault of the server."""
     return Problem(500, "scoring failed", fix="tell the operator of this server; its log says more")
 
 

@@ -12,7 +12,7 @@ Signature = tuple[Any, ...]
 
 
 class Snapshots:
-    """Numbered copies, in `directory`, of the artifact that stands at one path.
+    """Numbered copies, in `directory`, of the artifact at one path.
 
     `artifact` is the path as the user gave it: an artifact, a run that holds one, or a link to either.
     """

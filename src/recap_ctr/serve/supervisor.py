@@ -31,7 +31,8 @@ from recap_ctr.serve.snapshots import Signature, Snapshots
 WATCH_SECONDS = 1.0
 LOAD_SECONDS = 300.0
 MAX_FAILURES = 5  # failed starts in a row before the server gives up
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+# Windows has only the first two.
+_SIGNALS = [item for item in signal.Signals if item.name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")]
 
 
 @dataclass(eq=False)

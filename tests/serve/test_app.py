@@ -1,4 +1,4 @@
-"""The server over real sockets: formats, limits, access, deadlines and hostile bytes."""
+"""The endpoints over real sockets: formats, limits on bodies, access, deadlines and load."""
 
 import io
 import json
@@ -6,7 +6,6 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +22,19 @@ from recap_ctr.serve.codec import SCORES, Codec
 from recap_ctr.serve.config import Limits, ServeConfig
 from recap_ctr.serve.interface import load_engine
 from recap_ctr.serve.scheduler import Costs
-from tests.support.fake_engine import FakeEngine
-from tests.support.running_server import JSON, Address, Answer, serve_in_thread, wait_until
-
-LIMITS = Limits(
-    body_bytes=4000,
-    rows=50,
-    value_length=100,
-    header_bytes=2000,
-    header_seconds=0.6,
-    body_seconds=0.6,
-    idle_seconds=1.5,
+from tests.support.fake_engine import ROW, FakeEngine
+from tests.support.running_server import (
+    JSON,
+    SMALL_LIMITS,
+    SMALL_SERVER,
+    Address,
+    Answer,
+    serve_in_thread,
+    wait_until,
 )
-SMALL = ServeConfig(artifact="", deadline_ms=20_000, limits=LIMITS)
+
 ROWS = 10_000
 TOKEN = "a-token-of-some-length"
-ROW = {"site": "a", "user id": 10**17 + 3, "price": 6.5, "tags": ["x", "new"]}
-
-
-@pytest.fixture(scope="module")
-def fake() -> Iterator[Address]:
-    with serve_in_thread(FakeEngine({}), SMALL) as address:
-        yield address
 
 
 def metrics(address: Address, **headers: str) -> dict[str, float]:
@@ -118,7 +108,7 @@ def test_a_fault_of_the_server_is_answered_and_counted(
     def broken(*_: object) -> None:
         raise fault("a value of a row")
 
-    with serve_in_thread(FakeEngine({}), SMALL) as address:
+    with serve_in_thread(FakeEngine({}), SMALL_SERVER) as address:
         with monkeypatch.context() as patched:
             patched.setattr(Codec, "from_json", broken)
             answer = address.score({"rows": [ROW]})
@@ -127,6 +117,7 @@ def test_a_fault_of_the_server_is_answered_and_counted(
         assert address.counter("recap_requests_total", "status") == {"500": 1.0, "200": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", [False, True], ids=["torch", "graphs"])
 def test_formats_agree_with_the_engine_on_a_trained_model(
     packed: Path, click_log: pl.DataFrame, tmp_path: Path, graphs: bool
@@ -218,7 +209,7 @@ def test_other_paths(fake: Address) -> None:
     assert fake.ask("GET", "/vocabulary/device").json()["values"] == []
     assert fake.ask("GET", "/vocabulary/site?prefix=zz").json()["values"] == []
     assert fake.ask("GET", "/vocabulary/nothing").status == 404
-    with serve_in_thread(FakeEngine({"extra": "a/b"}), SMALL) as address:
+    with serve_in_thread(FakeEngine({"extra": "a/b"}), SMALL_SERVER) as address:
         assert address.ask("GET", "/vocabulary/a%2Fb").json() == {"field": "a/b", "values": ["q"]}
     assert fake.ask("GET", f"/vocabulary/site?prefix={'x' * 201}").status == 400
     page = fake.ask("GET", "/")
@@ -231,35 +222,6 @@ def test_other_paths(fake: Address) -> None:
     ):
         answer = fake.ask(method, path)
         assert answer.status == status and answer.json()["error"]
-
-
-def test_the_openapi_document_describes_the_bodies(fake: Address) -> None:
-    document = fake.ask("GET", "/openapi.json").json()
-    schemas = document["components"]["schemas"]
-    assert schemas["Row"]["additionalProperties"] is False
-    assert set(schemas["Row"]["properties"]) == {"site", "user id", "price", "age", "tags", "device"}
-    assert schemas["ScoreRows"]["required"] == ["rows"]
-    assert set(document["paths"]) == {
-        "/score",
-        "/model",
-        "/vocabulary/{field}",
-        "/health/live",
-        "/health/ready",
-        "/metrics",
-        "/openapi.json",
-        "/",
-    }
-
-    def refs(value: Any) -> Iterator[str]:
-        if isinstance(value, dict):
-            yield from ([value["$ref"]] if "$ref" in value else [])
-            for inner in value.values():
-                yield from refs(inner)
-        elif isinstance(value, list):
-            for inner in value:
-                yield from refs(inner)
-
-    assert {ref.rpartition("/")[2] for ref in refs(document)} <= set(schemas)
 
 
 def test_metrics_count_requests_rows_and_values() -> None:
@@ -276,7 +238,7 @@ def test_metrics_count_requests_rows_and_values() -> None:
 
 
 def test_everything_but_health_and_page_needs_the_token() -> None:
-    with serve_in_thread(FakeEngine({}), SMALL, token=TOKEN) as address:
+    with serve_in_thread(FakeEngine({}), SMALL_SERVER, token=TOKEN) as address:
         right = f"Bearer {TOKEN}"
         wrong = (TOKEN, right + "x", right[:-1], f"Basic {TOKEN}", right.lower())
         headers: list[dict[str, str]] = [{}, *({"authorization": text} for text in wrong)]
@@ -304,9 +266,9 @@ def test_the_size_of_a_body_is_limited(fake: Address) -> None:
         body = json.dumps({"rows": [ROW]}).encode()
         return body + b" " * (size - len(body))
 
-    for size in (LIMITS.body_bytes - 1, LIMITS.body_bytes):
+    for size in (SMALL_LIMITS.body_bytes - 1, SMALL_LIMITS.body_bytes):
         assert fake.ask("POST", "/score", padded(size), JSON).status == 200
-    assert fake.ask("POST", "/score", padded(LIMITS.body_bytes + 1), JSON).status == 413
+    assert fake.ask("POST", "/score", padded(SMALL_LIMITS.body_bytes + 1), JSON).status == 413
     # A missing or false content-length does not help.
     head = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     chunks = b"".join(b"%x\r\n%s\r\n" % (500, b" " * 500) for _ in range(9))
@@ -327,69 +289,6 @@ def test_other_content_types_are_refused(fake: Address) -> None:
     assert fake.ask("POST", "/score", body, {**JSON, "content-encoding": "gzip"}).status == 415
     assert fake.ask("POST", "/score", body, {"content-type": "Application/JSON; charset=UTF-8"}).status == 200
     assert fake.ask("POST", "/score", body, {"content-type": arrow.STREAM}).status == 400
-
-
-def test_size_and_duration_of_heads_are_limited(fake: Address) -> None:
-    def with_head(size: int) -> bytes:
-        start = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-pad: "
-        return start + b"p" * (size - len(start) - 4) + b"\r\n\r\n"
-
-    assert fake.raw(with_head(LIMITS.header_bytes - 100)).startswith(b"HTTP/1.1 200")
-    assert fake.raw(with_head(LIMITS.header_bytes + 100)).startswith(b"HTTP/1.1 431")
-    assert fake.raw(b"GET /" + b"x" * LIMITS.header_bytes).startswith(b"HTTP/1.1 431")
-    assert fake.raw(b"GET /health/live HTTP/1.1\r\n").startswith(b"HTTP/1.1 408")
-    assert fake.raw() == b"", "a connection that stays silent is closed"
-    start = time.monotonic()
-    slowly = [bytes([byte]) for byte in b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"]
-    assert b"408" in fake.raw(*slowly, pause=0.05)
-    assert time.monotonic() - start < 4
-    head = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
-    assert fake.raw(head, b"{").startswith(b"HTTP/1.1 408")
-    again = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    twice = fake.raw(again, b"GET /health", pause=0.05)
-    assert twice.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in twice, "a second head on the connection"
-
-
-def test_every_connection_is_closed_in_the_end(fake: Address) -> None:
-    """`raw` returns when the server has closed the connection, and fails if it doesn't."""
-    live = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    for blank in (b"", b"\r\n", b"\r\n\r\n"):
-        assert fake.raw(live, blank, pause=0.1).count(b"HTTP/1.1") == 1
-    assert fake.raw(b"\r\n") == b""
-    long = b"POST /model HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n"
-    assert fake.raw(long, *[b"x"] * 60, pause=0.05).startswith(b"HTTP/1.1 405")
-    assert fake.raw(long).startswith(b"HTTP/1.1 405")
-
-
-def test_a_body_may_arrive_after_its_answer(fake: Address) -> None:
-    """A 429 is sent before the body is read, to a client that is still sending."""
-    head = b"POST /model HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20\r\n\r\n"
-    last = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-    body = b"x" * 20
-    for parts in ([head, body[:10], body[10:], last], [head + body + last], [head, body + head, body + last]):
-        answer = fake.raw(*parts, pause=0.1)
-        assert answer.startswith(b"HTTP/1.1 405") and b"HTTP/1.1 200" in answer
-
-
-def test_bytes_that_are_not_http_get_a_400(fake: Address) -> None:
-    post = b"POST /score HTTP/1.1\r\n"
-    for junk in (
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"hello\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
-        post + b"content-length: -1\r\n\r\n",
-        post + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-    ):
-        assert fake.raw(junk).startswith(b"HTTP/1.1 400")
-
-
-def test_broken_connections_do_no_harm(fake: Address) -> None:
-    head = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 60\r\n\r\n"
-    body = json.dumps({"rows": [{"site": "a"}]}).encode().ljust(60)
-    for cut in (0, 10, len(head), len(head) + 10, len(head) + 60):
-        with socket.create_connection(("127.0.0.1", fake.port)) as connection:
-            connection.sendall((head + body)[:cut])
-    assert fake.score({"rows": [ROW]}).status == 200
 
 
 json_values = st.recursive(

@@ -1,0 +1,21 @@
+"""The page that compares runs."""
+
+import pytest
+
+from recap_ctr.errors import InputError
+from recap_ctr.pages import compare
+from recap_ctr.training.report import RunReport, parse_report
+from tests.support.example_reports import metrics, run_values
+
+
+def test_several_runs_on_one_page(report: RunReport) -> None:
+    worse = parse_report({**run_values(), "metrics": metrics(0.76)})
+    comparison = compare.page({"old": worse, "new": report})
+    assert comparison.lead == (
+        "new has the highest AUC of 2 runs on the test rows: 81.00 points, 5.00 more than old."
+    )
+    titles = [section.title for section in comparison.sections]
+    assert titles == ["Results", "Frontier", "Reliability", "Training"]
+    other = report.model_copy(update={"data": report.data.model_copy(update={"fingerprint": "0" * 32})})
+    with pytest.raises(InputError, match="2 different data sets"):
+        compare.page({"one": report, "two": other})
