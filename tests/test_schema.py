@@ -83,7 +83,7 @@ GOOD = 'label = "y"\n[[fields]]\nname = "u"\nkind = "categorical"\n'
         ("", "label: Field required"),
         ('label = "y"', "fields: Field required"),
         ('label = "y"\nfields = []', "fields: Tuple should have at least 1 item"),
-        ("lable = 1\n" + GOOD, "lable: unknown setting; choose from format, label, row_id"),
+        ("lable = 1\n" + GOOD, "lable: unknown setting; choose from format, label, positive"),
         (GOOD + "knid = 1", "fields.0.knid: unknown setting"),
         (GOOD.replace("categorical", "category"), "fields.0.kind: Input should be 'categorical', 'multi' or"),
         (GOOD.replace("categorical", "category"), "(value: 'category')"),
@@ -106,6 +106,22 @@ GOOD = 'label = "y"\n[[fields]]\nname = "u"\nkind = "categorical"\n'
         ('weight = "u"\n' + GOOD, "column 'u' can't be both the weight and a field"),
         ('columns = ["y", "v"]\n' + GOOD, "column 'u' is not among columns"),
         ('columns = ["y", "u", "u"]\n' + GOOD, "columns holds a name twice"),
+        (
+            GOOD.replace("categorical", "numeric") + 'derive = "hour"',
+            "derive applies to categorical fields only",
+        ),
+        (GOOD + 'derive = "minute"', "fields.0.derive: Input should be 'hour' or 'weekday'"),
+        (GOOD + 'source = "t"', "field 'u': source applies to derived fields only"),
+        (GOOD + 'unit = "s"', "field 'u': unit applies to derived fields only"),
+        (GOOD + 'derive = "hour"\nsource = "y"', "column 'y' can't be both the label and a field"),
+        (
+            'columns = ["y", "u"]\n' + GOOD + 'derive = "hour"\nsource = "t"',
+            "column 't' is not among columns",
+        ),
+        (
+            GOOD + 'derive = "hour"\nsource = "t"\n[[fields]]\nname = "t"\nkind = "multi"',
+            "field 'u': column 't' holds several values a row",
+        ),
         ("format = 2\n" + GOOD, "format: Input should be 1 (value: 2)"),
         (GOOD.replace('"u"', '""'), "fields.0.name"),
         (GOOD.replace('"u"', f'"{"u" * 201}"'), "fields.0.name"),
@@ -147,3 +163,39 @@ def test_time_and_group_may_be_fields_as_well() -> None:
 )
 def test_width(field: Field, width: int, is_value: bool) -> None:
     assert (field.width, field.is_value) == (width, is_value)
+
+
+def test_derived_fields_name_their_column_and_leave_other_fields_as_they_were() -> None:
+    hour = Field(name="t_hour", kind="categorical", derive="hour", source="t", unit="ms")
+    weekday = Field(name="t_weekday", kind="categorical", derive="weekday", source="t", unit="ms")
+    site = Field(name="site", kind="categorical")
+    schema = Schema(label="y", time="t", columns=("y", "t", "site"), fields=(hour, site, weekday))
+    assert schema.input_columns == {"t": Field(name="t", kind="categorical"), "site": site}
+    with_number = schema.model_copy(update={"fields": (hour, Field(name="t", kind="numeric"))})
+    assert with_number.input_columns == {"t": Field(name="t", kind="numeric")}
+    assert {"derive", "source", "unit"} <= hour.model_dump().keys()
+    assert not {"derive", "source", "unit"} & site.model_dump().keys()
+
+
+def test_a_derived_field_reads_back(tmp_path: Path) -> None:
+    fields = (
+        Field(name="ts_hour", kind="categorical", derive="hour", source="ts", unit="us"),
+        Field(name="day", kind="categorical", derive="weekday"),
+    )
+    schema = Schema(label="y", fields=fields)
+    (tmp_path / "schema.toml").write_text(schema.to_toml())
+    assert read_schema(tmp_path / "schema.toml") == schema
+
+
+def test_what_the_label_means_and_what_separates_columns(tmp_path: Path) -> None:
+    site = Field(name="site", kind="categorical")
+    schema = Schema(label="y", positive="yes", negative="no", separator="\t", fields=(site,))
+    (tmp_path / "schema.toml").write_text(schema.to_toml())
+    assert read_schema(tmp_path / "schema.toml") == schema
+    # Fingerprints of schemas without these keys are those of before.
+    assert not {"positive", "negative", "separator"} & Schema(label="y", fields=(site,)).model_dump().keys()
+    with pytest.raises(ValueError, match="negative needs positive"):
+        Schema(label="y", negative="no", fields=(site,))
+    for odd in ("", ";;", '"', "\n", "é"):
+        with pytest.raises(ValueError, match="separator"):
+            Schema(label="y", separator=odd, fields=(site,))

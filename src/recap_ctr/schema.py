@@ -1,29 +1,45 @@
 """The contract between a raw table and everything after it: the role of each column."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field as Constraint
-from pydantic import PositiveInt, model_validator
+from pydantic import PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from recap_ctr.config import Frozen, parse, read_toml
 
 MAX_NAME = 200
+TimeUnit = Literal[
+    "iso",
+    "s",
+    "ms",
+    "us",
+    "ns",
+    "yyyymmdd",
+    "yymmddhh",
+    "yyyymmddhh",
+    "yyyymmddhhmm",
+    "yyyymmddhhmmss",
+]
+"""How a moment is written: as an ISO 8601 date, as a number of seconds or parts of them since 1970, or as digits."""
 
 
 class Field(Frozen):
-    """One input column.
+    """One input of the model, read from one column.
 
     - `categorical`: one value a row, looked up in the field's vocabulary.
     - `multi`: several values a row, joined by `separator` (or a list column), pooled by mean or sum.
     - `numeric`: `value` (standardised, times a learnt vector), or cut into categories: `log-square`
       (⌊ln² x⌋ above 2, as in Criteo_x4) or `quantiles` of the training rows.
 
-    A value is missing if it is null, the empty string, NaN, or listed in `missing`.
+    A categorical field may be derived from a column of moments: `derive` is `hour` ("0" to "23") or `weekday` ("0" for
+    Monday to "6"), both in UTC. A moment with an offset is converted to UTC, one without is taken to be in UTC already.
+
+    A value is missing if it is null, the empty string, NaN, or listed in `missing`; so is a moment that can't be read.
     """
 
     name: str = Constraint(min_length=1, max_length=MAX_NAME)
-    """The name of the column."""
+    """The name of the field, and of its column unless `source` names another."""
     kind: Literal["categorical", "multi", "numeric"]
     """What the column holds; see above."""
     min_count: PositiveInt = 1
@@ -42,10 +58,18 @@ class Field(Frozen):
     """Into how many quantiles numbers are cut."""
     missing: tuple[str, ...] = ()
     """Values that mean a missing value, such as "NA" or "-1"."""
+    derive: Literal["hour", "weekday"] | None = None
+    """What a categorical field takes from the moments in its column."""
+    source: str | None = Constraint(None, min_length=1, max_length=MAX_NAME)
+    """The column of moments that `derive` reads."""
+    unit: TimeUnit = "iso"
+    """How that column writes moments: `iso` also stands for columns of dates; the digits of `yyyymmdd` and so on are
+    numbers or text; `s` to `ns` count from 1970, and mean a missing value before 1989 and after 2103."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         numeric, multi = self.kind == "numeric", self.kind == "multi"
+        derived = self.derive is not None
         for option, applies, where in (
             ("separator", multi, "multi fields"),
             ("max_len", multi, "multi fields"),
@@ -58,12 +82,26 @@ class Field(Frozen):
             ),
             ("hash_buckets", not numeric, "categorical and multi fields"),
             ("min_count", not (numeric and self.transform == "value"), "fields with a vocabulary"),
+            ("derive", self.kind == "categorical", "categorical fields"),
+            ("source", derived, "derived fields"),
+            ("unit", derived, "derived fields"),
         ):
             if option in self.model_fields_set and getattr(self, option) is not None and not applies:
                 raise ValueError(f"field {self.name!r}: {option} applies to {where} only")
         if self.hash_buckets is not None and self.min_count > 1:
             raise ValueError(f"field {self.name!r}: hashed values are not counted, so min_count can't apply")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_time(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Drop the settings of derived fields from others, so that fingerprints of older schemas stay as they were."""
+        later = () if self.derive else ("derive", "source", "unit")
+        return {key: value for key, value in dump(self).items() if key not in later}
+
+    @property
+    def column(self) -> str:
+        """Return the name of the column that the field is read from."""
+        return self.source or self.name
 
     @property
     def is_value(self) -> bool:
@@ -82,7 +120,11 @@ class Schema(Frozen):
     format: Literal[1] = 1
     """The version of this format."""
     label: str = Constraint(min_length=1, max_length=MAX_NAME)
-    """The column that says whether there was a click: 0 or 1."""
+    """The column that says whether there was a click: 0 or 1, unless `positive` says otherwise."""
+    positive: str | None = Constraint(None, min_length=1)
+    """The value of the label that means a click, such as "yes"; case does not matter."""
+    negative: str | None = Constraint(None, min_length=1)
+    """The value that means no click. Any third value is then an error; without it, all but `positive` mean none."""
     row_id: str | None = None
     """The column that identifies a row; it is copied to outputs and never a feature."""
     group: str | None = None
@@ -93,6 +135,8 @@ class Schema(Frozen):
     """The column of row weights, which multiply loss and metrics."""
     columns: tuple[str, ...] | None = None
     """The names of all columns, for files without a header line."""
+    separator: str | None = Constraint(None, pattern=r"^[\t\x20-\x21\x23-\x7e]$")
+    """What separates the columns of text files, if the first line does not show it."""
     fields: tuple[Field, ...] = Constraint(min_length=1)
     """The inputs of the model, in order; one table each."""
 
@@ -102,22 +146,45 @@ class Schema(Frozen):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"field {name!r} is listed twice")
+        columns = {field.column: field for field in self.fields if field.derive is None}
+        for field in self.fields:
+            other = columns.setdefault(field.column, field)
+            if other.kind == "multi" and field.derive is not None:
+                raise ValueError(f"field {field.name!r}: column {field.column!r} holds several values a row")
         for role in ("label", "row_id", "weight"):
-            if getattr(self, role) in names:
+            if getattr(self, role) in {*names, *columns}:
                 raise ValueError(f"column {getattr(self, role)!r} can't be both the {role} and a field")
+        if self.negative is not None and self.positive is None:
+            raise ValueError("negative needs positive: the value of the label that means a click")
         if self.columns is not None:
             if len(set(self.columns)) < len(self.columns):
                 raise ValueError("columns holds a name twice")
-            for name in (*self.roles.values(), *names):
+            for name in (*self.roles.values(), *columns):
                 if name not in self.columns:
                     raise ValueError(f"column {name!r} is not among columns")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Drop unset keys that older versions did not have, so that fingerprints of older schemas stay the same."""
+        later = ("positive", "negative", "separator")
+        return {key: value for key, value in dump(self).items() if value is not None or key not in later}
 
     @property
     def roles(self) -> dict[str, str]:
         """Return the column of each role that has one."""
         pairs = ((role, getattr(self, role)) for role in ("label", "row_id", "group", "time", "weight"))
         return {role: name for role, name in pairs if name is not None}
+
+    @property
+    def input_columns(self) -> dict[str, Field]:
+        """Return the columns that rows to score have, in the fields' order, each with the plain field it is read as.
+
+        Several fields may be derived from one column, which is read as categories unless it is a field itself.
+        """
+        plain = {field.name: field for field in self.fields if field.derive is None}
+        columns = dict.fromkeys(field.column for field in self.fields)
+        return {name: plain.get(name) or Field(name=name, kind="categorical") for name in columns}
 
     def to_toml(self) -> str:
         """Return the schema as TOML, without settings that have their default value."""

@@ -156,7 +156,47 @@ class TestBadText:
         text = message(write(tmp_path / "t.csv", b'a,b\n1,2\n3,"' + b"x\n" * 5_000))
         assert "t.csv: row 2 does not end within" in text
 
-    def test_other_separators_are_named(self, tmp_path: Path) -> None:
-        (tmp_path / "x.csv").write_text("a;b\n1;2\n")
-        with pytest.raises(InputError, match="separated by ';'"):
-            list(FileSource([tmp_path / "x.csv"]).blocks())
+
+class TestSeparators:
+    @pytest.mark.parametrize(
+        ("name", "separator", "called"),
+        [
+            ("t.csv", ";", "semicolons"),
+            ("t.csv", "\t", "tabs"),
+            ("t.txt", "|", "bars"),
+            ("t.tsv", ",", "commas"),
+        ],
+    )
+    def test_another_separator_is_noticed_and_said(
+        self, name: str, separator: str, called: str, tmp_path: Path
+    ) -> None:
+        source = write(tmp_path / name, f"a{separator}b\n1{separator}2\n".encode())
+        assert read(source).rows() == [("1", "2")]
+        assert source.notes == [f"{name}: the columns are separated by {called}, and are read that way"]
+
+    def test_nothing_is_said_of_what_the_name_says(self, tmp_path: Path) -> None:
+        for data, columns in ((b"a;x,b\n1,2\n", ["a;x", "b"]), (b"a\n1\n", ["a"])):
+            source = write(tmp_path / "t.csv", data)
+            assert (read(source).columns, source.notes) == (columns, [])
+
+    def test_files_without_a_header_line(self, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_text("1;x\n2;y\n")
+        assert read(FileSource([tmp_path / "t.csv"], ["a", "b"])).rows() == [("1", "x"), ("2", "y")]
+        assert read(FileSource([tmp_path / "t.csv"], ["a"])).rows() == [("1;x",), ("2;y",)]
+
+    def test_the_users_separator(self, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_text("a:b,c\n1:2,3\n")
+        assert read(FileSource([tmp_path / "t.csv"], separator=":")).rows() == [("1", "2,3")]
+        (tmp_path / "tabs.csv").write_text("a\tb\n1\t2\n")
+        for spelled in ("tab", "\\t", "\t", ":"):  # A file without it is read by what its first line shows.
+            assert read(FileSource([tmp_path / "tabs.csv"], separator=spelled)).rows() == [("1", "2")]
+        for odd in ("", "::", "é", '"', "\n"):
+            with pytest.raises(InputError, match="can't separate columns\n  fix: give one character"):
+                FileSource([tmp_path / "t.csv"], separator=odd)
+
+    def test_many_files_get_one_note(self, tmp_path: Path) -> None:
+        for name in ("1.csv", "2.csv"):
+            (tmp_path / name).write_text("a;b\n1;2\n")
+        source = FileSource([tmp_path])
+        assert read(source).height == 2
+        assert len(source.notes) == 1

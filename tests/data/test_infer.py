@@ -1,6 +1,6 @@
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recap_ctr.data import source
 from recap_ctr.data.infer import Inferred, infer
+from recap_ctr.data.moments import write_moments
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.source import FileSource, FrameSource
 from recap_ctr.errors import InputError
-from recap_ctr.schema import Field, Schema, read_schema
+from recap_ctr.schema import Field, Schema, TimeUnit, read_schema
 
 ROWS = 1_000
 RNG = np.random.default_rng(0)
@@ -20,7 +22,7 @@ CLICK = RNG.integers(0, 2, ROWS)
 SITE = [f"site{i}" for i in RNG.integers(0, 30, ROWS)]
 
 
-def inferred(columns: dict[str, Any], **settings: int) -> Inferred:
+def inferred(columns: dict[str, Any], **settings: Any) -> Inferred:
     """Always with the label and one plain column, so that a schema exists whatever becomes of the others."""
     return infer(FrameSource(pl.DataFrame({"click": CLICK, "site": SITE} | columns)), "click", **settings)
 
@@ -154,18 +156,22 @@ class TestTime:
     START = datetime(2026, 1, 30)
 
     @pytest.mark.parametrize(
-        ("name", "values"),
+        ("name", "values", "derived"),
         [
-            ("x", [datetime(2026, 1, 1) + timedelta(seconds=i) for i in range(ROWS)]),
-            ("x", [date(2026, 1, 1) + timedelta(days=i % 9) for i in range(ROWS)]),
-            ("x", [str(datetime(2026, 1, 1) + timedelta(minutes=i * 7919 % ROWS)) for i in range(ROWS)]),
-            ("x", [f"2026-01-{1 + i % 28:02d}T00:00:00Z" for i in range(ROWS)]),
-            ("Timestamp", RNG.integers(956_703_932, 1_046_454_590, ROWS)),
-            ("ts", as_words(1_700_000_000_000 + RNG.integers(0, 10**9, ROWS))),
-            ("hour", [14_102_100 + i // 50 for i in range(ROWS)]),
-            ("hour", ["14102100"] * ROWS),
-            ("registration_date", [20_260_101 + i % 28 for i in range(ROWS)]),
-            ("time", np.cumsum(RNG.integers(0, 5, ROWS))),
+            ("x", [datetime(2026, 1, 1) + timedelta(seconds=i) for i in range(ROWS)], []),
+            ("x", [date(2026, 1, 1) + timedelta(days=i % 9) for i in range(ROWS)], ["weekday"]),
+            (
+                "x",
+                [str(datetime(2026, 1, 1) + timedelta(minutes=i * 7919 % ROWS)) for i in range(ROWS)],
+                ["hour"],
+            ),
+            ("x", [f"2026-01-{1 + i % 28:02d}T00:00:00Z" for i in range(ROWS)], ["weekday"]),
+            ("Timestamp", RNG.integers(956_703_932, 1_046_454_590, ROWS), ["hour", "weekday"]),
+            ("ts", as_words(1_700_000_000_000 + RNG.integers(0, 10**9, ROWS)), ["hour", "weekday"]),
+            ("hour", [14_102_100 + i // 50 for i in range(ROWS)], ["hour"]),
+            ("hour", ["14102100"] * ROWS, []),
+            ("registration_date", [20_260_101 + i % 28 for i in range(ROWS)], ["weekday"]),
+            ("time", np.cumsum(RNG.integers(0, 5, ROWS)), []),
         ],
         ids=[
             "datetime",
@@ -180,10 +186,13 @@ class TestTime:
             "counter",
         ],
     )
-    def test_becomes_time_and_no_feature(self, name: str, values: Any) -> None:
+    def test_becomes_time_and_no_feature(self, name: str, values: Any, derived: list[str]) -> None:
         proposal = inferred({name: values})
         assert proposal.schema.time == name
-        assert [field.name for field in proposal.schema.fields] == ["site"]
+        assert [field.name for field in proposal.schema.fields] == [
+            "site",
+            *(f"{name}_{part}" for part in derived),
+        ]
 
     @pytest.mark.parametrize(
         ("name", "values"),
@@ -204,7 +213,63 @@ class TestTime:
         gaps = [None, *moments[1:]]
         proposal = inferred({"day": [m.date() for m in moments], "at": moments, "seen": gaps})
         assert proposal.schema.time == "at"
-        assert [f.verdict for f in proposal.findings[2:]] == ["left out: time", "time", "left out: time"]
+        assert [(f.column, f.verdict) for f in proposal.findings[2:]] == [
+            ("day", "left out: time"),
+            ("at", "time"),
+            ("seen", "left out: time"),
+            ("at_hour", "categorical"),
+        ]
+
+    @pytest.mark.parametrize("unit", get_args(TimeUnit))
+    @pytest.mark.parametrize("text", [False, True], ids=["numbers", "text"])
+    def test_hour_and_weekday_are_fields_of_every_unit(self, unit: TimeUnit, text: bool) -> None:
+        values = write_moments(1_700_000_000 + 3_601 * np.arange(ROWS), unit)
+        if not text and unit != "iso":
+            values = values.cast(pl.Int64)
+        proposal = inferred({"ts": values})
+        derived = [field for field in proposal.schema.fields if field.derive]
+        expected = [
+            Field(name=f"ts_{part}", kind="categorical", derive=part, source="ts", unit=unit)
+            for part in (("weekday",) if unit == "yyyymmdd" else ("hour", "weekday"))
+        ]
+        assert derived == expected
+
+    def test_reasons_are_stated(self, tmp_path: Path) -> None:
+        proposal = inferred({"ts": 1_700_000_000 + 3_601 * np.arange(ROWS)})
+        assert round_trip(proposal, tmp_path) == proposal.schema
+        assert "# hour of the day of 'ts': 24 occur; in UTC, from moments as 's'" in proposal.to_toml()
+        assert "# day of the week of 'ts': the rows span 42 days; in UTC" in proposal.to_toml()
+
+    def test_a_column_that_says_the_same_makes_a_derived_field_needless(self) -> None:
+        moments = [self.START + timedelta(minutes=37 * i) for i in range(ROWS)]
+        shanghai = [f"h{(moment.hour + 8) % 24}" for moment in moments]
+        proposal = inferred({"at": moments, "hour": shanghai})
+        assert [field.name for field in proposal.schema.fields] == ["site", "hour", "at_weekday"]
+        shanghai[500] = "h25"
+        proposal = inferred({"at": moments, "hour": shanghai})
+        assert [field.name for field in proposal.schema.fields] == ["site", "hour", "at_hour", "at_weekday"]
+
+    def test_the_hour_may_come_from_a_finer_column_than_the_split(self) -> None:
+        day = [20_260_101 + i // 50 for i in range(ROWS)]
+        shuffled = [
+            f"2026-01-{1 + i // 50:02d} {i * 7 % 50 // 3:02d}:{i * 31 % 60:02d}:{i % 60:02d}"
+            for i in range(ROWS)
+        ]
+        proposal = inferred({"date": day, "shown_at": shuffled})
+        assert proposal.schema.time == "date"
+        sources = {field.name: field.source for field in proposal.schema.fields if field.derive}
+        assert sources == {"shown_at_hour": "shown_at", "date_weekday": "date"}
+
+    def test_a_new_name_differs_from_every_column(self) -> None:
+        moments = [self.START + timedelta(minutes=i) for i in range(ROWS)]
+        proposal = inferred({"at": moments, "at_hour": RNG.integers(0, 9, ROWS)})
+        assert [field.name for field in proposal.schema.fields] == ["site", "at_hour", "at_hour_"]
+
+    def test_gaps_do_not_hide_the_hour(self) -> None:
+        gaps = [None, *(self.START + timedelta(minutes=i) for i in range(1, ROWS))]
+        proposal = inferred({"at": gaps})
+        assert proposal.schema.time is None
+        assert [field.name for field in proposal.schema.fields] == ["site", "at_hour"]
 
 
 class TestMulti:
@@ -457,3 +522,144 @@ def test_ids_with_no_name_of_an_id_are_seen_by_what_they_predict() -> None:
 @pytest.mark.parametrize(("name", "kind"), [("user", "categorical"), ("clicks_of_user", "numeric")])
 def test_a_column_that_is_named_after_a_thing_holds_its_ids(name: str, kind: str) -> None:
     assert verdict(RNG.integers(0, 600, ROWS), name)[0] == kind
+
+
+class TestLabels:
+    def infer(self, values: Any, **options: Any) -> Inferred:
+        return infer(FrameSource(pl.DataFrame({"y": values, "site": SITE})), "y", **options)
+
+    @pytest.mark.parametrize(
+        ("click", "other", "meaning"),
+        [("Yes", "No", ("yes", "no")), (1, -1, ("1", "-1")), ("click", "skip", ("click", "skip"))],
+    )
+    def test_words_are_recognised_and_said(
+        self, click: Any, other: Any, meaning: tuple[str, str], tmp_path: Path
+    ) -> None:
+        proposal = self.infer(np.where(CLICK, click, other))
+        assert (proposal.schema.positive, proposal.schema.negative) == meaning
+        assert proposal.notes == (f"label 'y': {meaning[0]!r} counts as a click; pass --positive to choose",)
+        reason = proposal.findings[0].reason
+        assert (
+            f"{meaning[0]!r} counts as a click, {meaning[1]!r} as none; {CLICK.mean():.2%} of the" in reason
+        )
+        assert round_trip(proposal, tmp_path) == proposal.schema
+
+    def test_plain_labels_leave_no_trace(self) -> None:
+        proposal = self.infer(CLICK)
+        assert (proposal.schema.positive, proposal.schema.negative, proposal.notes) == (None, None, ())
+        assert not {"positive", "negative", "separator"} & proposal.schema.model_dump().keys()
+
+    def test_the_users_choice(self) -> None:
+        proposal = self.infer(np.where(CLICK, "Buy", "view"), positive="buy")
+        assert (proposal.schema.positive, proposal.schema.negative, proposal.notes) == ("buy", None, ())
+        assert "'buy' counts as a click, any other value as none" in proposal.findings[0].reason
+        against = self.infer(np.where(CLICK, "yes", "no"), positive="no")
+        assert f"{1 - CLICK.mean():.2%} of the rows are clicks" in against.findings[0].reason
+
+    @pytest.mark.parametrize(
+        ("values", "options", "message"),
+        [
+            (
+                ["good", "bad"],
+                {},
+                "the values 'bad' and 'good', .*\n  fix: --positive bad or --positive good",
+            ),
+            (["yes", "no", "maybe", "no"], {}, "row 1: the label 'y' is 'yes', neither 0 nor 1"),
+            (["buy", "view"], {"positive": "by"}, "is never 'by'; its values are 'buy', 'view'"),
+            (["yes", None], {}, "row 2: the label 'y' is missing"),
+        ],
+    )
+    def test_what_is_refused(self, values: list[Any], options: dict[str, Any], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            self.infer(values * (ROWS // len(values)), **options)
+
+    def test_a_log_sorted_by_its_label(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(source, "BLOCK_ROWS", 100)
+        assert self.infer(np.sort(np.where(CLICK, "yes", "no"))).schema.positive == "yes"
+        late = ["yes", "no"] * (ROWS // 2 - 1) + ["yes", "perhaps"]
+        with pytest.raises(InputError, match="row 1000: the label 'y' is 'perhaps', neither 'yes' nor 'no'"):
+            self.infer(late)
+
+    def test_rows_without_a_label_may_be_dropped(self) -> None:
+        values = pl.Series(CLICK).set(pl.Series(np.arange(ROWS) % 10 == 3), None)
+        assert self.infer(values, drop_unlabelled=True).rows == ROWS * 9 // 10
+        with pytest.raises(InputError, match="holds no rows with a label"):
+            self.infer([None] * ROWS, drop_unlabelled=True)
+
+
+class TestNamedRoles:
+    def test_weight_and_group(self, tmp_path: Path) -> None:
+        frame = pl.DataFrame({"click": CLICK, "site": SITE, "w": RNG.random(ROWS)})
+        proposal = infer(FrameSource(frame), "click", weight="w", group="site")
+        assert (proposal.schema.weight, proposal.schema.group) == ("w", "site")
+        assert [field.name for field in proposal.schema.fields] == ["site"]
+        assert [finding.verdict for finding in proposal.findings] == ["label", "categorical", "weight"]
+        assert round_trip(proposal, tmp_path) == proposal.schema
+
+    @pytest.mark.parametrize("role", ["weight", "group"])
+    def test_a_column_that_is_not_there(self, role: str) -> None:
+        options: dict[str, Any] = {role: "sites"}
+        frame = pl.DataFrame({"click": CLICK, "site": SITE})
+        with pytest.raises(InputError, match=rf"no column 'sites' \({role}\); did you mean 'site'"):
+            infer(FrameSource(frame), "click", **options)
+
+    def test_the_separator_is_kept(self, tmp_path: Path) -> None:
+        frame = pl.DataFrame({"click": CLICK, "site": SITE})
+        frame.write_csv(tmp_path / "t.csv", separator=":")
+        proposal = infer(FileSource([tmp_path / "t.csv"], separator=":"), "click")
+        assert proposal.schema.separator == ":"
+        assert round_trip(proposal, tmp_path) == proposal.schema
+
+
+class TestRefusalsWithAdvice:
+    @pytest.mark.parametrize(
+        "values",
+        [
+            [f"{x:.1f}".replace(".", ",") for x in RNG.random(ROWS) * 4],
+            [f"{x:.2f}".replace(".", ",") if x < 1 else "3" for x in RNG.random(ROWS) * 2],
+            ["1,5", "2,5", "NA", "7"] * (ROWS // 4),
+            [f"1.{i % 900 + 100},5" for i in range(ROWS)],
+            [f"{i % 9 + 1},{i % 900 + 100}" for i in range(ROWS)],
+        ],
+        ids=["few", "some whole", "missing words", "points for thousands", "commas for thousands"],
+    )
+    def test_numbers_with_commas_are_never_lists(self, values: list[str]) -> None:
+        verdict_, reason, field = verdict(values)
+        assert (verdict_, field) == ("left out: numbers with commas", None)
+        assert "such as '" in reason and "write it with a point for decimals" in reason
+
+    @pytest.mark.parametrize("prefix", ["", "t"])
+    def test_lists_are_still_lists(self, prefix: str) -> None:
+        sizes = RNG.integers(1, 5, ROWS)
+        values = [",".join(f"{prefix}{i}" for i in RNG.permutation(9)[:size]) for size in sizes]
+        field = verdict(values)[2]
+        assert field is not None and (field.kind, field.separator) == ("multi", ",")
+
+    @pytest.mark.parametrize(
+        "values",
+        [["['a', 'b']", "['c']", "[]"], ['["a", "b"]', '["c"]', None], ["[0.1, 0.2]", "[3]", "[4, 5]"]],
+    )
+    def test_lists_as_text_are_noticed(self, values: list[Any]) -> None:
+        verdict_, reason, _ = verdict((values * ROWS)[:ROWS])
+        assert verdict_ == "left out: lists as text"
+        assert "write the values as a|b for a multi field, or save real lists" in reason
+
+    def test_brackets_around_some_values_are_no_lists(self) -> None:
+        assert verdict(["[ad]", "site", "app", "web"] * (ROWS // 4))[0] == "categorical"
+
+    def test_embeddings_are_refused_and_ids_are_not(self) -> None:
+        verdict_, reason, _ = verdict([[0.5, -1.25], [3.0]] * (ROWS // 2))
+        assert verdict_ == "left out: lists of numbers"
+        assert "such as those of an embedding" in reason
+        field = verdict([[1.0, 2.0], [3.0]] * (ROWS // 2))[2]
+        assert field is not None and field.kind == "multi"
+
+    def test_structs_in_lists_are_refused_by_name(self) -> None:
+        verdict_, reason, _ = verdict([[{"id": 1}], [{"id": 2}]] * (ROWS // 2))
+        assert verdict_ == "left out: its type"
+        assert "write a list of plain values for each part of the structs" in reason
+
+    def test_what_was_left_out_is_one_sentence(self) -> None:
+        proposal = inferred({"price": ["1,5", "2,5"] * (ROWS // 2), "same": ["x"] * ROWS})
+        assert proposal.describe_left_out() == "left out: 'price' (numbers with commas), 'same' (constant)"
+        assert inferred({}).describe_left_out() == ""

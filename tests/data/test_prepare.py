@@ -12,7 +12,7 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
@@ -26,12 +26,13 @@ from recap_ctr.data import source as source_module
 from recap_ctr.data import spool as spool_module
 from recap_ctr.data.encode import PAD
 from recap_ctr.data.infer import infer
+from recap_ctr.data.moments import write_moments
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import SPLITS, PreparedData, ShardFile
 from recap_ctr.data.source import Block, FileSource, FrameSource, Source
 from recap_ctr.data.split import Split
 from recap_ctr.errors import InputError
-from recap_ctr.schema import Field, Schema
+from recap_ctr.schema import Field, Schema, TimeUnit
 from recap_ctr.storage.files import atomic_directory
 from recap_ctr.storage.hashes import sha256
 from tests.support.preparing import PLAIN, arrays, contents, prepared, shards, simple
@@ -247,6 +248,38 @@ def tables(draw: st.DrawFn) -> pl.DataFrame:
     for name in ("v", "v2", "l", "q", "q2", "float"):
         columns[name] = pl.Series(some(NUMBERS), dtype=pl.Float64)
     return pl.DataFrame(columns)
+
+
+@pytest.mark.parametrize("unit", get_args(TimeUnit))
+@pytest.mark.parametrize("text", [False, True], ids=["typed", "text"])
+def test_one_row_has_the_hour_and_weekday_that_preparing_saw(
+    unit: TimeUnit, text: bool, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    seconds = rng.integers(1_600_000_000, 1_700_000_000, 200)
+    written = write_moments(seconds, unit)
+    typed = pl.from_epoch(pl.Series(seconds), "s") if unit == "iso" else written.cast(pl.Int64)
+    moments = (written if text else typed).set(pl.Series(np.arange(200) % 50 == 0), None)
+    fields = [
+        Field.model_validate(
+            {"name": derive, "kind": "categorical", "derive": derive, "source": "t", "unit": unit}
+        )
+        for derive in ("hour", "weekday")
+    ]
+    schema = Schema(label="y", fields=tuple(fields))
+    table = pl.DataFrame({"y": [i % 2 for i in range(200)], "t": moments})
+    data = prepared(table, tmp_path / "out", schema)
+    num_hours = 1 if unit == "yyyymmdd" else 24
+    assert [len(fitted.values) for fitted in data.encoder.fields] == [num_hours, 7]
+    shard = data.valid
+    assert len(shard) == 20
+    for position, row in enumerate(shard.rows):
+        one_row = Block(table.slice(int(row), 1).drop("y"), 1, "one row")
+        spelled = Block(pl.DataFrame({"t": written.set(moments.is_null(), None).slice(int(row), 1)}), 1, "")
+        for block in (one_row, spelled):
+            np.testing.assert_array_equal(
+                data.encoder.encode(block).ids_BW, shard.ids[position : position + 1]
+            )
 
 
 @settings(derandomize=True, max_examples=20, deadline=None)

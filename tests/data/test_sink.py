@@ -25,6 +25,8 @@ READ: dict[str, Callable[[Path], pl.DataFrame]] = {
     ".csv": read_text,
     ".tsv": read_text,
     ".tab": read_text,
+    ".jsonl": read_text,
+    ".ndjson": read_text,
     ".parquet": pl.read_parquet,
     ".pq": pl.read_parquet,
     ".arrow": pl.read_ipc,

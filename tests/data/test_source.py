@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -53,6 +53,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "stream.arrow": FRAME.write_ipc_stream,
     "lz4.ipc": lambda path: FRAME.write_ipc_stream(path, compression="lz4"),
     "lz4.feather": lambda path: FRAME.write_ipc(path, compression="lz4"),
+    "t.jsonl": FRAME.write_ndjson,
+    "t.jsonl.gz": lambda path: path.write_bytes(gzip.compress(FRAME.write_ndjson().encode())),
 }
 
 
@@ -104,7 +106,9 @@ class _Stdin:
         self.buffer = io.BytesIO(data)
 
 
-@pytest.mark.parametrize("name", ["t.csv", "tabs.txt", "t.parquet", "t.arrow", "stream.arrow"])
+@pytest.mark.parametrize(
+    "name", ["t.csv", "tabs.txt", "t.parquet", "t.arrow", "stream.arrow", "t.jsonl", "t.jsonl.gz"]
+)
 def test_standard_input(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     WRITERS[name](tmp_path / name)
     monkeypatch.setattr(sys, "stdin", _Stdin((tmp_path / name).read_bytes()))
@@ -134,7 +138,7 @@ class TestPaths:
         [
             (["gone.csv"], "no file .*gone.csv"),
             (["*.gone"], "no file matches .*gone"),
-            (["."], "is a directory"),
+            (["."], r"is a directory without rows: no file in it ends in \.csv"),
         ],
     )
     def test_missing_files_are_named(self, patterns: list[str], text: str, tmp_path: Path) -> None:
@@ -144,6 +148,76 @@ class TestPaths:
     def test_nothing_given(self) -> None:
         with pytest.raises(InputError, match="no source file"):
             FileSource([])
+
+
+class TestDirectories:
+    def write(self, directory: Path, *names: str) -> None:
+        for i, name in enumerate(names):
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(f"a,b\n{i},x\n")
+
+    def test_all_files_below_are_read_in_order(self, tmp_path: Path) -> None:
+        self.write(
+            tmp_path, "b.csv", "a/2.csv", "a/1.csv.txt", "_SUCCESS", ".hidden.csv", "_x/1.csv", "notes.md"
+        )
+        source = FileSource([tmp_path])
+        assert [block.origin for block, _ in source.blocks()] == ["a/1.csv.txt", "a/2.csv", "b.csv"]
+        assert [file.name for file in source.files()] == ["1.csv.txt", "2.csv", "b.csv"]
+
+    def test_partitions_are_text_columns(self, tmp_path: Path) -> None:
+        day = "day=2026-01-0{}/hour={}/part.csv"
+        names = day.format(1, "00%3A30"), day.format(2, "__HIVE_DEFAULT_PARTITION__")
+        self.write(tmp_path / "logs", *names)
+        expected = [("0", "x", "2026-01-01", "00:30"), ("1", "x", "2026-01-02", None)]
+        for pattern in ("logs", "logs/day=*", "logs/*/*/*.csv", "logs/**/*.csv"):
+            frame = read(FileSource([tmp_path / pattern]))
+            assert frame.columns == ["a", "b", "day", "hour"]
+            assert frame.rows() == expected
+        assert read(FileSource([tmp_path / "logs" / "day=2026-01-02"])).rows() == expected[1:]
+        assert read(FileSource([tmp_path / "logs" / names[0]])).rows() == expected[:1]
+
+    def test_partitions_are_part_of_the_identity(self, tmp_path: Path) -> None:
+        self.write(tmp_path, "day=1/t.csv", "t.csv")
+        (tmp_path / "t.csv").write_bytes((tmp_path / "day=1" / "t.csv").read_bytes())
+        plain, first = (FileSource([tmp_path / name]).files()[0].sha256 for name in ("t.csv", "day=1/t.csv"))
+        (tmp_path / "day=1").rename(tmp_path / "day=2")
+        second = FileSource([tmp_path / "day=2"]).files()[0].sha256
+        assert len({plain, first, second}) == 3
+
+    def test_a_column_of_the_file_wins_over_its_directory(self, tmp_path: Path) -> None:
+        self.write(tmp_path, "a=9/t.csv")
+        assert read(FileSource([tmp_path])).rows() == [("0", "x")]
+
+    def test_formats_are_not_mixed(self, tmp_path: Path) -> None:
+        self.write(tmp_path, "1.csv")
+        FRAME.write_parquet(tmp_path / "2.parquet")
+        with pytest.raises(InputError, match=r"different formats, such as 1\.csv and 2\.parquet") as error:
+            FileSource([tmp_path])
+        assert f"fix: name those that hold rows, such as '{tmp_path}/*.csv'" in str(error.value)
+
+    def test_what_recap_wrote_is_not_raw(self, tmp_path: Path) -> None:
+        self.write(tmp_path, "1.csv", "manifest.json")
+        with pytest.raises(InputError, match="was written by recap, and holds no raw rows"):
+            FileSource([tmp_path])
+
+
+class TestStructs:
+    NESTED = pl.DataFrame({"a": [{"b": 1, "c": {"d": "x"}}, None], "e": [[1], [2, 3]]})
+    FLAT: ClassVar = {"a.b": [1, None], "a.c.d": ["x", None], "e": [[1], [2, 3]]}
+
+    def test_they_are_flattened(self, tmp_path: Path) -> None:
+        self.NESTED.write_parquet(tmp_path / "t.parquet")
+        self.NESTED.write_ipc(tmp_path / "t.arrow")
+        for name in ("t.parquet", "t.arrow"):
+            assert read(FileSource([tmp_path / name])).to_dict(as_series=False) == self.FLAT
+        assert as_frame(self.NESTED).to_dict(as_series=False) == self.FLAT
+
+    def test_a_name_that_is_taken(self, tmp_path: Path) -> None:
+        self.NESTED.with_columns(pl.lit(1).alias("a.b")).write_parquet(tmp_path / "t.parquet")
+        text = message(FileSource([tmp_path / "t.parquet"]))
+        assert text.startswith(
+            "t.parquet: column 'a.b' is there twice once structs are flattened\n  fix: rename"
+        )
 
 
 class TestDamagedFiles:

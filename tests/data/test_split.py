@@ -48,17 +48,39 @@ class TestSplits:
             {"y": [0, 1] * len(times), "c": ["a"] * 2 * len(times), "t": np.repeat(times, 2)}
         )
         schema = PLAIN.model_copy(update={"time": "t"})
-        try:
-            data = prepared(table, tmp_path_factory.mktemp("time") / "out", schema, Split(kind="time"))
-        except InputError as error:
-            assert "no row is left for valid" in str(error)
-            return
+        data = prepared(table, tmp_path_factory.mktemp("time") / "out", schema, Split(kind="time"))
         moments = [shard.times for shard in shards(data)]
         assert all(times is not None for times in moments)
         train, valid, test = (np.asarray(times) for times in moments)
-        assert train.max() < valid.min()
-        assert len(test) == 0 or valid.max() < test.min()
-        assert len(train) >= int(0.8 * table.height)
+        assert train.max() <= valid.min() <= valid.max() <= test.min()
+        num_train, num_valid, _ = Split().sizes(table.height)
+        first, second = np.sort(table["t"].to_numpy())[[num_train - 1, num_train + num_valid - 1]]
+        if first < second < max(times):  # a boundary moves to the end of its moment where that leaves enough
+            assert len(train) == (table["t"] <= first).sum() >= int(0.8 * table.height)
+        counts = np.unique(table["t"].to_numpy(), return_counts=True)[1]
+        if len(counts) >= 3 and counts[:-2].sum() >= num_train / 2:  # then no moment is divided
+            assert train.max() < valid.min() <= valid.max() < test.min()
+
+    @pytest.mark.parametrize(
+        ("counts", "ratio", "sizes"),
+        [
+            ([50, 20, 30], (8, 1, 1), [50, 20, 30]),  # train gives way, so that all have rows
+            ([10, 20, 70], (8, 1, 1), [80, 10, 10]),  # but not by more than half
+            ([90, 5, 5], (8, 1, 1), [90, 5, 5]),
+            ([40, 40, 20], (8, 1, 1), [40, 40, 20]),
+            ([50, 50], (8, 2, 0), [50, 50, 0]),
+            ([50, 50], (8, 1, 1), [80, 10, 10]),  # two moments, three splits: the order of the rows decides
+            ([100], (8, 1, 1), [80, 10, 10]),
+        ],
+    )
+    def test_few_moments(
+        self, counts: list[int], ratio: tuple[int, int, int], sizes: list[int], tmp_path: Path
+    ) -> None:
+        table = simple(100, t=np.repeat(np.arange(len(counts)), counts).tolist())
+        schema = PLAIN.model_copy(update={"time": "t"})
+        data = prepared(table, tmp_path / "out", schema, Split(kind="time", ratio=ratio))
+        assert [len(shard) for shard in shards(data)] == sizes
+        assert np.concatenate([shard.rows for shard in shards(data)]).tolist() == list(range(100))
 
     def test_time_bounds(self, tmp_path: Path) -> None:
         table = simple(20, t=[f"2026-01-{31 - i // 2:02d}" for i in range(20)])
@@ -66,6 +88,7 @@ class TestSplits:
         data = prepared(table, tmp_path / "out", schema, Split(kind="time"))
         assert [len(shard) for shard in shards(data)] == [16, 2, 2]
         assert data.test.rows.tolist() == [0, 1]
+        assert data.split == "by time; train until 2026-01-29, valid until 2026-01-30, test until 2026-01-31"
 
     def test_time_needs_a_column(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="needs a time column\n  fix: set time ="):

@@ -1,19 +1,24 @@
 """Commands about data: infer a schema, prepare rows, public data sets, synthetic clicks, and what a directory is."""
 
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from recap_ctr.cli.options import (
+    DropUnlabelled,
     Force,
     Json,
+    Positive,
     Quiet,
     Seed,
+    Separator,
     SplitRule,
     Threads,
     complete_dataset,
+    drop_unset,
     limit_threads,
     required,
 )
@@ -21,23 +26,33 @@ from recap_ctr.cli.output import print_figures, print_json, print_table, tell, t
 from recap_ctr.errors import InputError
 
 if TYPE_CHECKING:
+    from recap_ctr.data.additive import AdditiveData
     from recap_ctr.data.prepare import Preparation
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.data.source import FileSource
+    from recap_ctr.data.synthetic import SyntheticData
 
 
 def infer_schema(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="CSV, TSV, Parquet or Arrow; .gz and .zst too.")
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            help="CSV, TSV, JSON lines, Parquet or Arrow, or a directory of them; .gz and .zst too.",
+        ),
     ],
     label: Annotated[
-        str, typer.Option("--label", help="The column that says whether there was a click (0/1).")
+        str,
+        typer.Option("--label", help="The column that says whether there was a click (0/1, yes/no, ...)."),
     ],
     out: Annotated[Path, typer.Option("--out", help="Where to write the schema.")],
     rows: Annotated[int, typer.Option("--rows", min=1, help="How many rows to look at.")] = 1_000_000,
     columns: Annotated[
         str | None, typer.Option("--columns", help="Names, comma-separated, for files without a header line.")
     ] = None,
+    positive: Positive = None,
+    separator: Separator = None,
+    drop_unlabelled: DropUnlabelled = False,
     threads: Threads = None,
     force: Force = False,
     as_json: Json = False,
@@ -46,6 +61,8 @@ def infer_schema(
     """Propose a schema for a raw table, with the reason for every choice.
 
     Example: recap schema infer clicks.csv --label click --out schema.toml
+
+    Example: recap schema infer logs/ --label event --positive buy --out schema.toml
     """
     limit_threads(threads)
     from recap_ctr.data.infer import infer
@@ -53,12 +70,18 @@ def infer_schema(
     from recap_ctr.storage.claims import is_made, record
     from recap_ctr.storage.files import atomic_file
 
-    source = FileSource(files, columns.split(",") if columns else None)
-    inputs = output_inputs(source, label=label, rows=rows, columns=columns)
+    source = FileSource(files, columns.split(",") if columns else None, separator)
+    inputs = output_inputs(
+        source,
+        label=label,
+        rows=rows,
+        columns=columns,
+        **drop_unset({"positive": positive, "separator": separator}),
+    )
     if is_made(out, inputs, force=force):
         tell_up_to_date(out, as_json, quiet)
         return
-    inferred = infer(source, label, max_rows=rows)
+    inferred = infer(source, label, positive=positive, drop_unlabelled=drop_unlabelled, max_rows=rows)
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(out) as file:
         file.write(inferred.to_toml().encode())
@@ -69,6 +92,8 @@ def infer_schema(
         return
     print_table(["column", "verdict", "reason"], [list(map(str, finding.values())) for finding in findings])
     fields = len(inferred.schema.fields)
+    for note in (*inferred.notes, *source.notes):
+        tell(quiet, note)
     tell(
         quiet,
         f"{out}: {fields} fields. Read it, change what you know better, then: recap prepare ... --schema {out}",
@@ -82,7 +107,8 @@ def output_inputs(source: "FileSource", **settings: Any) -> dict[str, Any] | Non
 
 def prepare(
     sources: Annotated[
-        list[str] | None, typer.Argument(metavar="SOURCE...", help="Raw files, by name or pattern.")
+        list[str] | None,
+        typer.Argument(metavar="SOURCE...", help="Raw files, by name, pattern or directory."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Directory for the prepared data.")] = None,
     schema: Annotated[Path | None, typer.Option("--schema", help="The schema, as a TOML file.")] = None,
@@ -90,6 +116,9 @@ def prepare(
         str | None,
         typer.Option("--label", help="Without a schema: the label column; the schema is inferred."),
     ] = None,
+    positive: Positive = None,
+    separator: Separator = None,
+    drop_unlabelled: DropUnlabelled = False,
     valid: Annotated[
         list[str] | None, typer.Option("--valid", help="Validation files, if they are separate.")
     ] = None,
@@ -98,7 +127,9 @@ def prepare(
     ] = None,
     split: Annotated[
         SplitRule | None,
-        typer.Option("--split", help="Split at random, or by the schema's time column.  [default: random]"),
+        typer.Option(
+            "--split", help="Split at random, or by the schema's time column.  [default: time, if it has one]"
+        ),
     ] = None,
     ratio: Annotated[
         str | None,
@@ -144,24 +175,18 @@ def prepare(
     from recap_ctr.datasets.catalogue import find_protocol
 
     target = required(out, "--out")
-    _check_ways_to_split(
-        {
-            "--split": split,
-            "--split-column": split_column,
-            "--valid/--test": valid or test,
-            "--dataset": dataset,
-        },
-        ratio,
-    )
-    if raw and not dataset:
-        raise InputError("--raw is for --dataset", fix="add --dataset NAME")
-    if not check and not dataset:
-        raise InputError("--no-check is for --dataset", fix="add --dataset NAME, or remove --no-check")
-    public = None
+    tables = valid or test
+    ways = {"--split": split, "--split-column": split_column, "--valid/--test": tables, "--dataset": dataset}
+    _check_ways_to_split(ways, ratio)
+    for option, is_used in (("--raw", raw), ("--no-check", not check)):
+        if is_used and not dataset:
+            raise InputError(f"{option} is for --dataset", fix=f"add --dataset NAME, or remove {option}")
+    public, notes = None, []
     if dataset is not None:
-        if sources or schema or label:
+        if sources or schema or label or positive or separator or drop_unlabelled:
             raise InputError(
-                "--dataset has its own files and schema", fix="remove SOURCE, --schema and --label"
+                "--dataset has its own files and schema",
+                fix="remove SOURCE, --schema, --label, --positive, --separator and --drop-unlabelled",
             )
         public = find_protocol(dataset)
         preparation: Preparation = public.preparation(required(raw, "--raw"), check=check)
@@ -170,8 +195,17 @@ def prepare(
             raise InputError(
                 "no source file is named", fix="recap prepare clicks.csv --schema schema.toml --out data"
             )
+        table = open_table(
+            sources,
+            label=label,
+            schema=schema,
+            positive=positive,
+            separator=separator,
+            drop_unlabelled=drop_unlabelled,
+        )
+        notes = list(table.inferred.notes) if table.inferred else []
         preparation = split_table(
-            open_table(sources, label=label, schema=schema),
+            table,
             split=None if split is None else split.value,
             ratio=parse_ratio(ratio) if ratio else None,
             valid=valid or None,
@@ -185,27 +219,27 @@ def prepare(
     if as_json:
         print_json({"out": str(target), "done_before": up_to_date, **_summary(data)})
         return
-    _print_prepared(data)
-    largest = ", ".join(f"{name} {size:,}" for name, size in _largest_vocabularies(data))
-    tell(
-        quiet,
-        f"{target} is {'up to date' if up_to_date else 'ready'}. {data.layout.num_fields} fields,"
-        f" {data.layout.num_rows:,} table rows (largest: {largest}).",
-    )
+    notes += [note for source in preparation.sources.values() for note in source.notes]
+    _print_prepared(data, up_to_date, notes, quiet)
     if public is not None and data.name != public.name:
         tell(quiet, f"Not checked against the published rows: reports call them {data.name}.")
     tell(quiet, f"Next: recap fit {target} --out model")
 
 
 def _summary(data: "PreparedData") -> dict[str, Any]:
+    from recap_ctr.data.quality import repeated_rows
+
     splits = data.manifest["splits"]
     return {
         "name": data.name,
         "fingerprint": data.fingerprint,
+        "split": data.split,
         "vocabulary": {field["name"]: field["size"] for field in data.manifest["fields"]},
         "splits": {
             name: {key: entry[key] for key in ("rows", "positives")} for name, entry in splits.items()
         },
+        "unlabelled": data.manifest.get("unlabelled", 0),
+        "repeated": repeated_rows(data),
     }
 
 
@@ -214,13 +248,26 @@ def _largest_vocabularies(data: "PreparedData", count: int = 3) -> list[tuple[st
     return sorted(sizes, key=lambda size: -size[1])[:count]
 
 
-def _print_prepared(data: "PreparedData") -> None:
+def _print_prepared(data: "PreparedData", up_to_date: bool, notes: list[str], quiet: bool) -> None:
+    """Print the splits of prepared data, what a user should know of them, and how large they are."""
+    from recap_ctr.data.quality import quality_notes
+
     print_table(
         ["split", "rows", "clicked"],
         [
             [name, f"{entry['rows']:,}", f"{entry['positives'] / max(entry['rows'], 1):.2%}"]
             for name, entry in data.manifest["splits"].items()
         ],
+    )
+    if data.split is not None:
+        tell(quiet, f"split: {data.split}")
+    for note in (*notes, *quality_notes(data)):
+        tell(quiet, note)
+    largest = ", ".join(f"{name} {size:,}" for name, size in _largest_vocabularies(data))
+    tell(
+        quiet,
+        f"{data.path} is {'up to date' if up_to_date else 'ready'}. {data.layout.num_fields} fields,"
+        f" {data.layout.num_rows:,} table rows (largest: {largest}).",
     )
 
 
@@ -305,10 +352,27 @@ def download(
     tell(quiet, f"Next: recap prepare --dataset {name} --raw {directory} --out data/{name}")
 
 
+class Order(StrEnum):
+    """The highest order of the effects planted in synthetic clicks."""
+
+    additive = "1"
+    interactions = "3"
+
+
 def synthetic(
     out: Annotated[Path, typer.Option("--out", help="File to write (.csv, .tsv, .parquet, .arrow).")],
     rows: Annotated[int, typer.Option("--rows", min=2, help="How many rows.")] = 150_000,
-    fields: Annotated[int, typer.Option("--fields", min=3, help="How many fields.")] = 7,
+    order: Annotated[
+        Order,
+        typer.Option(
+            "--order",
+            help="3: interactions of up to three fields. 1: mostly additive effects of user, ad, site, price and an"
+            " hour hidden in a timestamp, 6% clicks, in time order.",
+        ),
+    ] = Order.interactions,
+    fields: Annotated[
+        int | None, typer.Option("--fields", min=3, help="How many fields, with --order 3.  [default: 7]")
+    ] = None,
     bayes: Annotated[
         bool, typer.Option("--bayes", help="Keep each row's true logit, as column bayes_logit.")
     ] = False,
@@ -317,16 +381,17 @@ def synthetic(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draw synthetic clicks with planted interactions, whose best possible logloss and AUC are known.
+    """Draw synthetic clicks with planted effects, whose best possible logloss and AUC are known.
 
     Example: recap synthetic --rows 1000000 --out clicks.csv
+
+    Example: recap synthetic --order 1 --out clicks.csv
     """
     from recap_ctr.data.sink import open_sink
-    from recap_ctr.data.synthetic import FORMAT, SyntheticConfig, SyntheticData
     from recap_ctr.storage.claims import is_made, record
 
-    drawn = SyntheticData(SyntheticConfig(rows=rows, num_fields=fields, seed=seed))
-    inputs = {**asdict(drawn.config), "format": FORMAT, "bayes": bayes}
+    drawn, inputs = _plant(order, rows, fields, seed)
+    inputs["bayes"] = bayes
     if is_made(out, inputs, force=force):
         tell_up_to_date(out, as_json, quiet)
         return
@@ -345,6 +410,23 @@ def synthetic(
         f" the base rate {best['base_logloss']:.4f}.",
     )
     tell(quiet, f"Next: recap fit {out} --label click --out model")
+
+
+def _plant(
+    order: Order, rows: int, fields: int | None, seed: int
+) -> "tuple[SyntheticData | AdditiveData, dict[str, Any]]":
+    """Return the clicks to draw, and everything that decides them."""
+    from recap_ctr.data import additive
+    from recap_ctr.data import synthetic as planted
+
+    if order == Order.interactions:
+        config = planted.SyntheticConfig(rows=rows, num_fields=fields or 7, seed=seed)
+        return planted.SyntheticData(config), {**asdict(config), "format": planted.FORMAT}
+    if fields is not None:
+        raise InputError("--fields does not go with --order 1, which has its own fields", fix="remove it")
+    additive_config = additive.AdditiveConfig(rows=rows, seed=seed)
+    inputs = {**asdict(additive_config), "format": additive.FORMAT, "order": int(order)}
+    return additive.AdditiveData(additive_config), inputs
 
 
 def inspect(

@@ -103,6 +103,23 @@ Device = Annotated[
         help="cpu, cuda or mps.  [default: the first of cuda, mps and cpu that this machine has]",
     ),
 ]
+Positive = Annotated[
+    str | None,
+    typer.Option(
+        "--positive",
+        metavar="VALUE",
+        help="The label's value that means a click; all others mean none.  [default: 1, true, yes, click, ...]",
+    ),
+]
+Separator = Annotated[
+    str | None,
+    typer.Option(
+        "--separator", help="What separates the columns of text files, or tab.  [default: noticed in line 1]"
+    ),
+]
+DropUnlabelled = Annotated[
+    bool, typer.Option("--drop-unlabelled", help="Drop and count rows without a label.  [default: an error]")
+]
 Columns = Annotated[
     list[str] | None,
     typer.Option(
@@ -130,7 +147,8 @@ RawRows = Annotated[list[str], typer.Argument(metavar="ROWS...", help="Raw rows;
 ScoresOut = Annotated[
     Path | None,
     typer.Option(
-        "--out", help="File to write (.csv, .tsv, .parquet, .arrow).  [default: CSV to standard output]"
+        "--out",
+        help="File to write (.csv, .tsv, .jsonl, .parquet, .arrow).  [default: CSV to standard output]",
     ),
 ]
 UsedRoutes = Annotated[

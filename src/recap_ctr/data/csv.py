@@ -7,7 +7,7 @@ ids are never cast, and an error can name its row.
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -18,6 +18,8 @@ from recap_ctr.errors import InputError
 BLOCK_BYTES = 16 << 20
 MAX_ROW_BYTES = 64 << 20
 ARROW_STREAM = b"\xff\xff\xff\xff"
+SEPARATOR_NAMES = {b",": "commas", b"\t": "tabs", b";": "semicolons", b"|": "bars"}
+"""Separators that are noticed in a header line, with what messages call them."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PACK_AGAIN = "unpack it first, or pack it as .gz or .zst"
 _OTHER_FORMATS = {  # the first bytes of files that are not text: the format, and what to do
@@ -53,6 +55,31 @@ class ColumnNames:
         if self.optional in self.columns and len(cells) == len(self.columns) - 1:
             return [name for name in self.columns if name != self.optional], text
         return self.columns, text
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """What a user says about text files, and who is told what was noticed in them."""
+
+    names: ColumnNames | None = None
+    separator: bytes | None = None
+    """It applies to files whose first line holds it; the separator of other files is noticed."""
+    note: Callable[[str], None] = lambda _: None
+
+
+def parse_separator(text: str) -> str:
+    r"""Return a separator as users write it: one character, or \t or tab for a tab.
+
+    >>> parse_separator("tab"), parse_separator(";")
+    ('\t', ';')
+    """
+    separator = "\t" if text.lower() in ("tab", "\\t") else text
+    if len(separator) != 1 or not separator.isascii() or separator in '"\r\n\0':
+        raise InputError(
+            f"--separator {text!r} can't separate columns",
+            fix="give one character, such as ';' or '|', or tab",
+        )
+    return separator
 
 
 @dataclass(frozen=True)
@@ -114,15 +141,15 @@ def read_text_blocks(
     stream: BinaryIO,
     file: BinaryIO | None,
     origin: str,
-    separator: bytes | None,
-    names: ColumnNames | None,
+    expected: bytes | None,
+    options: TextOptions,
 ) -> Iterator[tuple[pl.DataFrame, int]]:
     """Yield the rows of a text table in blocks, each with the bytes that it takes in the source.
 
-    `file` is the possibly compressed file behind `stream`; its position tells the bytes. Without a `separator` the
-    first line decides between tab and comma.
+    `file` is the possibly compressed file behind `stream`; its position tells the bytes. `expected` is the separator
+    that the file's name implies; without one the first line decides between tab and comma.
     """
-    table, text = _open_table(stream, origin, separator, names)
+    table, text = _open_table(stream, origin, expected, options)
     first_row, position = 1, 0
     at_end = False
     while not at_end:
@@ -152,7 +179,7 @@ def read_text_blocks(
 
 
 def _open_table(
-    stream: BinaryIO, origin: str, separator: bytes | None, names: ColumnNames | None
+    stream: BinaryIO, origin: str, expected: bytes | None, options: TextOptions
 ) -> tuple[_Table, bytes]:
     """Read the first blocks; return how to parse the table, and its text so far without the header line."""
     text = stream.read(BLOCK_BYTES)
@@ -162,13 +189,33 @@ def _open_table(
         if text.startswith(magic):
             raise InputError(f"{origin} is {kind}, not text", fix=fix)
     text = text.removeprefix(_BYTE_ORDER_MARK)
-    if separator is None:
-        separator = b"\t" if b"\t" in text.partition(b"\n")[0] else b","
-    if names is None:
+    separator = _find_separator(text, origin, expected, options)
+    if options.names is None:
         columns, text = _split_header(text, separator, origin)
     else:
-        columns, text = names.split_header(text, separator, origin)
+        columns, text = options.names.split_header(text, separator, origin)
     return _Table(columns, separator, origin), text
+
+
+def _find_separator(text: bytes, origin: str, expected: bytes | None, options: TextOptions) -> bytes:
+    """Return what separates the columns: the user's choice, what the name implies, or what the first line shows.
+
+    Another separator than the expected one is noticed if the first line is a single cell without it.
+    """
+    first_line = text.partition(b"\n")[0]
+    if options.separator is not None and options.separator in first_line:
+        return options.separator
+    if expected is None:
+        expected = b"\t" if b"\t" in first_line else b","
+    is_one_column = options.names is not None and len(options.names.columns) == 1
+    if is_one_column or len(_first_row(text, expected)) > 1:
+        return expected
+    counts = {separator: len(_first_row(text, separator)) for separator in SEPARATOR_NAMES}
+    noticed = max(counts, key=lambda separator: counts[separator])
+    if counts[noticed] < 2:
+        return expected
+    options.note(f"{origin}: the columns are separated by {SEPARATOR_NAMES[noticed]}, and are read that way")
+    return noticed
 
 
 def _end_of_rows(text: bytes, at_end: bool, num_columns: int) -> int:
@@ -196,12 +243,6 @@ def _split_header(text: bytes, separator: bytes, origin: str) -> tuple[Sequence[
         raise InputError(
             f"{origin}: the header line can't be read: {error}", fix="save the file as UTF-8"
         ) from None
-    for other in (";", "|"):
-        if len(names) == 1 and other in names[0]:
-            raise InputError(
-                f"{origin}: the columns seem to be separated by {other!r}",
-                fix="separate them by commas or tabs",
-            )
     for name in names:
         if names.count(name) > 1:
             raise InputError(

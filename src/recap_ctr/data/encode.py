@@ -17,6 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from recap_ctr.data.layout import FieldLayout, Layout
+from recap_ctr.data.moments import derived_categories
 from recap_ctr.data.source import Block
 from recap_ctr.data.text import as_text
 from recap_ctr.errors import InputError
@@ -46,7 +47,7 @@ def _numbers(block: Block, field: Field) -> npt.NDArray[np.float64]:
         bad = (cast.is_null() & text.is_not_null()).arg_true()
         if len(bad):
             raise InputError(
-                f"{block.origin}: row {block.first_row + bad[0]}, field {field.name!r}:"
+                f"{block.origin}: row {block.row(bad[0])}, field {field.name!r}:"
                 f" {text[bad[0]]!r} is not a number",
                 fix="repair the value, list it under missing = [...], or make the field categorical",
             )
@@ -69,7 +70,7 @@ def _numbers(block: Block, field: Field) -> npt.NDArray[np.float64]:
 
 def _infinity_error(block: Block, field: Field, index: int) -> InputError:
     return InputError(
-        f"{block.origin}: row {block.first_row + index}, field {field.name!r}: infinity is not a value",
+        f"{block.origin}: row {block.row(index)}, field {field.name!r}: infinity is not a value",
         fix="replace it by a number, or leave the cell empty (missing)",
     )
 
@@ -109,6 +110,10 @@ def categories(block: Block, field: Field, edges: Sequence[float] = ()) -> pl.Se
 
 def raw_categories(block: Block, field: Field, edges: Sequence[float] = ()) -> pl.Series:
     """Return the same before `as_text`; `edges` are those of a field cut into quantiles."""
+    if field.derive is not None:
+        return derived_categories(
+            block.column(field.column, f"{field.derive} of field {field.name!r}"), field
+        )
     if field.kind == "categorical":
         raw = block.column(field.name, "categorical field")
         if (index := _first_infinity(raw, field)) is not None:
@@ -127,10 +132,10 @@ def missing_categories(field: Field) -> tuple[str, ...]:
     """Return the categories of a field that mean a missing value.
 
     Log-square keeps small numbers as they are, so `missing = ["0"]` also means bucket 0: there 0.4 counts as missing
-    like 0. The bucket numbers of quantiles have no such meaning.
+    like 0. The bucket numbers of quantiles have no such meaning, nor have the hours of moments.
     """
     is_quantiles = field.kind == "numeric" and field.transform == "quantiles"
-    return () if is_quantiles else field.missing
+    return () if is_quantiles or field.derive is not None else field.missing
 
 
 @dataclass(frozen=True)

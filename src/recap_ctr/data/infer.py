@@ -5,8 +5,9 @@ distinct values of each column, up to a limit.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,16 @@ import polars as pl
 import tomli_w
 
 from recap_ctr.config import parse
-from recap_ctr.data.roles import read_labels, read_times
+from recap_ctr.data.clock import clock_fields
+from recap_ctr.data.moments import find_unit
+from recap_ctr.data.roles import (
+    drop_unlabelled,
+    label_text,
+    read_labels,
+    read_times,
+    recognise_labels,
+    spell_label,
+)
 from recap_ctr.data.source import Block, Source
 from recap_ctr.data.summary import ColumnSummary
 from recap_ctr.errors import InputError
@@ -29,17 +39,19 @@ COINCIDENCE = 1e-9  # a column that gives the label away by chance is less proba
 WEIGHT_NAMES = {"weight", "weights", "sample_weight", "sampleweight", "row_weight"}
 IDS_BY_VALUES = "ids: spread evenly, and each predicts clicks where its neighbours do not"
 LEFT_OUT = "left out: "
+LISTS_OF_NUMBERS = (
+    "fractions, such as those of an embedding, are no categories; if some of them matter, write each as a numeric"
+    " column"
+)
+NUMBERS_WITH_COMMAS = (
+    "write it with a point for decimals and nothing for thousands; if it is a list, make it a multi field with"
+    " separator ','"
+)
+LISTS_AS_TEXT = "write the values as a|b for a multi field, or save real lists (Parquet, Arrow or JSON lines)"
 WEIGHT = f"{LEFT_OUT}weight"
 TIME_WORDS = {"time", "timestamp", "ts", "date", "datetime"}
 TIME_HINTS = {"dt", "hour", "day", "created", "at", "stamp", "when"}  # these need values that look like dates
-ISO_DATE = (
-    r"^\d{4}[-/](?:0\d|1[0-2])[-/](?:[0-2]\d|3[01])"
-    r"(?:[ T](?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?$"
-)
-_DAY = r"(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])"
-_HOUR = r"(?:[01]\d|2[0-3])"
-COMPACT_DATE = rf"^(?:(?:19|20)\d\d{_DAY}(?:{_HOUR}(?:[0-5]\d){{0,2}})?|\d\d{_DAY}{_HOUR})$"
-EPOCH = (6.0e8, 4.2e9)  # seconds: 1989 to 2103
+SAMPLE_ROWS = 1_000  # of a block, to compare columns row by row
 
 
 @dataclass(frozen=True)
@@ -53,12 +65,24 @@ class Finding:
 
 @dataclass(frozen=True)
 class Inferred:
-    """A schema and the findings it follows from, one for each column in the table's order."""
+    """A schema and the findings it follows from: for each column in the table's order, then for derived fields."""
 
     schema: Schema
     findings: tuple[Finding, ...]
     origin: str
     rows: int
+    notes: tuple[str, ...] = ()
+    """What a user should know before anything else: which value of the label was taken for a click."""
+
+    def describe_left_out(self) -> str:
+        """Return in a sentence which columns are not used, each with the kind of reason; "" if all are."""
+        verdicts = {
+            finding.column: finding.verdict.removeprefix(LEFT_OUT)
+            for finding in self.findings
+            if finding.verdict.startswith(LEFT_OUT)
+        }
+        listed = ", ".join(f"{column!r} ({verdict})" for column, verdict in verdicts.items())
+        return f"{LEFT_OUT}{listed}" if listed else ""
 
     def to_toml(self) -> str:
         """Return the schema as a file to be read by people: each line comes with its reason above it."""
@@ -70,11 +94,16 @@ class Inferred:
         ]
         for role, name in self.schema.roles.items():
             lines += ["", f"# {reasons[name]}", _toml_line(role, name)]
+            if role == "label":
+                values = {"positive": self.schema.positive, "negative": self.schema.negative}
+                lines += [_toml_line(key, value) for key, value in values.items() if value is not None]
         for finding in self.findings:
             if finding.verdict == WEIGHT:
                 lines += ["", f"# {_comment(finding.reason)}", f"# {_toml_line('weight', finding.column)}"]
         if self.schema.columns is not None:
             lines += ["", "# The files have no header line.", _toml_line("columns", self.schema.columns)]
+        if self.schema.separator is not None:
+            lines += ["", "# What separates the columns.", _toml_line("separator", self.schema.separator)]
         left_out = [finding for finding in self.findings if finding.verdict.startswith(LEFT_OUT)]
         if left_out:
             lines += ["", "# Columns left out:"]
@@ -96,30 +125,105 @@ def _comment(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def infer(source: Source, label: str, *, max_rows: int = 1_000_000) -> Inferred:
-    """Propose a schema from the first `max_rows` rows of a table, in files or in memory."""
+@dataclass(frozen=True)
+class Named:
+    """The columns that a user names, and how the label is read."""
+
+    label: str
+    positive: str | None = None
+    """The value of the label that means a click."""
+    negative: str | None = None
+    """The value that means none; if it is None, all values but `positive` do."""
+    weight: str | None = None
+    group: str | None = None
+    drop_unlabelled: bool = False
+
+
+def infer(
+    source: Source,
+    label: str,
+    *,
+    positive: str | None = None,
+    weight: str | None = None,
+    group: str | None = None,
+    drop_unlabelled: bool = False,
+    max_rows: int = 1_000_000,
+) -> Inferred:
+    """Propose a schema from the first `max_rows` rows of a table, in files or in memory.
+
+    `positive` is the value of the label that means a click; without it, 0/1, true/false and words such as yes/no or
+    click/skip are recognised. `weight` and `group` are columns for these roles. `drop_unlabelled` leaves out rows
+    without a label, which are refused otherwise.
+    """
+    named = Named(label, positive, None, weight, group, drop_unlabelled)
+    blocks, named = _recognise(_labelled_blocks(source, named, max_rows), named)
     columns: list[ColumnSummary] = []
+    samples: list[pl.DataFrame] = []
     rows = clicks = bytes_read = 0
-    origin, is_whole = "the source", True
-    for block, size in source.blocks():
-        part = Block(block.frame.head(max_rows - rows), block.first_row, block.origin)
-        clicked = pl.Series(read_labels(part, label))
+    origin = "the source"
+    for part, size in blocks:
+        clicked = pl.Series(read_labels(part, label, named.positive, named.negative))
         if not columns:
             columns = [ColumnSummary(name) for name in part.frame.columns]
             origin = part.origin
+            for role, name in (("weight", weight), ("group", group)):
+                if name is not None:
+                    part.column(name, role)
         for column in columns:
             series = part.column(column.name, "a column of the earlier rows")
             column.add(series.alias(""), clicked)
+        samples.append(part.frame.gather_every(max(part.frame.height // SAMPLE_ROWS, 1)))
         rows, clicks = rows + part.frame.height, clicks + int(clicked.sum())
-        bytes_read += size * part.frame.height // block.frame.height
-        if rows >= max_rows:
-            is_whole = False
-            break
+        bytes_read += size
     if rows == 0:
-        raise InputError("the source holds no rows")
+        raise InputError("the source holds no rows" + (" with a label" if drop_unlabelled else ""))
+    is_whole = rows < max_rows
     total = rows if is_whole else max(rows, round(rows * source.total_bytes / max(bytes_read, 1)))
-    schema, findings = _Rules(label, rows, clicks, total).schema(columns, source.columns)
-    return Inferred(schema, findings, origin, rows)
+    rules = _Rules(named, rows, clicks, total)
+    if is_whole and positive is not None and clicks == 0:
+        rules.refuse_positive(next(column for column in columns if column.name == label))
+    schema, findings = rules.schema(columns, source, samples)
+    notes = []
+    if positive is None and named.positive is not None:
+        notes = [f"label {label!r}: {named.positive!r} counts as a click; pass --positive to choose"]
+    return Inferred(schema, findings, origin, rows, tuple(notes))
+
+
+def _labelled_blocks(source: Source, named: Named, max_rows: int) -> Iterator[tuple[Block, int]]:
+    """Yield the first rows of a source, each block with its bytes; leave out rows without a label if so wished."""
+    rows = 0
+    for block, size in source.blocks():
+        part = replace(block, frame=block.frame.head(max_rows - rows))
+        size = size * part.frame.height // block.frame.height
+        if named.drop_unlabelled:
+            part = drop_unlabelled(part, named.label)
+        rows += part.frame.height
+        if part.frame.height:
+            yield part, size
+        if rows >= max_rows:
+            return
+
+
+def _recognise(
+    blocks: Iterator[tuple[Block, int]], named: Named
+) -> tuple[Iterable[tuple[Block, int]], Named]:
+    """Return the same blocks, and the names with the values of the label that stand for a click and for none.
+
+    Blocks are read ahead until the label has two values, since a log may be sorted by it.
+    """
+    if named.positive is not None:
+        return blocks, replace(named, positive=spell_label(named.positive))
+    read_ahead: list[tuple[Block, int]] = []
+    values: set[str] = set()
+    for part, size in blocks:
+        read_ahead.append((part, size))
+        values |= set(label_text(part, named.label).drop_nulls().unique())
+        if len(values) > 1:
+            break
+    meaning = recognise_labels(values, named.label)
+    if meaning is not None:
+        named = replace(named, positive=meaning[0], negative=meaning[1])
+    return chain(read_ahead, blocks), named
 
 
 @dataclass(frozen=True)
@@ -145,17 +249,26 @@ class _Pieces:
 class _Rules:
     """The rules that turn summaries of the columns into a schema; the first rule that applies decides."""
 
-    label: str
+    named: Named
     rows: int
     clicks: int
     total: int
     """Rows of the whole source, estimated if only its first rows were read."""
 
+    def refuse_positive(self, label: ColumnSummary) -> None:
+        """Raise the error that no row has the user's value for a click."""
+        listed = ", ".join(map(repr, label.counts["value"].head(5)))
+        raise InputError(
+            f"the label {label.name!r} is never {self.named.positive!r}; its values are {listed}",
+            fix="correct --positive",
+        )
+
     def schema(
-        self, columns: Sequence[ColumnSummary], names: Sequence[str] | None
+        self, columns: Sequence[ColumnSummary], source: Source, samples: Sequence[pl.DataFrame]
     ) -> tuple[Schema, tuple[Finding, ...]]:
-        """Return the schema and the findings; `names` are the user's, for files without a header line."""
-        times = [column for column in columns if column.name != self.label and self._is_time(column)]
+        """Return the schema and the findings for the columns of a source; `samples` are some of its rows."""
+        roles = (self.named.label, self.named.weight)
+        times = [column for column in columns if column.name not in roles and self._is_time(column)]
         usable = [column for column in times if self._can_order(column) and not self._leak(column)]
         time = max(usable, key=lambda column: (column.is_ordered, column.num_distinct), default=None)
         findings: list[Finding] = []
@@ -171,14 +284,24 @@ class _Rules:
             findings.append(Finding(column.name, choice.verdict, reason))
             if choice.field is not None:
                 fields.append(choice.field)
+        clocks = [column for column in times if not self._refuse(column) and not self._leak(column)]
+        clocks.sort(key=lambda column: (column is not time, -column.num_distinct))
+        for field, reason in clock_fields(clocks, samples, tuple(fields), [c.name for c in columns]):
+            findings.append(Finding(field.name, "categorical", reason))
+            fields.append(field)
         if not fields:
             reasons = "".join(f"\n  {item.column!r}: {item.verdict}, {item.reason}" for item in findings)
             raise InputError(f"no column can serve as a field{reasons}", fix="write the schema by hand")
         values = {
-            "label": self.label,
+            "label": self.named.label,
+            "positive": self.named.positive,
+            "negative": self.named.negative,
             "row_id": row_id,
+            "group": self.named.group,
             "time": None if time is None else time.name,
-            "columns": None if names is None else tuple(names),
+            "weight": self.named.weight,
+            "columns": None if source.columns is None else tuple(source.columns),
+            "separator": source.separator,
             "fields": fields,
         }
         return parse(Schema, values, "the inferred schema"), tuple(findings)
@@ -192,9 +315,10 @@ class _Rules:
     def _choose(self, column: ColumnSummary, is_time: bool, time: ColumnSummary | None) -> _Choice:
         """Decide on one column; `time` is the column chosen as the time, if any."""
         name = column.name
-        if name == self.label:
-            share = f"{self.clicks / self.rows:.2%} of the rows are clicks"
-            return _Choice("label", share if self._has_both_classes else f"{share}: ONE CLASS ONLY")
+        if name == self.named.label:
+            return _Choice("label", self._describe_label())
+        if name == self.named.weight:
+            return _Choice("weight", "named as the weight of the rows")
         if (refusal := self._refuse(column)) is not None:
             return refusal
         if leak := self._leak(column):
@@ -213,14 +337,27 @@ class _Rules:
             return _Choice(f"{LEFT_OUT}identifies rows" if column.num_missing else "row_id", reason)
         return self._choose_single(column)
 
+    def _describe_label(self) -> str:
+        share = f"{self.clicks / self.rows:.2%} of the rows are clicks"
+        if self.named.positive is not None:
+            other = "any other value" if self.named.negative is None else repr(self.named.negative)
+            share = f"{self.named.positive!r} counts as a click, {other} as none; {share}"
+        return share if self._has_both_classes else f"{share}: ONE CLASS ONLY"
+
     def _refuse(self, column: ColumnSummary) -> _Choice | None:
-        """Return why a column can't be a field whatever its values mean, if so."""
+        """Return why a column can't be a field whatever its values mean, if so; else None."""
         if not column.name or len(column.name) > MAX_NAME:
             return _Choice(f"{LEFT_OUT}its name", f"a field's name has 1 to {MAX_NAME} characters")
         if not column.is_readable:
-            return _Choice(f"{LEFT_OUT}its type", f"{column.type} holds no categories")
+            return _Choice(f"{LEFT_OUT}its type", _explain_type(column.type))
+        if column.has_lists_of_fractions:
+            return _Choice(f"{LEFT_OUT}lists of numbers", LISTS_OF_NUMBERS)
         if column.num_distinct == 0:
             return _Choice(f"{LEFT_OUT}no values", "there is nothing to learn")
+        if (value := column.comma_number) is not None:
+            return _Choice(f"{LEFT_OUT}numbers with commas", f"such as {value!r}; {NUMBERS_WITH_COMMAS}")
+        if (value := column.list_text) is not None:
+            return _Choice(f"{LEFT_OUT}lists as text", f"such as {_shorten(value)!r}; {LISTS_AS_TEXT}")
         return None
 
     @property
@@ -268,20 +405,14 @@ class _Rules:
             return True
         text = column.counts["value"]
         if column.numbers is None:
-            return bool(text.str.contains(ISO_DATE).all())
+            return find_unit(text) == "iso"
         words = column.name_words
         is_named_time = any(word.endswith(("time", "date", "timestamp")) for word in words)
         is_named_time = is_named_time or bool(words & TIME_WORDS)
         if not is_named_time and not words & TIME_HINTS:
             return False
-        units = (
-            column.numbers.is_between(EPOCH[0] * unit, EPOCH[1] * unit).all() for unit in (1, 1e3, 1e6, 1e9)
-        )
-        return (
-            any(units)
-            or bool(text.str.contains(COMPACT_DATE).all())
-            or (is_named_time and column.num_distinct > FEW_VALUES and column.is_ordered)
-        )
+        is_counter = is_named_time and column.num_distinct > FEW_VALUES and column.is_ordered
+        return is_counter or find_unit(text) is not None
 
     def _can_order(self, column: ColumnSummary) -> bool:
         """Return whether a split in time order could use the column: every row has a time that can be read."""
@@ -382,6 +513,18 @@ class _Rules:
         if 2 * num_singletons > num_distinct:
             return 2, f"min_count 2: {num_singletons:,} of {num_distinct:,} occur once"
         return 1, f"min_count 1 at {total} rows"
+
+
+def _explain_type(kind: pl.DataType) -> str:
+    """Return why a type can't be a field, and what to do about it."""
+    reason = f"{kind} holds no categories"
+    if isinstance(kind, pl.List | pl.Array) and isinstance(kind.inner, pl.Struct):
+        return f"{reason}; write a list of plain values for each part of the structs that matters"
+    return reason
+
+
+def _shorten(text: str, length: int = 40) -> str:
+    return text if len(text) <= length else f"{text[:length]}…"
 
 
 def _field(column: ColumnSummary, kind: str, **values: Any) -> Field:

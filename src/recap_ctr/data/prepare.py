@@ -20,6 +20,8 @@ import polars as pl
 from recap_ctr.data.encode import MISSING_CODE, PAD_CODE, Encoder, FittedField, Ints, standardise
 from recap_ctr.data.fit import fit_field
 from recap_ctr.data.layout import FieldLayout
+from recap_ctr.data.moments import find_unit
+from recap_ctr.data.quality import UnknownValues
 from recap_ctr.data.shards import (
     FORMAT,
     MANIFEST,
@@ -30,11 +32,12 @@ from recap_ctr.data.shards import (
     read_manifest,
 )
 from recap_ctr.data.source import FileSource, Source
-from recap_ctr.data.split import Split, SplitCodes, assign_splits
+from recap_ctr.data.split import Split, SplitCodes, assign_splits, describe_split
 from recap_ctr.data.spool import Counted, SpooledRows
+from recap_ctr.data.text import as_text
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.progress import meter
-from recap_ctr.schema import Schema
+from recap_ctr.schema import Schema, TimeUnit
 from recap_ctr.storage.files import atomic_directory, atomic_file, write_json
 from recap_ctr.storage.hashes import fingerprint, sha256
 
@@ -55,6 +58,9 @@ class Preparation:
     `pieces` counts all values of a cell, also those beyond `max_len`. `cells` counts whole cells, so that a value is
     kept only if it stands alone often enough.
     """
+
+    drop_unlabelled: bool = False
+    """Leave out rows without a label, which are refused otherwise; where there are none, it changes nothing."""
 
     def inputs(self) -> dict[str, Any]:
         """Return everything that decides the result as plain JSON values, as the manifest records it."""
@@ -136,10 +142,11 @@ def _write(preparation: Preparation, out: Path, inputs: dict[str, Any], quiet: b
     directory.mkdir()
     schema = preparation.schema
     rows = SpooledRows(schema, preparation.split, preparation.counted, directory)
-    rows.read(preparation.sources, quiet=quiet)
+    rows.read(preparation.sources, labelled_only=preparation.drop_unlabelled, quiet=quiet)
     splits = _assign_splits(preparation.split, rows)
     encoder = Encoder(schema, [fit_field(rows, field, splits) for field in schema.fields])
     files, split_entries = _ShardWriter(rows, encoder, splits, out).write(quiet)
+    description = _describe_split(preparation, rows, splits)
     shutil.rmtree(directory)
     field_entries = encoder.save(out)
     with atomic_file(out / "schema.toml") as file:
@@ -153,7 +160,9 @@ def _write(preparation: Preparation, out: Path, inputs: dict[str, Any], quiet: b
         "fingerprint": fingerprint({name: entry["sha256"] for name, entry in files.items()}),
         "inputs": inputs,
         "fields": field_entries,
+        "split": description,
         "splits": split_entries,
+        "unlabelled": rows.num_unlabelled,
         "files": files,
     }
     write_json(out / MANIFEST, manifest)
@@ -163,6 +172,20 @@ def _assign_splits(split: Split, rows: SpooledRows) -> SplitCodes:
     labels = np.concatenate(list(rows.columns["label"].blocks()))
     read_times = rows.columns["time"].blocks if "time" in rows.columns else None
     return assign_splits(split, labels, read_times, rows.columns["split"].blocks)
+
+
+def _describe_split(preparation: Preparation, rows: SpooledRows, splits: SplitCodes) -> str:
+    """Return how the rows were divided, with the dates of a split by time."""
+    if "time" not in rows.columns:
+        return describe_split(preparation.split, splits, None, None)
+    read_blocks = rows.columns["time"].blocks
+    unit: TimeUnit | None = "iso"
+    if rows.time_kind == "numbers":
+        derived = (
+            field.unit for field in preparation.schema.fields if field.source == preparation.schema.time
+        )
+        unit = next(derived, None) or find_unit(as_text(pl.Series(next(read_blocks())).unique()))
+    return describe_split(preparation.split, splits, read_blocks, unit)
 
 
 class _ShardWriter:
@@ -178,6 +201,7 @@ class _ShardWriter:
         self._counts = np.bincount(splits, minlength=3)
         self._positives = np.zeros(3, np.int64)
         self._num_oov = np.zeros((3, self._layout.num_fields), np.int64)
+        self._unknown = UnknownValues(rows, encoder, splits)
 
     def write(self, quiet: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """Write all shards; return the manifest's entries of their files and of the splits."""
@@ -226,6 +250,7 @@ class _ShardWriter:
         values_BN = np.empty((height, self._layout.num_values), np.float32)
         for i, place in enumerate(self._layout.fields):
             ids = self._field_ids(i, place, block[f"field:{place.name}"], values_BN)
+            self._unknown.add(i, block[f"field:{place.name}"], ids, start)
             ids_BW[:, place.start : place.start + place.width] = (ids + place.offset).reshape(
                 height, place.width
             )
@@ -274,8 +299,13 @@ class _ShardWriter:
             name: {
                 "rows": int(self._counts[code]),
                 "positives": int(self._positives[code]),
-                "oov": {
-                    field.name: int(self._num_oov[code, i]) for i, field in enumerate(self._layout.fields)
+                **{
+                    kind: {field.name: int(counts[code, i]) for i, field in enumerate(self._layout.fields)}
+                    for kind, counts in (
+                        ("oov", self._num_oov),
+                        ("missing", self._unknown.missing),
+                        ("rare", self._unknown.rare),
+                    )
                 },
             }
             for code, name in enumerate(SPLITS)

@@ -1,15 +1,22 @@
-"""The quality of each field: how many values are unknown, and how far held-out rows have drifted."""
+"""The quality of prepared data: values without a vector of their own, drift of held-out rows, and repeated rows."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import polars as pl
 
 from recap_ctr.config import Record
-from recap_ctr.data.encode import Ints
+from recap_ctr.data.encode import MISSING_CODE, Encoder, FittedField, Ints
 from recap_ctr.data.layout import FieldLayout
-from recap_ctr.data.shards import PreparedData, Shard
+from recap_ctr.data.shards import SPLITS, PreparedData, Shard
+from recap_ctr.data.split import SplitCodes
+from recap_ctr.data.spool import SpooledRows, training_blocks
 
 MAX_ROWS = 1_000_000  # evenly spaced rows of each split: enough for figures with two digits
+MAX_COMPARED_ROWS = 10_000_000  # of training, with 8 bytes each, to look for repeated rows
+HASHED_ROWS = 1 << 17
 
 
 class FieldQuality(Record):
@@ -19,19 +26,25 @@ class FieldQuality(Record):
     values: int
     """Values that the vocabulary keeps."""
     oov: dict[str, float]
-    """Share of a split's values that are too rare in, or absent from, the training rows."""
+    """Share of a split's values that have no vector of their own: missing, rare or unseen."""
+    missing: dict[str, float] | None = None
+    """Share of missing values; None, like the next ones, for data prepared before they were counted apart."""
+    rare: dict[str, float] | None = None
+    """Share of values that are in the training rows, but fewer times than min_count."""
+    unseen: dict[str, float] | None = None
+    """Share of values that are not in the training rows."""
     drift: dict[str, float]
     """Total variation distance between the values' shares in a split and in the training rows."""
 
 
 def field_quality(data: PreparedData) -> list[FieldQuality]:
-    """Return for each field and split the share of OOV values, and the drift from the training rows.
+    """Return for each field and split the shares of missing, rare and unseen values, and the drift from training.
 
     The padding of a multi field does not count as values. Drift is the total variation distance between the values'
     shares in the split and in the training rows: 0 if they are equal, 1 if they have nothing in common. Many rare
     values raise it by chance, so compare splits with each other.
     """
-    splits = {name: getattr(data, name) for name in ("train", "valid", "test")}
+    splits = {name: getattr(data, name) for name in SPLITS}
     shares_by_split = {name: _shares(data, shard) for name, shard in splits.items() if len(shard)}
     train_shares = shares_by_split["train"]
     qualities = []
@@ -42,8 +55,24 @@ def field_quality(data: PreparedData) -> list[FieldQuality]:
             for name, shares in shares_by_split.items()
             if name != "train"
         }
-        qualities.append(FieldQuality(name=field.name, values=field.size - 2, oov=oov, drift=drift))
+        parts = _oov_parts(data.manifest["splits"], field.name, oov)
+        qualities.append(FieldQuality(name=field.name, values=field.size - 2, oov=oov, **parts, drift=drift))
     return qualities
+
+
+def _oov_parts(
+    entries: Mapping[str, Any], field: str, oov: Mapping[str, float]
+) -> dict[str, dict[str, float]]:
+    """Divide the shares `oov` of a field into missing, rare and unseen, as the manifest's `entries` count them."""
+    parts: dict[str, dict[str, float]] = {"missing": {}, "rare": {}, "unseen": {}}
+    for split, share in oov.items():
+        entry = entries[split]
+        if "rare" not in entry:
+            return {}
+        total, missing, rare = (entry[kind][field] for kind in ("oov", "missing", "rare"))
+        for kind, count in (("missing", missing), ("rare", rare), ("unseen", total - missing - rare)):
+            parts[kind][split] = share * count / max(total, 1)
+    return parts
 
 
 def _shares(data: PreparedData, shard: Shard) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
@@ -57,3 +86,101 @@ def _share(ids_RW: Ints, field: FieldLayout) -> np.ndarray[Any, np.dtype[np.floa
     counts_V = np.bincount(ids_RW.ravel() - field.offset, minlength=field.size).astype(np.float64)
     counts_V[0] = 0.0  # padding is not a value
     return np.asarray(counts_V / max(counts_V.sum(), 1.0))
+
+
+class UnknownValues:
+    """Counts of missing and of rare values, by split and field, while rows are encoded.
+
+    A rare value is in the training rows, but the vocabulary does not keep it. The other values without a vector of
+    their own are unseen: no training row has them.
+    """
+
+    def __init__(self, rows: SpooledRows, encoder: Encoder, splits: SplitCodes) -> None:
+        self._fields, self._splits = encoder.fields, splits
+        self._seen = [_seen_codes(rows, fitted, splits) for fitted in encoder.fields]
+        self.missing, self.rare = np.zeros((2, len(SPLITS), len(encoder.fields)), np.int64)
+
+    def add(self, index: int, column: npt.NDArray[Any], ids: Ints, start: int) -> None:
+        """Count a block of one field's spooled column, whose first row has number `start`, with the ids made of it."""
+        fitted, seen = self._fields[index], self._seen[index]
+        is_missing = np.isnan(column) if column.dtype == np.float64 else column == MISSING_CODE
+        is_oov = ids.reshape(column.shape) == fitted.oov
+        is_rare = np.zeros_like(is_oov)
+        if seen is not None:
+            is_rare = is_oov & seen[column]
+        elif fitted.edges:  # a quantile has training rows by its nature
+            is_rare = is_oov & ~is_missing
+        for counts, mask in ((self.missing, is_missing), (self.rare, is_rare)):
+            per_row = mask.reshape(len(column), -1).sum(axis=1)
+            splits = self._splits[start : start + len(column)]
+            counts[:, index] += np.bincount(splits, per_row, minlength=len(SPLITS)).astype(np.int64)
+
+
+def _seen_codes(rows: SpooledRows, fitted: FittedField, splits: SplitCodes) -> npt.NDArray[np.bool_] | None:
+    """Return whether a training row has each spooled code of a field; None if it keeps all values.
+
+    The last two entries serve the codes of padding and of missing values.
+    """
+    name, field = f"field:{fitted.field.name}", fitted.field
+    keeps_all = field.min_count == 1 and field.name not in rows.counted
+    if name not in rows.dictionaries or keeps_all:
+        return None
+    seen = np.zeros(rows.dictionaries[name].num_values + 2, np.bool_)
+    for codes in training_blocks(rows.columns[name], splits):
+        seen[codes[codes >= 0]] = True
+    return seen
+
+
+def repeated_rows(data: PreparedData) -> dict[str, int] | None:
+    """Count the held-out rows, by split, whose ids, numbers and label are those of a training row.
+
+    Rows are compared by 64-bit hashes. None is returned for more than `MAX_COMPARED_ROWS` training rows.
+    """
+    if len(data.train) > MAX_COMPARED_ROWS:
+        return None
+    train = _hashes(data.train)
+    held_out = {name: getattr(data, name) for name in SPLITS[1:]}
+    return {name: int(np.isin(_hashes(shard), train).sum()) for name, shard in held_out.items() if len(shard)}
+
+
+def _hashes(shard: Shard) -> npt.NDArray[np.uint64]:
+    """Return a hash of each row."""
+    parts = [np.empty(0, np.uint64)]
+    for start in range(0, len(shard), HASHED_ROWS):
+        at = slice(start, start + HASHED_ROWS)
+        arrays = (shard.ids[at], shard.values[at], shard.labels[at][:, None])
+        columns = [np.ascontiguousarray(column) for array in arrays for column in np.asarray(array).T]
+        frame = pl.DataFrame({str(i): column for i, column in enumerate(columns)})
+        parts.append(frame.hash_rows(0).to_numpy())
+    return np.concatenate(parts)
+
+
+def describe_repeated(repeated: Mapping[str, int], rows: Mapping[str, int]) -> str:
+    """Return in a sentence how many of the `rows` of each split repeat a training row; "" if none does.
+
+    >>> describe_repeated({"test": 3}, {"test": 60})
+    '3 of 60 test rows (5.0%) have the values and the label of a training row: copies flatter a model, but with few \
+fields such rows also come by chance.'
+    """
+    shares = [
+        f"{count:,} of {rows[split]:,} {split} rows ({count / rows[split]:.1%})"
+        for split, count in repeated.items()
+        if count
+    ]
+    if not shares:
+        return ""
+    return (
+        f"{' and '.join(shares)} have the values and the label of a training row: copies flatter a model, but with"
+        " few fields such rows also come by chance."
+    )
+
+
+def quality_notes(data: PreparedData) -> list[str]:
+    """Return what a user should know of prepared data at once: rows that were dropped, and rows that repeat others."""
+    notes = []
+    if num_unlabelled := data.manifest.get("unlabelled", 0):
+        notes.append(f"{num_unlabelled:,} rows without a label were dropped.")
+    rows = {name: entry["rows"] for name, entry in data.manifest["splits"].items()}
+    if sentence := describe_repeated(repeated_rows(data) or {}, rows):
+        notes.append(sentence)
+    return notes

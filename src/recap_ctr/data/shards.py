@@ -99,6 +99,11 @@ class PreparedData:
         return str(self.manifest["fingerprint"])
 
     @property
+    def split(self) -> str | None:
+        """How the rows were divided, in words, with the dates of a split by time; None in data of older versions."""
+        return self.manifest.get("split")
+
+    @property
     def name(self) -> str:
         """The name of the public data set, or of the directory without the hash that a recipe adds.
 

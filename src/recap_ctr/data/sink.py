@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import polars as pl
 
-from recap_ctr.data.source import FORMATS, PARQUET, TEXT
+from recap_ctr.data.source import FORMATS, JSON, PARQUET, TEXT
 from recap_ctr.errors import InputError
 from recap_ctr.storage.files import atomic_file
 
@@ -51,6 +51,14 @@ class _TextSink(Sink):
         frame.write_csv(self._file, separator=self._separator, include_header=is_first)
 
 
+class _JsonSink(Sink):
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def _append(self, frame: pl.DataFrame, schema: pl.Schema, is_first: bool) -> None:
+        frame.write_ndjson(self._file)
+
+
 class _TableSink(Sink):
     """Parquet and Arrow files end with a table of contents, so blocks go to parts first, then into one file."""
 
@@ -83,14 +91,16 @@ def open_sink(path: Path | None) -> Iterator[Sink]:
         yield _TextSink(sys.stdout.buffer, ",")
         return
     kind = FORMATS.get(path.suffix.lower())
-    if kind is None:
-        fix = "end its name in .csv, .tsv, .parquet or .arrow"
+    if kind is None or path.suffix.lower() == ".json":  # That would promise one value, not lines of them.
+        fix = "end its name in .csv, .tsv, .jsonl, .parquet or .arrow"
         raise InputError(f"can't tell the format of {path}", fix=fix)
     with ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = stack.enter_context(atomic_file(path))
         if kind is TEXT:
             yield _TextSink(file, "\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
+        elif kind is JSON:
+            yield _JsonSink(file)
         else:
             parts = stack.enter_context(TemporaryDirectory(prefix=".recap-", dir=path.parent))
             sink = _TableSink(Path(parts))

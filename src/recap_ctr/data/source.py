@@ -1,38 +1,46 @@
-"""Raw tables as a stream of blocks: CSV, TSV, Parquet and Arrow files, plain or compressed, and data frames.
+"""Raw tables as a stream of blocks: CSV, TSV, JSON lines, Parquet and Arrow files, and data frames.
 
-A row's number counts data rows from 1 within its file, header excluded.
+Text may be compressed. A directory stands for all files below it, and a directory named KEY=VALUE adds the column KEY
+to the rows in it. A row's number counts data rows from 1 within its file, header excluded.
 """
 
 import glob
 import gzip
 import hashlib
 import io
+import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TextIO
+from urllib.parse import unquote
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import zstandard
 
-from recap_ctr.data.csv import ARROW_STREAM, ColumnNames, read_text_blocks
+from recap_ctr.data.csv import ARROW_STREAM, ColumnNames, TextOptions, parse_separator, read_text_blocks
+from recap_ctr.data.jsonl import json_columns, read_json_blocks
 from recap_ctr.errors import InputError, did_you_mean
-from recap_ctr.storage.hashes import sha256
+from recap_ctr.storage.hashes import fingerprint, sha256
 
 BLOCK_ROWS = 1 << 17
 MAX_VALUE_BYTES = 1 << 20
-TEXT, PARQUET, ARROW = "text", "parquet", "arrow"
+TEXT, JSON, PARQUET, ARROW = "text", "json", "parquet", "arrow"
 FORMATS = {
     **dict.fromkeys((".csv", ".tsv", ".txt", ".tab", ".dat"), TEXT),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), JSON),
     **dict.fromkeys((".parquet", ".pq"), PARQUET),
     **dict.fromkeys((".arrow", ".ipc", ".feather"), ARROW),
 }
 COMPRESSIONS = (".gz", ".zst")
 SEPARATORS = {".csv": b",", ".tsv": b"\t", ".tab": b"\t", ".libsvm": b" "}
+NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # what Hive and Spark write for a missing value
 UNREADABLE = (
     *(pl.exceptions.PolarsError, pl.exceptions.PanicException),
     *(OSError, EOFError, zlib.error, zstandard.ZstdError),
@@ -48,6 +56,12 @@ class Block:
     first_row: int
     origin: str
     """What errors call the file or table that the rows come from."""
+    numbers: npt.NDArray[np.int64] | None = None
+    """The numbers of the rows, where some were dropped; else they follow the first one."""
+
+    def row(self, index: int) -> int:
+        """Return the number of the row at `index`, as errors name it."""
+        return self.first_row + index if self.numbers is None else int(self.numbers[index])
 
     def column(self, name: str, role: str) -> pl.Series:
         """Return the named column; if there is none, the error says its `role` and which columns there are."""
@@ -72,10 +86,13 @@ class SourceFile:
     sha256: str
 
     @classmethod
-    def of(cls, path: Path) -> "SourceFile":
-        """Read the file at `path` and return what identifies it."""
+    def of(cls, path: Path, partitions: Mapping[str, str | None] | None = None) -> "SourceFile":
+        """Read the file at `path` and return what identifies it; columns that its directories add are content, too."""
         status = path.stat()
-        return cls(path.name, status.st_size, status.st_mtime_ns, sha256(path))
+        digest = sha256(path)
+        if partitions:
+            digest = fingerprint({"sha256": digest, "partitions": dict(partitions)})
+        return cls(path.name, status.st_size, status.st_mtime_ns, digest)
 
 
 class Source(Protocol):
@@ -84,6 +101,10 @@ class Source(Protocol):
     total_bytes: int
     columns: Sequence[str] | None
     """The user's column names for files without a header line."""
+    separator: str | None
+    """The user's separator of columns in text files."""
+    notes: list[str]
+    """What was noticed while reading, for the user to know."""
 
     def files(self) -> list[SourceFile]:
         """Return what identifies the content of the source."""
@@ -103,6 +124,8 @@ class FrameSource:
         self._frame, self._files, self._origin = frame, list(files), origin
         self.total_bytes = frame.height
         self.columns: Sequence[str] | None = None
+        self.separator: str | None = None
+        self.notes: list[str] = []
 
     def files(self) -> list[SourceFile]:
         """Return the files that the rows were made from, or else a hash of the rows under the table's name."""
@@ -122,16 +145,68 @@ class FrameSource:
             yield Block(part, start + 1, self._origin), part.height
 
 
+@dataclass(frozen=True)
+class _InputFile:
+    """One file of a source."""
+
+    path: Path
+    origin: str
+    """What errors call it."""
+    partitions: Mapping[str, str | None] = field(default_factory=dict)
+    """The columns that its directories add, such as `day` in day=2026-01-31/."""
+
+    @classmethod
+    def of(cls, path: Path, root: Path | None = None) -> "_InputFile":
+        """Return the file at `path`, which was named by itself or is somewhere below the directory `root`."""
+        pairs = (part.partition("=") for part in path.parts[:-1])
+        partitions = {
+            unquote(key): None if value == NO_PARTITION else unquote(value)
+            for key, equals, value in pairs
+            if key and equals
+        }
+        origin = "standard input" if str(path) == "-" else path.name
+        return cls(path, origin if root is None else path.relative_to(root).as_posix(), partitions)
+
+    @property
+    def suffix(self) -> str:
+        """Return the ending of the name that tells the format, without that of a compression."""
+        *_, suffix, last = ("", "", *(suffix.lower() for suffix in self.path.suffixes))
+        return suffix if last in COMPRESSIONS else last
+
+    @property
+    def compression(self) -> str | None:
+        """Return the ending of the name that tells the compression, if there is one."""
+        last = self.path.suffix.lower()
+        return last if last in COMPRESSIONS else None
+
+    @property
+    def kind(self) -> str:
+        """Return the format that the name tells; text if it tells none."""
+        return FORMATS.get(self.suffix, TEXT)
+
+
 class FileSource:
-    """Rows of one or more files, in the order listed; `-` is standard input."""
+    """Rows of one or more files, in the order listed; `-` is standard input, a directory all files below it."""
 
     def __init__(
-        self, patterns: Sequence[str | Path], columns: Sequence[str] | ColumnNames | None = None
+        self,
+        patterns: Sequence[str | Path],
+        columns: Sequence[str] | ColumnNames | None = None,
+        separator: str | None = None,
     ) -> None:
-        self.paths = _expand(patterns)
-        self._names = columns if isinstance(columns, ColumnNames) or columns is None else ColumnNames(columns)
-        self.columns = None if self._names is None else self._names.columns
+        self._files = _expand(patterns)
+        self.paths = [file.path for file in self._files]
+        names = columns if isinstance(columns, ColumnNames) or columns is None else ColumnNames(columns)
+        self.columns = None if names is None else names.columns
+        self.separator = None if separator is None else parse_separator(separator)
+        self.notes: list[str] = []
+        self._text = TextOptions(names, self.separator.encode() if self.separator else None, self._note)
         self.total_bytes = sum(path.stat().st_size for path in self.paths if path.is_file())
+
+    def _note(self, text: str) -> None:
+        """Keep the first note: in a directory of many files all others would say the same."""
+        if not self.notes:
+            self.notes.append(text)
 
     @property
     def is_stream(self) -> bool:
@@ -140,7 +215,7 @@ class FileSource:
 
     def files(self) -> list[SourceFile]:
         """Return what identifies each file; standard input and pipes are left out."""
-        return [SourceFile.of(path) for path in self.paths if path.is_file()]
+        return [SourceFile.of(file.path, file.partitions) for file in self._files if file.path.is_file()]
 
     def stamps(self) -> list[tuple[int, int]]:
         """Return the size and modification time of each file, which change when somebody writes to it."""
@@ -148,16 +223,102 @@ class FileSource:
 
     def blocks(self) -> Iterator[tuple[Block, int]]:
         """Yield the rows of all files in blocks; refuse files without rows and values over 1 MiB."""
-        for path in self.paths:
+        for file in self._files:
             num_rows = 0
-            for frame, size in _read(path, self._names):
-                origin = "standard input" if str(path) == "-" else path.name
-                block = Block(frame, num_rows + 1, origin)
+            for raw, size in self._read(file):
+                frame = _add_partitions(flatten(raw, file.origin), file.partitions)
+                block = Block(frame, num_rows + 1, file.origin)
                 _check_lengths(block)
                 num_rows += frame.height
                 yield block, size
             if num_rows == 0:
-                raise InputError(f"{path} holds no rows", fix="check that the file was written completely")
+                raise InputError(
+                    f"{file.path} holds no rows", fix="check that the file was written completely"
+                )
+
+    def _read(self, file: _InputFile) -> Iterator[tuple[pl.DataFrame, int]]:
+        """Yield the rows of one file in blocks, each with the bytes that it takes in the file."""
+        if str(file.path) == "-":
+            yield from _read_stream(sys.stdin.buffer, file.origin, self._text)
+        elif not file.path.is_file():
+            with file.path.open("rb") as pipe:
+                yield from _read_stream(pipe, file.origin, self._text)
+        else:
+            with _named_errors(file.path):
+                yield from self._read_file(file)
+
+    def _read_file(self, file: _InputFile) -> Iterator[tuple[pl.DataFrame, int]]:
+        path, compression = file.path, file.compression
+        if file.kind is TEXT:
+            with path.open("rb") as packed, _unpack(packed, compression, path) as stream:
+                expected = SEPARATORS.get(file.suffix)
+                yield from read_text_blocks(stream, packed, file.origin, expected, self._text)
+        elif file.kind is JSON:
+            with path.open("rb") as packed, _unpack(packed, compression, path) as stream:
+                tell = packed.tell if compression else None
+                yield from read_json_blocks(stream, tell, file.origin, self._json_columns)
+        elif compression:
+            raise InputError(
+                f"{path}: {file.kind} inside {compression} is not supported",
+                fix="unpack it first; these formats compress on their own",
+            )
+        else:
+            yield from _table_blocks(_scan(path, file.kind), path.stat().st_size)
+
+    @cached_property
+    def _json_columns(self) -> pl.Schema:
+        """The columns of all JSON lines: every key that some row has."""
+        columns = pl.Schema()
+        for file in self._files:
+            if file.kind is JSON and file.path.is_file():
+                with (
+                    _named_errors(file.path),
+                    file.path.open("rb") as packed,
+                    _unpack(packed, file.compression, file.path) as stream,
+                ):
+                    columns = json_columns(stream, file.origin, columns)
+        return columns
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Say which file can't be read."""
+    try:
+        yield
+    except PermissionError:
+        raise  # not a damaged file
+    except UNREADABLE as error:
+        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{path} can't be read: {detail}", fix="check that the file is complete") from None
+
+
+def flatten(frame: pl.DataFrame, origin: str) -> pl.DataFrame:
+    """Return a frame in which the parts of a struct are columns of their own: `b` inside `a` becomes `a.b`."""
+    while any(isinstance(kind, pl.Struct) for kind in frame.dtypes):
+        columns: list[pl.Series] = []
+        for series in frame:
+            if isinstance(series.dtype, pl.Struct):
+                columns += [part.alias(f"{series.name}.{part.name}") for part in series.struct.unnest()]
+            else:
+                columns.append(series)
+        names = [series.name for series in columns]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(
+                    f"{origin}: column {name!r} is there twice once structs are flattened",
+                    fix="rename one of them",
+                )
+        frame = pl.DataFrame(columns)
+    return frame
+
+
+def _add_partitions(frame: pl.DataFrame, partitions: Mapping[str, str | None]) -> pl.DataFrame:
+    """Add the columns of KEY=VALUE directories, as text, unless the file has them itself."""
+    return frame.with_columns(
+        pl.lit(value, pl.String).alias(name)
+        for name, value in partitions.items()
+        if name not in frame.columns
+    )
 
 
 RowFunction = Callable[[Block], pl.DataFrame]
@@ -192,57 +353,52 @@ class MappedSource(FileSource):
             yield replace(block, frame=function(block)), size
 
 
-def _expand(patterns: Sequence[str | Path]) -> list[Path]:
-    """Return the files that the patterns name, those of one pattern sorted."""
-    paths: list[Path] = []
+def _expand(patterns: Sequence[str | Path]) -> list[_InputFile]:
+    """Return the files that the patterns name, those of one pattern or directory sorted."""
+    files: list[_InputFile] = []
     for pattern in map(str, patterns):
         if pattern == "-":
-            paths.append(Path("-"))
+            files.append(_InputFile.of(Path("-")))
             continue
         is_pattern = glob.has_magic(pattern) and not Path(pattern).exists()
-        names = sorted(glob.glob(pattern)) if is_pattern else [pattern]
+        names = sorted(glob.glob(pattern, recursive=True)) if is_pattern else [pattern]
         if not names:
             raise InputError(f"no file matches {pattern}")
-        for name in names:
-            if not Path(name).exists():
-                raise InputError(f"no file {name}")
-            if Path(name).is_dir():
-                raise InputError(f"{name} is a directory", fix=f"name its files, such as '{name}/*.parquet'")
-            paths.append(Path(name))
-    if not paths:
+        for path in map(Path, names):
+            if not path.exists():
+                raise InputError(f"no file {path}")
+            files += _files_below(path) if path.is_dir() else [_InputFile.of(path)]
+    if not files:
         raise InputError("no source file given")
-    return paths
+    return files
 
 
-def _read(path: Path, names: ColumnNames | None) -> Iterator[tuple[pl.DataFrame, int]]:
-    """Yield the rows of one file in blocks, each with the bytes that it takes in the file."""
-    if str(path) == "-":
-        yield from _read_stream(sys.stdin.buffer, "standard input", names)
-        return
-    if not path.is_file():
-        with path.open("rb") as pipe:
-            yield from _read_stream(pipe, path.name, names)
-        return
-    *_, suffix, last = ("", "", *(suffix.lower() for suffix in path.suffixes))
-    compression = last if last in COMPRESSIONS else None
-    suffix = suffix if compression else last
-    kind = FORMATS.get(suffix, TEXT)
-    try:
-        if kind is TEXT:
-            with path.open("rb") as file, _unpack(file, compression, path) as stream:
-                yield from read_text_blocks(stream, file, path.name, SEPARATORS.get(suffix), names)
-        elif compression:
-            raise InputError(
-                f"{path}: {kind} inside {compression} is not supported",
-                fix="unpack it first; these formats compress on their own",
-            )
-        else:
-            yield from _table_blocks(_scan(path, kind), path.stat().st_size)
-    except PermissionError:
-        raise  # not a damaged file
-    except UNREADABLE as error:
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{path} can't be read: {detail}", fix="check that the file is complete") from None
+def _files_below(directory: Path) -> list[_InputFile]:
+    """Return all files below a directory that hold rows; refuse files of different formats.
+
+    Hidden files, those whose names start with an underscore (such as _SUCCESS), and those of other formats don't
+    hold rows.
+    """
+    if (directory / "manifest.json").is_file():
+        raise InputError(f"{directory} was written by recap, and holds no raw rows", fix="name the raw files")
+    by_kind: dict[str, list[_InputFile]] = {}
+    for path in sorted(directory.rglob("*")):
+        inside = path.relative_to(directory).parts
+        file = _InputFile.of(path, directory)
+        if path.is_file() and file.suffix in FORMATS and not any(part[0] in "._" for part in inside):
+            by_kind.setdefault(file.kind, []).append(file)
+    if not by_kind:
+        raise InputError(
+            f"{directory} is a directory without rows: no file in it ends in {', '.join(FORMATS)}",
+            fix="name its files one by one, or by a pattern",
+        )
+    if len(by_kind) > 1:
+        examples = " and ".join(files[0].origin for files in by_kind.values())
+        raise InputError(
+            f"{directory} holds files of different formats, such as {examples}",
+            fix=f"name those that hold rows, such as '{directory}/*{next(iter(by_kind.values()))[0].suffix}'",
+        )
+    return next(iter(by_kind.values()))
 
 
 @contextmanager
@@ -258,9 +414,7 @@ def open_text(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
         raise InputError(f"{path} can't be read: {error}", fix="check that the file is complete") from None
 
 
-def _read_stream(
-    source: BinaryIO, origin: str, names: ColumnNames | None
-) -> Iterator[tuple[pl.DataFrame, int]]:
+def _read_stream(source: BinaryIO, origin: str, text: TextOptions) -> Iterator[tuple[pl.DataFrame, int]]:
     """Yield the rows of a stream without a file name; its first bytes tell the format."""
     stream = source if isinstance(source, io.BufferedReader) else io.BufferedReader(source)  # type: ignore[type-var]
     magic = stream.peek(6)[:6]
@@ -273,11 +427,21 @@ def _read_stream(
             yield from _table_blocks(pl.read_ipc_stream(io.BytesIO(stream.read())).lazy(), 0)
         elif compression := {b"\x1f\x8b": ".gz", b"\x28\xb5": ".zst"}.get(magic[:2]):
             with _unpack(stream, compression, Path(origin)) as unpacked:
-                yield from read_text_blocks(unpacked, None, origin, None, names)
+                yield from _read_text_stream(unpacked, origin, text)
         else:
-            yield from read_text_blocks(stream, None, origin, None, names)
+            yield from _read_text_stream(stream, origin, text)
     except UNREADABLE as error:
         raise InputError(f"{origin} can't be read: {error}", fix="check that it is complete") from None
+
+
+def _read_text_stream(stream: Any, origin: str, text: TextOptions) -> Iterator[tuple[pl.DataFrame, int]]:
+    """Yield the rows of a buffered stream of text: JSON lines, which are read as a whole, or else CSV or TSV."""
+    if re.match(rb'\s*\{\s*["}]', stream.peek(64)):
+        data = stream.read()
+        columns = json_columns(io.BytesIO(data), origin, pl.Schema())
+        yield from read_json_blocks(io.BytesIO(data), None, origin, columns)
+    else:
+        yield from read_text_blocks(stream, None, origin, None, text)
 
 
 def _scan(path: Path, kind: str) -> pl.LazyFrame:
@@ -341,7 +505,7 @@ def _check_lengths(block: Block) -> None:
     longest = text.select(pl.all().str.len_bytes().max()).row(0)
     for name, length in zip(text.columns, longest, strict=True):
         if (length or 0) > MAX_VALUE_BYTES:
-            row = block.first_row + int(text[name].str.len_bytes().arg_max() or 0)
+            row = block.row(int(text[name].str.len_bytes().arg_max() or 0))
             raise InputError(
                 f"{block.origin}: row {row}, column {name!r}: a value of {length:,} bytes"
                 f" (at most {MAX_VALUE_BYTES:,} are allowed)",
@@ -352,8 +516,12 @@ def _check_lengths(block: Block) -> None:
 def as_frame(table: Any, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """Return a table as a polars frame: a polars or pandas frame, a numpy array, or a mapping of columns.
 
-    `columns` names the columns of an array.
+    `columns` names the columns of an array. Structs are flattened.
     """
+    return flatten(_as_frame(table, columns), "the data frame")
+
+
+def _as_frame(table: Any, columns: Sequence[str] | None) -> pl.DataFrame:
     if isinstance(table, pl.DataFrame):
         return table
     if isinstance(table, pl.LazyFrame):

@@ -12,17 +12,19 @@ import polars as pl
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from recap_ctr.config import Frozen
+from recap_ctr.data.moments import DAY, read_seconds
 from recap_ctr.data.shards import SPLITS
 from recap_ctr.data.source import Block
 from recap_ctr.data.text import as_text
 from recap_ctr.errors import InputError
+from recap_ctr.schema import TimeUnit
 
 SplitCodes = npt.NDArray[np.uint8]
 ReadBlocks = Callable[[], Iterator[npt.NDArray[Any]]]
 """Reads one column of all rows, block by block."""
 _TO_GET_BOTH_CLASSES = {
     "random": "give more rows, or another --ratio or --seed to recap prepare",
-    "time": "give more rows, or another --ratio to recap prepare",
+    "time": "give more rows, another --ratio to recap prepare, or --split random",
 }
 
 
@@ -88,7 +90,7 @@ def read_split_column(block: Block, name: str) -> SplitCodes:
     bad = codes.is_null().arg_true()
     if len(bad):
         raise InputError(
-            f"{block.origin}: row {block.first_row + bad[0]}, column {name!r}: the split is {text[bad[0]]!r}",
+            f"{block.origin}: row {block.row(bad[0])}, column {name!r}: the split is {text[bad[0]]!r}",
             fix="write train, valid or test",
         )
     return codes.to_numpy()
@@ -121,11 +123,80 @@ def _split_by_time(split: Split, read_times: ReadBlocks | None) -> SplitCodes:
         raise InputError("a split in time order needs a time column", fix='set time = "COLUMN" in the schema')
     times = np.concatenate(list(read_times()))
     times.sort()
-    train, valid, _ = split.sizes(len(times))
-    # Rows of one moment stay together: a boundary inside it moves to its end.
-    bounds = times[[train - 1, train + valid - 1]] if train and valid else times[[0, 0]]
+    bounds = _time_bounds(times, split)
+    if bounds is None:  # within a moment, the order of the rows decides
+        order = np.argsort(np.concatenate(list(read_times())), kind="stable")
+        codes = np.empty(len(times), np.uint8)
+        codes[order] = np.repeat(np.arange(3, dtype=np.uint8), split.sizes(len(times)))
+        return codes
     blocks = (np.searchsorted(bounds, block, side="left").astype(np.uint8) for block in read_times())
     return np.concatenate(list(blocks))
+
+
+def _time_bounds(times: npt.NDArray[np.float64], split: Split) -> npt.NDArray[np.float64] | None:
+    """Return the last moments of train and valid; None if there are too few moments to keep the rows of each together.
+
+    A boundary inside a moment moves to its end or, if that leaves nothing for a split, to the nearest end of a moment
+    that leaves something. Train then keeps at least half of its share.
+    """
+    train, valid, test = split.sizes(len(times))
+    if not train or not valid:
+        return None
+    bounds = times[[train - 1, train + valid - 1]]
+    ends = np.append(np.flatnonzero(np.diff(times)), len(times) - 1)  # the last row of each moment
+    if len(ends) < (3 if test else 2):
+        return None
+    if bounds[0] < bounds[1] and (not test or bounds[1] < times[-1]):
+        return bounds
+    last_valid = len(ends) - 1
+    if test:
+        last_valid = 1 + _nearest(ends[1:-1], train + valid - 1)
+    last_train = ends[_nearest(ends[:last_valid], train - 1)]
+    return times[[last_train, ends[last_valid]]] if 2 * (last_train + 1) >= train else None
+
+
+def _nearest(ends: npt.NDArray[np.int64], target: int) -> int:
+    return int(np.abs(ends - target).argmin())
+
+
+def describe_split(
+    split: Split, codes: SplitCodes, read_times: ReadBlocks | None, unit: TimeUnit | None
+) -> str:
+    """Return in words how rows were divided; a split by time with the last moment of each part.
+
+    `codes` are the rows' splits. `unit` says how moments are written where the time column holds any; those of dates
+    (`iso`) were read as microseconds since 1970.
+    """
+    ratio = ":".join(map(str, split.ratio))
+    if split.kind != "time" or read_times is None:
+        return {
+            "random": f"at random, {ratio}, seed {split.seed}",
+            "folds": f"in {sum(split.ratio)} stratified folds, {ratio}, seed {split.seed}",
+            "column": f"by the column {split.column!r}",
+        }.get(split.kind, "as given, a table for each part")
+    last = np.full(3, -np.inf)
+    start = 0
+    for block in read_times():
+        np.maximum.at(last, codes[start : start + len(block)], block)
+        start += len(block)
+    is_used = np.isfinite(last)
+    moments, zone = _spell_times(last[is_used], unit)
+    names = [name for name, used in zip(SPLITS, is_used, strict=True) if used]
+    parts = (f"{name} until {moment}" for name, moment in zip(names, moments, strict=True))
+    return f"by time; {', '.join(parts)}{zone}"
+
+
+def _spell_times(times: npt.NDArray[np.float64], unit: TimeUnit | None) -> tuple[list[str], str]:
+    """Return times as dates, or as the numbers that they are, and what to add about the time zone."""
+    numbers = pl.Series(times)
+    text = as_text(numbers)
+    moments = numbers.cast(pl.Int64).cast(pl.Datetime("us")) if unit == "iso" else text
+    seconds = None if unit is None else read_seconds(moments, unit)
+    if seconds is None or seconds.has_nulls():
+        return text.to_list(), ""
+    has_clock = bool((seconds % DAY != 0).any())
+    spelling = "%Y-%m-%d %H:%M" if has_clock else "%Y-%m-%d"
+    return pl.from_epoch(seconds, "s").dt.strftime(spelling).to_list(), " (UTC)" if has_clock else ""
 
 
 def _check_classes(split: Split, labels: npt.NDArray[np.uint8], codes: SplitCodes) -> None:

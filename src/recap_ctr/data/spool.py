@@ -14,7 +14,14 @@ import numpy.typing as npt
 import polars as pl
 
 from recap_ctr.data.encode import MISSING_CODE, Ints, Pieces, as_numbers, categories, hash_codes, pieces
-from recap_ctr.data.roles import read_groups, read_labels, read_times, read_weights, time_kind
+from recap_ctr.data.roles import (
+    drop_unlabelled,
+    read_groups,
+    read_labels,
+    read_times,
+    read_weights,
+    time_kind,
+)
 from recap_ctr.data.shards import SPLITS
 from recap_ctr.data.source import Block, Source
 from recap_ctr.data.split import Split, SplitCodes, read_split_column
@@ -86,23 +93,32 @@ class SpooledRows:
     def __init__(self, schema: Schema, split: Split, counted: Counted, directory: Path) -> None:
         self.schema, self.counted = schema, counted
         self._split = split
-        self.num_rows = 0
+        self.num_rows = self.num_unlabelled = 0
         self.columns: dict[str, Spool] = {}
         self.dictionaries: dict[str, Dictionary] = {}
-        self._time_kind: str | None = None
+        self.time_kind: str | None = None
+        """What the time column holds, "dates" or "numbers", if there is one."""
         self._directory = directory
 
-    def read(self, sources: Mapping[str, Source], *, quiet: bool = False) -> None:
-        """Write the rows of the sources, which are named `all` or after the splits, to the directory."""
+    def read(
+        self, sources: Mapping[str, Source], *, labelled_only: bool = False, quiet: bool = False
+    ) -> None:
+        """Write the rows of the sources, which are named `all` or after the splits, to the directory.
+
+        With `labelled_only` rows without a label are left out and counted; otherwise they are an error.
+        """
         total = sum(source.total_bytes for source in sources.values())
         with ExitStack() as stack, meter("preparing", total, "rows", quiet=quiet) as shown:
             self._open(stack)
             for name, source in sources.items():
                 code = SPLITS.index(name) if name in SPLITS else 0
-                for block, size in source.blocks():
-                    self._write(block, code)
+                for whole, size in source.blocks():
+                    block = drop_unlabelled(whole, self.schema.label) if labelled_only else whole
+                    if block.frame.height:
+                        self._write(block, code)
                     self.num_rows += block.frame.height
-                    shown.advance(block.frame.height, size)
+                    self.num_unlabelled += whole.frame.height - block.frame.height
+                    shown.advance(whole.frame.height, size)
         if self.num_rows == 0:
             raise InputError("the source holds no rows")
 
@@ -142,7 +158,8 @@ class SpooledRows:
         for name, codes in zip(texts, self._codes(texts), strict=True):
             spool = self.columns[name]
             spool.append(multi[name].matrix(codes, spool.width) if name in multi else codes)
-        self.columns["label"].append(read_labels(block, self.schema.label))
+        schema = self.schema
+        self.columns["label"].append(read_labels(block, schema.label, schema.positive, schema.negative))
         if self.schema.weight:
             self.columns["weight"].append(read_weights(block, self.schema.weight))
         if self.schema.time:
@@ -195,13 +212,13 @@ class SpooledRows:
 
     def _check_time_kind(self, block: Block, name: str) -> None:
         kind = time_kind(block, name)
-        if self._time_kind not in (None, kind):
+        if self.time_kind not in (None, kind):
             raise InputError(
                 f"{block.origin}: from row {block.first_row} on the time {name!r} holds {kind},"
-                f" before that {self._time_kind}",
+                f" before that {self.time_kind}",
                 fix="write all times in one way",
             )
-        self._time_kind = kind
+        self.time_kind = kind
 
     def _split_codes(self, block: Block, code: int) -> SplitCodes:
         if self._split.column is not None:

@@ -61,6 +61,12 @@ ENTITIES = {
     ),
 }
 """Columns that are named like this, and nothing else, hold ids."""
+NUMBER_WITH_COMMA = (
+    r"^[+-]?(?:\d+|\d{1,3}(?:[. ]\d{3})+)(?:,\d+)?$"  # 1,5 and 1.234,5
+    r"|^[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$"  # 1,234.5
+)
+LIST_AS_TEXT = r"^\s*\[.*\]\s*$"
+COMMON_SHARE = 0.95
 PRIOR_ROWS = (2.0, 10.0, 50.0, 250.0, 1250.0)
 NUM_NEIGHBOURHOODS = 64
 MAX_UNEVENNESS = 0.1
@@ -84,6 +90,8 @@ class ColumnSummary:
         """Whether there were more values than `MAX_VALUES`, of which the rarest were dropped."""
         self.lengths: Counter[int] = Counter()
         """Rows by the length of their list."""
+        self.has_lists_of_fractions = False
+        """Whether there are lists of numbers that are not whole, such as embeddings."""
         self._rises = self._falls = 0
         self._last: pl.Series | None = None
         self._counts = pl.DataFrame(schema={"value": pl.String, "count": pl.Int64, "clicks": pl.Int64})
@@ -92,7 +100,7 @@ class ColumnSummary:
         """Add the rows of a block; `clicked` holds their labels."""
         if self.type == pl.Null:
             self.type = series.dtype
-        if not self.is_readable:
+        if not self.is_readable or self.has_lists_of_fractions:
             return
         if isinstance(series.dtype, (pl.List, pl.Array)):
             lists = series.cast(pl.List(series.dtype.inner))
@@ -100,7 +108,11 @@ class ColumnSummary:
             self.lengths.update(dict(lengths.value_counts().iter_rows()))
             self._add_missing(lengths == 0, clicked)
             clicked = pl.Series(np.repeat(clicked.to_numpy(), lengths.to_numpy()))
-            text = as_text(lists.filter(lengths > 0).explode())
+            values = lists.filter(lengths > 0).explode()
+            if values.dtype.is_float() and (values != values.floor()).any():
+                self.has_lists_of_fractions = True
+                return
+            text = as_text(values)
         else:
             text = as_text(series)
             self._add_missing(text.is_null(), clicked)
@@ -182,6 +194,33 @@ class ColumnSummary:
     def numbers(self) -> pl.Series | None:
         """The distinct values as numbers; None if the column does not hold numbers."""
         return self._parsed[0]
+
+    @cached_property
+    def comma_number(self) -> str | None:
+        """A value such as 1,5 or 1,234, if the column holds numbers that are written with commas."""
+        if self.numbers is not None or self.kind != "text":
+            return None
+        values = pl.col("value").str.strip_chars()
+        present = self.counts.filter(~values.str.to_lowercase().is_in(MISSING_WORDS))
+        is_number = present.select(values.str.contains(NUMBER_WITH_COMMA))["value"]
+        has_comma = present["value"].str.contains(",", literal=True)
+        # Three pieces or more, such as 1,2,3, are a list.
+        if (has_comma & ~is_number).any() or not self._is_common(present, is_number):
+            return None
+        return next(iter(present["value"].filter(has_comma)), None)
+
+    @cached_property
+    def list_text(self) -> str | None:
+        """A value such as ['a', 'b'], if the column holds lists that were written as text."""
+        if self.kind != "text":
+            return None
+        is_list = self.counts["value"].str.contains(LIST_AS_TEXT)
+        return self.counts["value"].filter(is_list)[0] if self._is_common(self.counts, is_list) else None
+
+    def _is_common(self, counts: pl.DataFrame, is_such: pl.Series) -> bool:
+        """Return whether nearly all rows have a value that is such."""
+        total = int(counts["count"].sum())
+        return total > 0 and int(counts["count"].filter(is_such).sum()) >= COMMON_SHARE * total
 
     @property
     def missing_words(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ Shape suffixes: B rows of a block, F fields, V values of a field, R rank, O orde
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,10 +96,10 @@ class SyntheticData:
     def __init__(self, config: SyntheticConfig) -> None:
         self.config = config
         rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(0,)))
-        frequencies = [_zipf(size, config.zipf_exponent) for size in config.num_values]
+        frequencies = [zipf(size, config.zipf_exponent) for size in config.num_values]
         self._cumulative = [np.cumsum(frequency_V)[:-1] for frequency_V in frequencies]
         self._latents = [
-            _centred(rng.uniform(-1.0, 1.0, (frequency_V.size, config.rank)), frequency_V)
+            centred(rng.uniform(-1.0, 1.0, (frequency_V.size, config.rank)), frequency_V)
             for frequency_V in frequencies
         ]
         covariances = [
@@ -134,22 +134,7 @@ class SyntheticData:
 
     def bayes(self) -> Bayes:
         """Return the expectations over the rows drawn; one number a row is kept in memory."""
-        logits, moments_OO, sums_O = [], np.zeros((3, 3)), np.zeros(3)
-        for _, _, orders_OB, _ in self._draws():
-            logits.append(self._logits(orders_OB))
-            moments_OO += orders_OB @ orders_OB.T
-            sums_O += orders_OB.sum(axis=1)
-        logits_N = np.sort(np.concatenate(logits))
-        covariance_OO = moments_OO - np.outer(sums_O, sums_O) / logits_N.size
-        shares_O = covariance_OO.sum(axis=1) / max(float(covariance_OO.sum()), np.finfo(np.float64).tiny)
-        base_rate = float(sigmoid(logits_N).mean())
-        return Bayes(
-            logloss=float(_entropy(logits_N).mean()),
-            auc=_expected_auc(logits_N),
-            base_rate=base_rate,
-            base_logloss=float(_entropy(logit(base_rate))),
-            order_shares=(float(shares_O[0]), float(shares_O[1]), float(shares_O[2])),
-        )
+        return expected_figures((orders_OB, self._logits(orders_OB)) for _, _, orders_OB, _ in self._draws())
 
     def _draws(self) -> Iterator[tuple[int, list[NDArray[np.int64]], Floats, NDArray[np.bool_]]]:
         """Yield the first row number, the values, the contribution of each order and the clicks of each block."""
@@ -180,31 +165,60 @@ class SyntheticData:
     def _tune(self) -> tuple[float, float]:
         """Return the intercept and standard deviation of the logit that give the base rate and the Bayes AUC.
 
-        They are fitted to a separate block, which depends on the seed but not on `rows`; 2,048 quantiles of it suffice.
+        They are fitted to a separate block, which depends on the seed but not on `rows`.
         """
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(1,)))
-        scores_B = np.sort(self._draw(rng)[1].sum(axis=0))
-        scores_Q = scores_B.reshape(2_048, -1).mean(axis=1)
-
-        def intercept(spread: float) -> float:
-            def excess_rate(shift: float) -> float:
-                return float(sigmoid(shift + spread * scores_Q).mean()) - self.config.base_rate
-
-            return _bisect(excess_rate, -1_000.0, 1_000.0)
-
-        def excess_auc(spread: float) -> float:
-            return _expected_auc(intercept(spread) + spread * scores_Q) - BAYES_AUC
-
-        spread = _bisect(excess_auc, 0.0, 16.0)
-        return intercept(spread), spread
+        return tune_logits(self._draw(rng)[1].sum(axis=0), self.config.base_rate, BAYES_AUC)
 
 
-def _zipf(size: int, exponent: float) -> Floats:
+def tune_logits(scores_B: Floats, base_rate: float, auc: float) -> tuple[float, float]:
+    """Return the intercept and the factor that make logits with this base rate and Bayes AUC of scores.
+
+    There is a multiple of 2,048 scores; as many quantiles of them suffice.
+    """
+    scores_Q = np.sort(scores_B).reshape(2_048, -1).mean(axis=1)
+
+    def intercept(spread: float) -> float:
+        def excess_rate(shift: float) -> float:
+            return float(sigmoid(shift + spread * scores_Q).mean()) - base_rate
+
+        return _bisect(excess_rate, -1_000.0, 1_000.0)
+
+    def excess_auc(spread: float) -> float:
+        return _expected_auc(intercept(spread) + spread * scores_Q) - auc
+
+    spread = _bisect(excess_auc, 0.0, 16.0)
+    return intercept(spread), spread
+
+
+def expected_figures(blocks: Iterable[tuple[Floats, Floats]]) -> Bayes:
+    """Return the expectations over blocks of rows, each with the contribution of every order and the Bayes logits."""
+    logits, moments_OO, sums_O = [], np.zeros((3, 3)), np.zeros(3)
+    for orders_OB, logits_B in blocks:
+        logits.append(logits_B)
+        moments_OO += orders_OB @ orders_OB.T
+        sums_O += orders_OB.sum(axis=1)
+    logits_N = np.sort(np.concatenate(logits))
+    covariance_OO = moments_OO - np.outer(sums_O, sums_O) / logits_N.size
+    shares_O = covariance_OO.sum(axis=1) / max(float(covariance_OO.sum()), np.finfo(np.float64).tiny)
+    base_rate = float(sigmoid(logits_N).mean())
+    return Bayes(
+        logloss=float(_entropy(logits_N).mean()),
+        auc=_expected_auc(logits_N),
+        base_rate=base_rate,
+        base_logloss=float(_entropy(logit(base_rate))),
+        order_shares=(float(shares_O[0]), float(shares_O[1]), float(shares_O[2])),
+    )
+
+
+def zipf(size: int, exponent: float) -> Floats:
+    """Return the frequencies of values whose ranks follow Zipf's law."""
     mass_V = np.arange(1.0, size + 1.0) ** -exponent
     return np.asarray(mass_V / mass_V.sum())
 
 
-def _centred(latent_VR: Floats, frequency_V: Floats) -> Floats:
+def centred(latent_VR: Floats, frequency_V: Floats) -> Floats:
+    """Return latent vectors with mean zero under the frequencies of their values."""
     return latent_VR - frequency_V @ latent_VR
 
 

@@ -52,10 +52,23 @@ class Table:
     schema: Schema
     inferred: Inferred | None = None
     """The reasons for the schema, where it was inferred."""
+    drop_unlabelled: bool = False
+    """Leave out rows without a label, which are refused otherwise."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Return what a user should know of how the rows were read."""
+        return [*(self.inferred.notes if self.inferred else ()), *self.source.notes]
+
+    def split_rule(
+        self, kind: SplitKind | None = None, ratio: tuple[int, int, int] = (8, 1, 1), seed: int = 1
+    ) -> Split:
+        """Return the rule that divides the rows: by default by time if the schema has a time column, else at random."""
+        return Split(kind=kind or ("time" if self.schema.time else "random"), ratio=ratio, seed=seed)
 
     def preparation(self, split: Split) -> Preparation:
         """Return how the table is to be prepared as a whole, under a rule for the split."""
-        return Preparation(self.schema, {"all": self.source}, split)
+        return Preparation(self.schema, {"all": self.source}, split, drop_unlabelled=self.drop_unlabelled)
 
     def prepared(self, out: Path, split: Split, *, quiet: bool = False) -> tuple[PreparedData, bool]:
         """Prepare the table in `out`; return the data, and whether they were up to date already."""
@@ -63,14 +76,34 @@ class Table:
 
 
 def open_table(
-    rows: RawTable, *, label: str | None = None, schema: Schema | str | Path | None = None
+    rows: RawTable,
+    *,
+    label: str | None = None,
+    schema: Schema | str | Path | None = None,
+    positive: str | None = None,
+    weight: str | None = None,
+    group: str | None = None,
+    separator: str | None = None,
+    drop_unlabelled: bool = False,
 ) -> Table:
-    """Return a raw table with its schema: a `schema` or its TOML file, or one inferred for the column `label`."""
+    """Return a raw table with its schema: a `schema` or its TOML file, or one inferred for the column `label`.
+
+    For an inferred schema, `positive` is the label's value that means a click, `weight` and `group` are columns with
+    these roles, and `separator` separates the columns of text files. They are part of the schema from then on.
+    """
     if isinstance(schema, str | Path):
         schema = read_schema(Path(schema))
-    source = open_source(rows, schema.columns if schema is not None else None)
     if schema is not None:
-        return Table(source, schema)
+        options = {"positive": positive, "weight": weight, "group": group, "separator": separator}
+        for key, value in options.items():
+            if value is not None:
+                raise InputError(
+                    f"--{key} is for a schema that is inferred, and there is one",
+                    fix=f'write {key} = "{value}" into the schema',
+                )
+        source = open_source(rows, schema.columns, schema.separator)
+        return Table(source, schema, drop_unlabelled=drop_unlabelled)
+    source = open_source(rows, separator=separator)
     if label is None:
         raise InputError("raw rows need a label or a schema", fix="--label COLUMN, or --schema schema.toml")
     if isinstance(source, FileSource) and source.is_stream:
@@ -78,16 +111,18 @@ def open_table(
             "a pipe can be read only once, and a schema is inferred from the rows before they are prepared",
             fix="save the rows to a file first, or name a --schema",
         )
-    inferred = infer(source, label)
-    return Table(source, inferred.schema, inferred)
+    inferred = infer(
+        source, label, positive=positive, weight=weight, group=group, drop_unlabelled=drop_unlabelled
+    )
+    return Table(source, inferred.schema, inferred, drop_unlabelled)
 
 
-def open_source(rows: RawTable, columns: Sequence[str] | None = None) -> Source:
+def open_source(rows: RawTable, columns: Sequence[str] | None = None, separator: str | None = None) -> Source:
     """Return files or a data frame as a source; `columns` names those of files without a header line."""
     if isinstance(rows, str | Path):
-        return FileSource([rows], columns)
+        return FileSource([rows], columns, separator)
     if isinstance(rows, Sequence):
-        return FileSource(rows, columns)
+        return FileSource(rows, columns, separator)
     return FrameSource(as_frame(rows))
 
 
@@ -97,7 +132,10 @@ def prepare(
     out: str | Path,
     label: str | None = None,
     schema: Schema | str | Path | None = None,
-    split: SplitKind = "random",
+    positive: str | None = None,
+    separator: str | None = None,
+    drop_unlabelled: bool = False,
+    split: SplitKind | None = None,
     ratio: tuple[int, int, int] = (8, 1, 1),
     valid: RawTable | None = None,
     test: RawTable | None = None,
@@ -108,14 +146,23 @@ def prepare(
 ) -> PreparedData:
     """Encode a raw table into memory-mapped shards in the directory `out`, and return them.
 
-    `rows` are files (names or patterns of CSV, TSV, Parquet or Arrow) or a data frame. Without a `schema`, it is
-    inferred, with `label` as the label. Rows are split at random or by time in the `ratio` of train, valid and test,
-    or by a column that says train, valid or test, or they come as tables of their own, `valid` and `test`.
+    `rows` are files (names, patterns or directories of CSV, TSV, JSON lines, Parquet or Arrow) or a data frame.
+    Without a `schema`, it is inferred, with `label` as the label, `positive` as its value that means a click, and
+    `separator` between the columns of text. Rows without a label are an error unless `drop_unlabelled` leaves them
+    out. Rows are split by time or at random in the `ratio` of train, valid and test; by default by time if the schema
+    has a time column. Or a column says train, valid or test, or they come as tables of their own, `valid` and `test`.
 
     Prepared data in `out` from the same inputs are returned as they are; those from others are replaced only with
     `force`.
     """
-    table = open_table(rows, label=label, schema=schema)
+    table = open_table(
+        rows,
+        label=label,
+        schema=schema,
+        positive=positive,
+        separator=separator,
+        drop_unlabelled=drop_unlabelled,
+    )
     preparation = split_table(
         table, split=split, ratio=ratio, valid=valid, test=test, split_column=split_column, seed=seed
     )
@@ -138,11 +185,13 @@ def split_table(
             raise InputError(
                 "--test without --valid", fix="add validation files, or let --ratio split the rows"
             )
-        sources = {"train": table.source, "valid": open_source(valid, table.schema.columns)}
+        schema = table.schema
+        sources = {"train": table.source, "valid": open_source(valid, schema.columns, schema.separator)}
         if test is not None:
-            sources["test"] = open_source(test, table.schema.columns)
-        return Preparation(table.schema, sources, Split(kind="files"))
-    rule = Split(kind=split or "random", ratio=ratio or (8, 1, 1), seed=seed)
+            sources["test"] = open_source(test, schema.columns, schema.separator)
+        rule = Split(kind="files")
+        return Preparation(schema, sources, rule, drop_unlabelled=table.drop_unlabelled)
+    rule = table.split_rule(split, ratio or (8, 1, 1), seed)
     if split_column is not None:
         rule = Split(kind="column", column=split_column)
     return table.preparation(rule)
