@@ -5,12 +5,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import tomli_w
 
+import recap_ctr
+from recap_ctr.data.quality import repeated_rows
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.inference.scorer import Scorer
 from recap_ctr.jobs.executor import InThisProcess
 from recap_ctr.recipe.config import RecipeConfig
 from recap_ctr.recipe.fit import FitResult, fit
@@ -73,6 +77,35 @@ def test_a_file_is_fitted_by_its_path_with_a_config_file(
     assert "fields, inferred" in messages and "data: prepared; rows: " in messages
 
 
+def test_a_log_with_a_timestamp_is_fitted_by_time_and_scored_by_its_raw_column(
+    click_log: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moments = 1_650_000_000_000 + 1_000_000 * np.arange(click_log.height)
+    log = click_log.drop("row").with_columns(ts=moments)
+    result = fit(log, label="click", out=tmp_path / "model", settings=NO_TEACHERS, quiet=False, **CPU)
+    assert result.data.train.rows.tolist() == list(range(len(result.data.train)))
+    assert result.report.data.split == result.data.split
+    assert str(result.data.split).startswith("by time; train until 2022-05-12 ")
+    assert f"split: {result.data.split}" in capsys.readouterr().err
+    assert str(result.data.split) in result.page.read_text()
+    derived = {field.name: field.source for field in result.data.schema.fields if field.derive}
+    assert derived == {"ts_hour": "ts", "ts_weekday": "ts"}
+
+    scorer, rows = result.load(), log.drop("click").head(200)
+    scores = scorer.score_frame(rows)
+    dates = rows.with_columns(pl.from_epoch("ts", "ms"))
+    np.testing.assert_array_equal(scorer.score_frame(dates), scores)
+    moved = rows.rename({"ts": "moment"})
+    with pytest.raises(
+        InputError, match=r"no column 'ts' \(field \d+ of \d+.*\n.*'moment'\n.*--map ts=moment"
+    ):
+        scorer.score_frame(moved)
+    mapped = Scorer(scorer.engine, {"ts": "moment"})
+    np.testing.assert_array_equal(mapped.score_frame(moved), scores)
+    with pytest.raises(InputError, match="no field 'ts_hour', which --map names"):
+        Scorer(scorer.engine, {"ts_hour": "moment"})
+
+
 def test_prepared_data_are_fitted_as_they_are(prepared: PreparedData, tmp_path: Path) -> None:
     result = fit(prepared, out=tmp_path / "model", config=RecipeConfig(**TINY), **CPU)
     is_whole(result)
@@ -85,13 +118,93 @@ def test_prepared_data_are_fitted_as_they_are(prepared: PreparedData, tmp_path: 
     ]
 
 
-@pytest.mark.parametrize("arguments", [{"label": "click"}, {"schema": "schema.toml"}, {"split": "time"}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *({"label": "click"}, {"schema": "schema.toml"}, {"split": "time"}, {"positive": "yes"}),
+        *({"weight": "w"}, {"group": "user"}, {"separator": ";"}, {"drop_unlabelled": True}),
+    ],
+)
 def test_what_is_for_raw_rows_does_not_go_with_prepared_data(
     arguments: dict[str, Any], prepared: PreparedData, tmp_path: Path
 ) -> None:
     for data in (prepared, prepared.path, [prepared.path]):
         with pytest.raises(InputError, match=r"--label, --schema and --split are for raw files"):
             fit(data, out=tmp_path / "model", **arguments)
+
+
+@pytest.mark.slow
+def test_raw_rows_as_users_have_them(
+    click_log: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = pl.col("click").replace_strict({1: "Buy", 0: "view"}, return_dtype=pl.String)
+    is_labelled = pl.int_range(pl.len()) % 10 != 3
+    log = click_log.drop("row").with_columns(
+        click=pl.when(is_labelled).then(words), importance=1.0 + pl.int_range(pl.len()) % 2
+    )
+    log.drop("tags").write_csv(tmp_path / "log.csv", separator="~")
+    result = fit(
+        tmp_path / "log.csv",
+        label="click",
+        positive="buy",
+        weight="importance",
+        group="user",
+        separator="~",
+        drop_unlabelled=True,
+        out=tmp_path / "model",
+        settings=NO_TEACHERS,
+        quiet=False,
+        **CPU,
+    )
+    schema = result.data.schema
+    assert (schema.positive, schema.weight, schema.group, schema.separator) == (
+        "buy",
+        "importance",
+        "user",
+        "~",
+    )
+    assert result.report.metrics.held_out.raw.group_auc is not None
+    assert result.report.repeated == repeated_rows(result.data)
+    said = capsys.readouterr().err
+    assert f"{len(log) // 10:,} rows without a label were dropped." in said
+
+    # What the schema says of labels and columns holds for later rows, too.
+    labelled = log.filter(is_labelled).drop("tags")
+    labelled.write_csv(tmp_path / "fresh.csv", separator="~")
+    evaluation = recap_ctr.evaluate(result.artifact, tmp_path / "fresh.csv")
+    assert evaluation.base_rate == pytest.approx(
+        np.average((labelled["click"] == "Buy").to_numpy(), weights=labelled["importance"].to_numpy())
+    )
+    with pytest.raises(InputError, match="row 4: the label 'click' is missing"):
+        recap_ctr.evaluate(result.artifact, tmp_path / "log.csv")
+
+
+@pytest.mark.slow
+def test_what_was_recognised_and_left_out_is_said(
+    click_log: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = click_log.drop("row").with_columns(
+        click=pl.col("click").replace_strict({1: "yes", 0: "no"}, return_dtype=pl.String),
+        price=pl.col("price").cast(pl.String).str.replace(".", ",", literal=True),
+    )
+    (tmp_path / "logs" / "day=1").mkdir(parents=True)
+    log.drop("tags").write_csv(tmp_path / "logs" / "day=1" / "part.csv", separator="\t")
+    result = fit(
+        tmp_path / "logs", label="click", out=tmp_path / "out", settings=NO_TEACHERS, quiet=False, **CPU
+    )
+    assert (result.data.schema.positive, result.data.schema.negative) == ("yes", "no")
+    said = capsys.readouterr().err
+    assert "label 'click': 'yes' counts as a click; pass --positive to choose\n" in said
+    assert "day=1/part.csv: the columns are separated by tabs, and are read that way\n" in said
+    assert "left out: 'price' (numbers with commas), 'day' (constant)" in said
+
+
+@pytest.mark.parametrize("key", ["positive", "weight", "group", "separator"])
+def test_a_schema_says_it_all(key: str, click_log: pl.DataFrame, tmp_path: Path) -> None:
+    schema = recap_ctr.Schema(label="click", fields=(recap_ctr.Field(name="ad", kind="categorical"),))
+    options: dict[str, Any] = {key: "x"}
+    with pytest.raises(InputError, match=f'--{key} is for a schema that is inferred.*\n.*write {key} = "x"'):
+        fit(click_log, schema=schema, out=tmp_path / "model", **options)
 
 
 def test_raw_rows_need_a_label_or_a_schema(click_log: pl.DataFrame, tmp_path: Path) -> None:
@@ -135,7 +248,7 @@ def test_the_command_takes_a_raw_table_to_an_artifact(
     recipe.write_text(tomli_w.dumps({**TINY, "teachers": 3}))
     done = recap("fit", log, "--label", "click", "--config", recipe, "--teachers", "1", "--out", out)
     assert done.code == 0, done.err
-    assert "student: recap" in done.out
+    assert "shipped: recap" in done.out
     scores = recap("predict", out, log, "--out", tmp_path / "scores.csv")
     assert scores.code == 0
 
@@ -149,3 +262,12 @@ def test_the_command_names_a_mistyped_model_before_it_prepares_anything(tmp_path
         assert done.code == 2
         assert "no model 'recapp'" in done.err and "fix: " in done.err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_best_run_is_shipped_where_that_is_wanted(prepared: PreparedData, tmp_path: Path) -> None:
+    """One epoch leaves the student behind the logistic regression, which has converged."""
+    result = fit(prepared, out=tmp_path / "model", settings={**TINY, "ship": "best"}, **CPU)
+    assert result.report.model.name == "lr" and result.load().engine.artifact.name == "lr"
+    assert "is better on validation rows than the student" in str(result.report.chosen_because)
+    assert result.report.reference is not None
+    assert result.report.reference["logistic regression"]["test"].lead == 0

@@ -9,6 +9,7 @@ import pytest
 from recap_ctr.axes.logits import LogitTable
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.evaluation import metrics
+from recap_ctr.recipe.choice import Choice
 from recap_ctr.recipe.report import fit_report, measure_ensembles
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.training.parallel import Runs, teacher_tables
@@ -52,7 +53,9 @@ def test_the_report_is_the_students_with_what_it_was_made_of(
     recipe: Recipe, plan: Plan, teachers: Runs, students: Runs, prepared: PreparedData
 ) -> None:
     ((chosen, student),) = students.items()
-    report = fit_report(recipe.config, asdict(plan), prepared, recipe.out, teachers, students, chosen)
+    choice = Choice(chosen, "a reason")
+    report = fit_report(recipe.config, asdict(plan), prepared, recipe.out, teachers, students, choice, {})
+    assert (report.chosen_because, report.reference) == ("a reason", {})
     assert (report.metrics, report.model, report.train) == (student.metrics, student.model, student.train)
     assert report.student == chosen.name
     assert report.students == {chosen.name: student.metrics}
@@ -74,7 +77,8 @@ def test_one_teacher_has_nothing_to_be_averaged_with(
 ) -> None:
     chosen = next(iter(students))
     one_teacher = dict(list(teachers.items())[:1])
-    report = fit_report(recipe.config, asdict(plan), prepared, recipe.out, one_teacher, students, chosen)
+    choice = Choice(chosen, None)
+    report = fit_report(recipe.config, asdict(plan), prepared, recipe.out, one_teacher, students, choice, {})
     assert len(report.ensembles) == 1
     assert (report.recovered, report.size_against_teacher, report.averaging) == (None, None, None)
     assert Path(report.student) == chosen.relative_to(recipe.out)

@@ -8,7 +8,14 @@ import pytest
 
 from recap_ctr.config import TrainConfig
 from recap_ctr.errors import InputError
-from recap_ctr.training.report import FitReport, RunReport, parse_report, read_report, write_report
+from recap_ctr.training.report import (
+    FitReport,
+    RunReport,
+    parse_report,
+    read_report,
+    record_command,
+    write_report,
+)
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = sorted((ROOT / "benchmarks").rglob("report.json"))
@@ -86,3 +93,11 @@ def test_what_is_no_report_is_refused_by_name(tmp_path: Path) -> None:
         read_report(tmp_path)
     with pytest.raises(InputError, match="is not a report"):
         parse_report(["a", "list"])
+
+
+def test_the_first_command_on_record_stays(finished: Path, tmp_path: Path) -> None:
+    report = read_report(finished)
+    assert record_command(tmp_path, report, "") is report and not (tmp_path / "report.json").exists()
+    named = record_command(tmp_path, report, "recap train data --out run")
+    assert read_report(tmp_path) == named and named.command == "recap train data --out run"
+    assert record_command(tmp_path, named, "recap train data --out run --json") is named

@@ -123,7 +123,9 @@ def _check(request: Request) -> list[Dataset]:
     table1.check_models(request.models_or_all, request.reports)
     datasets = [_open(request, name) for name in request.data]
     if request.needs_teachers and not all(config.teachers for _, config in datasets):
-        raise InputError("this table needs teachers", fix="set at least one, by --set teachers=3 or in recipe.toml")
+        raise InputError(
+            "this table needs teachers", fix="set at least one, by --set teachers=3 or in recipe.toml"
+        )
     names = [data.name for data, _ in datasets]
     if len(set(names)) < len(names):
         raise InputError(f"two data sets have the same name: {', '.join(names)}", fix="rename a directory")

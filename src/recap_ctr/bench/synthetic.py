@@ -62,6 +62,7 @@ def quick_recipe(
             "confirm": 0,
         },
         "student_factors": [],
+        "routes": 8,
         "seed": seed,
     }
     return recipe_config("default", merge_settings(quick, settings or {}), "the quick recipe")

@@ -212,22 +212,32 @@ def _starts(*sorted_columns: NDArray[np.generic]) -> NDArray[np.intp]:
 
 
 @dataclass(frozen=True)
-class AucDifference:
-    """The difference of two AUCs on the same rows, with its standard error over the drawing of rows."""
+class Difference:
+    """The difference of a metric of two models on the same rows, with its standard error over the drawing of rows."""
 
     difference: float
     standard_error: float
 
 
+def are_comparable(labels: ArrayLike) -> bool:
+    """Return whether there are two rows of each label, which the error of a difference of AUCs needs.
+
+    >>> are_comparable([0, 0, 1]), are_comparable([0, 0, 1, 1])
+    (False, True)
+    """
+    positive_N = np.asarray(labels) == 1
+    return min(int(positive_N.sum()), int((~positive_N).sum())) > 1
+
+
 def auc_difference(
     labels: ArrayLike, logits_a: ArrayLike, logits_b: ArrayLike, weights: ArrayLike | None = None
-) -> AucDifference:
+) -> Difference:
     """Return the AUC of `logits_a` minus that of `logits_b`, with DeLong's standard error.
 
     It is the error of drawing rows; how much another seed would change the logits is not part of it.
 
     >>> auc_difference([0, 0, 1, 1], [1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0])
-    AucDifference(difference=0.25, standard_error=0.3535533905932738)
+    Difference(difference=0.25, standard_error=0.3535533905932738)
     """
     rows_a, rows_b = (check_rows(labels, logits, weights, finite=False) for logits in (logits_a, logits_b))
     positive_N = rows_a.positive
@@ -238,7 +248,24 @@ def auc_difference(
             fix="use more rows",
         )
     won_a_N, won_b_N = (pairs_won(positive_N, rows.scores, rows.masses) for rows in (rows_a, rows_b))
-    return AucDifference(*_delong(positive_N, won_a_N - won_b_N, rows_a.masses))
+    return Difference(*delong(positive_N, won_a_N - won_b_N, rows_a.masses))
+
+
+def logloss_difference(
+    labels: ArrayLike, logits_a: ArrayLike, logits_b: ArrayLike, weights: ArrayLike | None = None
+) -> Difference:
+    """Return the logloss of `logits_a` minus that of `logits_b`, with the standard error of the paired difference.
+
+    >>> logloss_difference([0, 1], [0.0, 0.0], [-1.0, 1.0]).difference > 0
+    True
+    """
+    rows_a, rows_b = (check_rows(labels, logits, weights) for logits in (logits_a, logits_b))
+    losses_a, losses_b = (
+        softplus(np.where(rows.positive, -rows.scores, rows.scores)) for rows in (rows_a, rows_b)
+    )
+    gaps_N, shares_N = losses_a - losses_b, rows_a.masses / rows_a.masses.sum()
+    mean = float(shares_N @ gaps_N)
+    return Difference(mean, math.sqrt(float(shares_N**2 @ (gaps_N - mean) ** 2)))
 
 
 def auc_error(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> float | None:
@@ -251,10 +278,10 @@ def auc_error(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = 
     clicks = int(rows.positive.sum())
     if min(clicks, rows.positive.size - clicks) < 2:
         return None
-    return _delong(rows.positive, pairs_won(rows.positive, rows.scores, rows.masses), rows.masses)[1]
+    return delong(rows.positive, pairs_won(rows.positive, rows.scores, rows.masses), rows.masses)[1]
 
 
-def _delong(positive_N: Bools, won_N: Floats, masses_N: Floats) -> tuple[float, float]:
+def delong(positive_N: Bools, won_N: Floats, masses_N: Floats) -> tuple[float, float]:
     """Return the mean of the shares of pairs won, which is the same over both labels, and its standard error."""
     mean = float(np.average(won_N[positive_N], weights=masses_N[positive_N]))
     variance = 0.0

@@ -11,7 +11,7 @@ from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.training.parallel import Runs, teacher_tables
 from recap_ctr.training.report import REPORT, read_report
-from recap_ctr.training.run import RunConfig, is_finished
+from recap_ctr.training.run import MAX_ROUTES, RunConfig, is_finished
 
 PLAIN: dict[str, Any] = {
     "schedule": "plateau",
@@ -64,13 +64,15 @@ def student_run(
 ) -> RunConfig:
     """Return what a model's runs of one training have in common."""
     model_config = recipe.config.model_config_of(student)
+    # A table compares one route with several, whether they gain or not.
+    routes = recipe.config.routes or MAX_ROUTES
     settings = recipe.student_training
     if "ema" not in training:
         settings = parse(TrainConfig, {**settings.model_dump(), **PLAIN}, "bench")
     return replace(
         recipe.run_config(plan, student, model_config, settings),
         teachers=teacher_tables(teachers, "train") if "kd" in training else (),
-        routes=recipe.config.routes if isinstance(model_config, RecapConfig) else 1,
+        routes=routes if isinstance(model_config, RecapConfig) else 1,
         route_choice=recipe.config.route_choice,
     )
 

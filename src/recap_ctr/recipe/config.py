@@ -29,8 +29,9 @@ class RecipeConfig(Frozen):
     """Settings of the teachers' model."""
     teachers: NonNegativeInt = 5
     """M_seed of the paper; without teachers the student learns from labels alone."""
-    routes: PositiveInt = 8
-    """K of Eq. 15, for a student that has routes."""
+    routes: PositiveInt | None = None
+    """K of Eq. 15, for a student that has routes; by default 8 where their gain on validation is beyond chance, else
+    1."""
     route_choice: RouteChoice = "late"
     """How routes are chosen: those that share all but their last steps, random ones, or greedily on validation."""
     l2: float | None = Field(None, ge=0)
@@ -46,6 +47,9 @@ class RecipeConfig(Frozen):
     student_factors: tuple[PositiveFloat, ...] = (1.0, 10**-0.5, 0.1)
     """Strengths of l2 that a second probe tries for a taught student, relative to the teachers': soft targets
     regularise too. There is no second probe where l2 or a budget is set."""
+    ship: Literal["student", "best"] = "student"
+    """What becomes the artifact: the student, or a teacher or the logistic regression where that is better on both
+    halves of the validation rows."""
     calibration: Literal["affine", "isotonic"] = "affine"
     """How scores are calibrated on the validation rows."""
     negative_rate: float = Field(1.0, gt=0, le=1)

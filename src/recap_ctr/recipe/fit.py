@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from recap_ctr.config import read_toml
+from recap_ctr.data.quality import quality_notes
 from recap_ctr.data.shards import PreparedData, is_prepared
-from recap_ctr.data.split import Split
-from recap_ctr.data.table import RawTable, SplitKind, open_table
+from recap_ctr.data.table import RawTable, SplitKind, Table, open_table
 from recap_ctr.errors import InputError
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.jobs.executor import Executor
@@ -23,7 +23,7 @@ from recap_ctr.recipe.stages import Recipe, Runner
 from recap_ctr.schema import Schema
 from recap_ctr.storage.claims import take
 from recap_ctr.storage.files import atomic_file
-from recap_ctr.training.report import FitReport
+from recap_ctr.training.report import FitReport, record_command
 from recap_ctr.training.run import ARTIFACT
 
 MARK = "recipe.json"  # The file that says that a directory holds a recipe's stages.
@@ -58,6 +58,11 @@ def fit(
     *,
     out: str | Path,
     label: str | None = None,
+    positive: str | None = None,
+    weight: str | None = None,
+    group: str | None = None,
+    separator: str | None = None,
+    drop_unlabelled: bool = False,
     schema: Schema | str | Path | None = None,
     split: SplitKind | None = None,
     config: RecipeConfig | str | Path | None = None,
@@ -72,8 +77,11 @@ def fit(
 ) -> FitResult:
     """Train one model that stands for an ensemble, and return it with its report; resumable, nothing is done twice.
 
-    `data` is prepared data or their directory, raw files, or a data frame. Raw rows need a `label` column or a
-    `schema`, and are split 8:1:1, at random or by time.
+    `data` is prepared data or their directory, raw files or a directory of them, or a data frame. Raw rows need a
+    `label` column or a `schema`. For an inferred schema, `positive` is the label's value that means a click, `weight`
+    the column of row weights, `group` the column to average AUC over, and `separator` separates the columns of text.
+    Rows without a label are an error unless `drop_unlabelled` leaves them out. The rows are split 8:1:1: by time if
+    there is a time column, else at random, unless `split` says otherwise.
 
     The recipe is a `preset` with the file `config` and then `settings` on top of it, such as
     {"teachers": 3, "train": {"max_epochs": 20}}; docs/reference/recipe.md has all keys. `budget` is in minutes:
@@ -87,8 +95,23 @@ def fit(
     directory = Path(out)
     recipe = _recipe_config(config, preset, settings or {})
     _refuse_streams(data)
+    prepared = _as_prepared(data)
+    if prepared is not None:
+        _refuse_raw_options(label, positive, weight, group, separator, drop_unlabelled, schema, split)
     take(directory, MARK)
-    prepared = prepare_for_fit(data, directory, label=label, schema=schema, split=split, quiet=quiet)
+    if prepared is None:
+        assert not isinstance(data, PreparedData)  # Those are prepared.
+        table = open_table(
+            data,
+            label=label,
+            schema=schema,
+            positive=positive,
+            weight=weight,
+            group=group,
+            separator=separator,
+            drop_unlabelled=drop_unlabelled,
+        )
+        prepared = _prepare_table(table, directory, _table_name(data), split, quiet)
     stages = Recipe(
         recipe,
         prepared,
@@ -99,7 +122,7 @@ def fit(
         budget=budget,
         quiet=quiet,
     )
-    report = stages.run()
+    report = record_command(directory, stages.run(), command)
     shown = page(report, command, read_diagnosis(directory, prepared.fingerprint))
     return FitResult(
         out=directory,
@@ -137,36 +160,42 @@ def _refuse_streams(data: RawTable | PreparedData) -> None:
             )
 
 
-def prepare_for_fit(
-    data: RawTable | PreparedData,
-    out: Path,
-    *,
-    label: str | None = None,
-    schema: Schema | str | Path | None = None,
-    split: SplitKind | None = None,
-    quiet: bool = False,
-) -> PreparedData:
-    """Return prepared data as they are, and raw rows prepared in a stage of their own in `out`."""
-    prepared = _as_prepared(data)
-    if prepared is not None:
-        if label is not None or schema is not None or split is not None:
-            raise InputError("--label, --schema and --split are for raw files", fix="remove them")
-        return prepared
-    assert not isinstance(data, PreparedData)  # Those were returned above.
-    table = open_table(data, label=label, schema=schema)
+def _refuse_raw_options(*options: object) -> None:
+    """Refuse options that say how raw rows are to be read, if some are set."""
+    if any(option not in (None, False) for option in options):
+        raise InputError(
+            "--label, --schema and --split are for raw files, as are --positive, --weight, --group, --separator and"
+            " --drop-unlabelled",
+            fix="remove them",
+        )
+
+
+def _prepare_table(table: Table, out: Path, name: str, split: SplitKind | None, quiet: bool) -> PreparedData:
+    """Prepare raw rows in a stage of their own in `out`."""
+    messages: list[str] = []
     if table.inferred is not None:
         with atomic_file(out / "schema.toml") as file:
             file.write(table.inferred.to_toml().encode())
+        messages = [
+            f"schema: {len(table.schema.fields)} fields, inferred; see {out / 'schema.toml'}",
+            *table.inferred.notes,
+            table.inferred.describe_left_out(),
+        ]
+    for message in filter(None, messages):
         if not quiet:
-            say(f"schema: {len(table.schema.fields)} fields, inferred; see {out / 'schema.toml'}")
-    rule = Split(kind=split or "random")
+            say(message)
+    rule = table.split_rule(split)
     # Like all stages, it is named after what it is made from; reports show the table's own name.
-    name = f"{_table_name(data)}-{table.preparation(rule).fingerprint[:10]}"
-    prepared, up_to_date = table.prepared(out / name, rule, quiet=quiet)
+    stage = f"{name}-{table.preparation(rule).fingerprint[:10]}"
+    prepared, up_to_date = table.prepared(out / stage, rule, quiet=quiet)
     if not quiet:
         rows = {split: entry["rows"] for split, entry in prepared.manifest["splits"].items()}
         listed = ", ".join(f"{count:,} {split}" for split, count in rows.items())
         say(f"data: {'up to date' if up_to_date else 'prepared'}; rows: {listed}")
+        if prepared.split is not None:
+            say(f"split: {prepared.split}")
+        for message in (*table.source.notes, *quality_notes(prepared)):
+            say(message)
     return prepared
 
 

@@ -1,22 +1,24 @@
 """The report of a fit: the shipped student's own, with its teachers, their ensembles, and what averaging them gains."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from recap_ctr.axes.logits import LogitTable, mean_logit
-from recap_ctr.data.quality import field_quality
+from recap_ctr.data.quality import field_quality, repeated_rows
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, Curve, curve
 from recap_ctr.evaluation.calibrate import fitting
 from recap_ctr.evaluation.evaluate import Metrics, evaluate
 from recap_ctr.evaluation.sampling import negative_rate_shift, sampling_weights, undo_sampling
+from recap_ctr.recipe.choice import Choice
 from recap_ctr.recipe.config import RecipeConfig
 from recap_ctr.training.parallel import Runs, teacher_tables
-from recap_ctr.training.report import EnsembleFigures, FitReport, TeacherSummary
-from recap_ctr.training.run import held_out_shards
+from recap_ctr.training.references import compare_with_reference, held_out_logits
+from recap_ctr.training.report import EnsembleFigures, FitReport, TeacherSummary, read_report
+from recap_ctr.training.run import LOGITS, held_out_shards
 
 
 def fit_report(
@@ -26,10 +28,12 @@ def fit_report(
     out: Path,
     teachers: Runs,
     students: Runs,
-    chosen: Path,
+    choice: Choice,
+    references: Mapping[str, Path],
 ) -> FitReport:
-    """Return the report of a fit in `out` that ships the student whose run is in `chosen`."""
-    student = students[chosen]
+    """Return the report of a fit in `out` that ships `choice`; `references` are directories of logit tables by name."""
+    chosen = choice.path
+    student = {**students, **teachers}.get(chosen) or read_report(chosen)
     split = student.metrics.split
     ensembles = measure_ensembles(config, data, list(teachers))
     gains: dict[str, Any] = {"recovered": None}
@@ -43,12 +47,19 @@ def fit_report(
             "averaging": _averaging_curve(config, data, list(teachers), split),
         }
     values = {name: getattr(student, name) for name in student.model_fields_set}
-    values |= {"fields": field_quality(data), "date": datetime.now(UTC).date().isoformat()}
+    values |= {"fields": field_quality(data), "repeated": repeated_rows(data)}
+    values |= {"date": datetime.now(UTC).date().isoformat()}
+    logits = held_out_logits(chosen / LOGITS, data)
+    values["reference"] = {
+        name: compare_with_reference(logits, held_out_logits(tables, data), data, config.negative_rate)
+        for name, tables in references.items()
+    }
     return FitReport(
         **values,
         recipe=config.model_dump(mode="json"),
         plan={**plan, "given_up": list(plan["given_up"])},
         student=str(chosen.relative_to(out)),
+        chosen_because=choice.reason,
         students={str(path.relative_to(out)): report.metrics for path, report in students.items()},
         teacher_runs={
             str(path.relative_to(out)): TeacherSummary(

@@ -22,15 +22,18 @@ from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import parse_model, short_name
 from recap_ctr.models.recap import RecapConfig
+from recap_ctr.recipe.choice import choose_shipped
 from recap_ctr.recipe.config import TEACHER_SEEDS, RecipeConfig, training_of
 from recap_ctr.recipe.probe import FURTHER, Arm, ProbeConfig, ProbeResult, Race
 from recap_ctr.recipe.report import fit_report
 from recap_ctr.storage.files import atomic_directory, read_json, write_json
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
+from recap_ctr.training import trees
 from recap_ctr.training.parallel import Runs, run_many, teacher_tables
+from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
 from recap_ctr.training.report import FitReport, write_report
-from recap_ctr.training.run import ARTIFACT, RunConfig, default_threads, epoch_seconds
+from recap_ctr.training.run import ARTIFACT, LOGITS, RunConfig, default_threads, epoch_seconds
 
 PLAN = "plan.json"
 MIN_EPOCHS = 6
@@ -164,13 +167,28 @@ class Recipe:
         self.out.mkdir(parents=True, exist_ok=True)
         with locked(self.out):
             plan = self.plan()
+            linear, references = self.train_references()
             teachers = self.train_teachers(plan)
-            return self.finish(plan, teachers, self.train_students(plan, list(teachers)))
+            students = self.train_students(plan, list(teachers))
+            return self.finish(plan, teachers, students, linear, references)
 
-    def finish(self, plan: Plan, teachers: Runs, students: Runs) -> FitReport:
-        """Ship the student that is best on validation, and report on it and its teachers."""
-        chosen = max(students, key=lambda directory: students[directory].metrics.valid.raw.auc)
-        report = fit_report(self.config, asdict(plan), self.data, self.out, teachers, students, chosen)
+    def finish(
+        self,
+        plan: Plan,
+        teachers: Runs,
+        students: Runs,
+        linear: Runs | None = None,
+        references: dict[str, Path] | None = None,
+    ) -> FitReport:
+        """Ship the best run on validation, a student unless another is better, and report on it and its teachers."""
+        others = {**teachers, **(linear or {})} if self.config.ship == "best" else {}
+        choice = choose_shipped(self.data, students, others)
+        chosen = choice.path
+        if choice.reason:
+            self.say(f"shipped: {chosen.name}; {choice.reason}")
+        report = fit_report(
+            self.config, asdict(plan), self.data, self.out, teachers, students, choice, references or {}
+        )
         # The same model is left in place: it may have exported graphs by now.
         if not is_same_model(chosen / ARTIFACT, self.out / ARTIFACT):
             with atomic_directory(self.out / ARTIFACT) as partial:
@@ -211,7 +229,7 @@ class Recipe:
 
     @property
     def _plan_file(self) -> Path:
-        later = {"seed", "routes", "route_choice", "calibration", "negative_rate"}
+        later = {"seed", "ship", "routes", "route_choice", "calibration", "negative_rate"}
         inputs = {
             "recipe": self.config.model_dump(mode="json", exclude=later)
             | {"probe": self.config.probe.identity()},
@@ -402,6 +420,31 @@ class Recipe:
         }
         self.say(f"teachers: {plan.teachers} × {self.config.teacher_model}, {self.runner.workers} at a time")
         return self.train(configs, "teachers")
+
+    def train_references(self) -> tuple[Runs, dict[str, Path]]:
+        """Train what the result is compared with, and return the logistic regression's run and all logit tables."""
+        config = RunConfig(
+            "lr",
+            parse_model("lr", {}),
+            CONVERGED,
+            calibration=self.config.calibration,
+            negative_rate=self.config.negative_rate,
+            train_baseline=False,
+            report_fields=False,
+            threads=self.threads,
+            device=self.device,
+        )
+        directory = self.directory_of_runs("reference-lr", config)
+        names = [LOGISTIC, TREES] if trees.is_installed() else [LOGISTIC]
+        self.say(f"references: {' and '.join(names)}")
+        linear = self.train({directory: config}, "references")
+        references = {LOGISTIC: directory / LOGITS}
+        if TREES in names:
+            tables = self.directory("reference-lightgbm", {})
+            arguments = {"data": str(self.data.path), "out": str(tables), "threads": self.threads}
+            self.runner.run([Job(TREES, write_tree_logits, arguments)], "references")
+            references[TREES] = tables
+        return linear, references
 
     def train_students(self, plan: Plan, teachers: Sequence[Path]) -> Runs:
         """Train one student, or one of each kind where validation is to choose."""

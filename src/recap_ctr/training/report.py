@@ -1,7 +1,7 @@
 """The report of a run, and of a whole fit: what every table, page and command reads."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_serializer
 
@@ -10,8 +10,10 @@ from recap_ctr.data.quality import FieldQuality
 from recap_ctr.diagnose.results import Curve
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.evaluate import Metrics
+from recap_ctr.evaluation.slices import Breakdown
 from recap_ctr.storage.files import read_json, write_json
 
+R = TypeVar("R", bound="RunReport")
 REPORT = "report.json"
 RouteChoice = Literal["late", "random", "greedy"]
 
@@ -46,6 +48,8 @@ class DataSummary(Record):
     name: str
     fingerprint: str
     splits: dict[str, SplitCount] = Field(default_factory=dict)
+    split: str | None = None
+    """How the rows were divided, in words."""
 
 
 class ModelSummary(Record):
@@ -56,17 +60,45 @@ class ModelSummary(Record):
 
 
 class RouteSummary(Record):
-    """How many routes the artifact averages, and how they were chosen."""
+    """How many routes were asked for, and how they are chosen."""
 
-    count: int = 1
+    count: int | None = 1
+    """None: several, if their gain on validation rows is beyond chance, else one."""
     choice: RouteChoice = "late"
 
 
+class RouteGain(Record):
+    """What the mean of several routes gains over one route in AUC on validation rows, and how many ship."""
+
+    routes: int
+    """The number of routes that were compared with one."""
+    auc: float
+    standard_error: float
+    """Of the difference, over the drawing of rows (DeLong)."""
+    shipped: int
+
+    @property
+    def sentence(self) -> str:
+        """Return how many routes ship and why, in words."""
+        shipped = "one route ships" if self.shipped == 1 else f"{self.shipped} routes ship"
+        verdict = "within chance" if self.shipped == 1 else "beyond chance"
+        return (
+            f"{shipped}: the mean of {self.routes} changes validation AUC by {100 * self.auc:+.4f} points"
+            f" (standard error {100 * self.standard_error:.4f}) compared with one, which is {verdict}"
+        )
+
+
 class Reference(Record):
-    """A reference model's figures on one split."""
+    """A reference model's figures on one split, and how far the reported model is ahead of it there."""
 
     auc: float
     logloss: float
+    lead: float | None = None
+    """The reported model's AUC minus this one's, on the same rows; `lead_error` is the standard error (DeLong)."""
+    lead_error: float | None = None
+    logloss_gain: float | None = None
+    """This logloss minus the reported model's, on the same rows; `logloss_gain_error` is the standard error."""
+    logloss_gain_error: float | None = None
 
 
 class Seconds(Record):
@@ -98,13 +130,21 @@ class RunReport(Record):
     metrics: Metrics
     metrics_by_routes: dict[str, Metrics] = Field(default_factory=dict)
     """For a model with routes: its metrics on one route and on all, by the number of routes."""
+    route_gain: RouteGain | None = None
+    """Why as many routes ship as do, where the run chose their number."""
     fields: list[FieldQuality] | None = None
+    repeated: dict[str, int] | None = None
+    """Held-out rows, by split, with the values and the label of a training row; None where they were not counted."""
+    breakdown: Breakdown | None = None
+    """Slices, gains, thresholds and the spread of scores on the held-out rows; None in reports of older versions."""
     best_epoch: int
     history: list[Epoch]
     seconds: Seconds
     versions: dict[str, str]
     machine: dict[str, str | int]
     date: str
+    command: str | None = None
+    """The command that made the report, as it was typed."""
 
     @field_serializer("train")
     def _whole_config(self, train: TrainConfig) -> dict[str, Any]:
@@ -142,7 +182,9 @@ class FitReport(RunReport):
     recipe: dict[str, Any]
     plan: dict[str, Any]
     student: str
-    """The directory of the shipped student's run, relative to that of the fit."""
+    """The directory of the shipped run, relative to that of the fit: a student's, unless another run is better."""
+    chosen_because: str | None = None
+    """Why that run is shipped, in words."""
     students: dict[str, Metrics]
     teacher_runs: dict[str, TeacherSummary]
     """Teachers by the directory of their run."""
@@ -158,6 +200,15 @@ class FitReport(RunReport):
 def write_report(out: Path, report: RunReport) -> None:
     """Write the report of the run or fit in the directory `out`."""
     write_json(out / REPORT, report.to_json())
+
+
+def record_command(out: Path, report: R, command: str) -> R:
+    """Return the report with the command that made it, and write it to `out`; a command on record stays."""
+    if not command or report.command is not None:
+        return report
+    named = report.model_copy(update={"command": command})
+    write_report(out, named)
+    return named
 
 
 def read_report(out: Path) -> RunReport | FitReport:

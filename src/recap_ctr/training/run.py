@@ -19,7 +19,7 @@ from recap_ctr.axes.routes import Routed, greedy_choice, late_routes, random_rou
 from recap_ctr.axes.teachers import teacher_targets
 from recap_ctr.config import Frozen, TrainConfig, parse, read_toml
 from recap_ctr.data.layout import Layout
-from recap_ctr.data.quality import field_quality
+from recap_ctr.data.quality import field_quality, repeated_rows
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
@@ -27,7 +27,8 @@ from recap_ctr.evaluation.calibrate import Calibration, fitting
 from recap_ctr.evaluation.evaluate import Metrics, evaluate
 from recap_ctr.evaluation.sampling import negative_rate_shift, undo_sampling
 from recap_ctr.inference.artifact import MANIFEST, write_artifact
-from recap_ctr.inference.setting import dial_settings, setting_quality
+from recap_ctr.inference.measure import measure_settings
+from recap_ctr.inference.setting import measured_settings
 from recap_ctr.jobs import machine
 from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import count_parameters, parse_model
@@ -36,7 +37,17 @@ from recap_ctr.nn.weights import to_arrays
 from recap_ctr.storage.claims import claim
 from recap_ctr.storage.files import atomic_file
 from recap_ctr.storage.locks import locked
+from recap_ctr.training import trees
+from recap_ctr.training.breakdown import held_out_breakdown
+from recap_ctr.training.linear import train_linear
 from recap_ctr.training.loop import Trained, Trainer, train
+from recap_ctr.training.references import (
+    LOGISTIC,
+    TREES,
+    compare_with_reference,
+    held_out_logits,
+    write_tree_logits,
+)
 from recap_ctr.training.report import (
     REPORT,
     DataSummary,
@@ -44,6 +55,7 @@ from recap_ctr.training.report import (
     ModelSummary,
     Reference,
     RouteChoice,
+    RouteGain,
     RouteSummary,
     RunReport,
     Seconds,
@@ -57,8 +69,8 @@ HISTORY, ARTIFACT, LOGITS = "history.csv", "artifact", "logits"
 TIMED_STEPS = 16
 ROUTE_SEED = 1
 GREEDY_CANDIDATES = 4  # For each route that is chosen from them.
-# Logistic regression only needs to converge; a larger step than a network's gets it there in a few epochs.
-BASELINE = TrainConfig(learning_rate=1e-2, l2=1e-6, update="fast", max_epochs=10)
+MAX_ROUTES = 8  # K where the run chooses it, if more than one route is worth its cost.
+CHANCE = 2.0  # Standard errors that a gain must exceed before it is paid for.
 
 
 @dataclass(frozen=True)
@@ -103,23 +115,31 @@ class RunConfig:
     negative_rate: float = 1.0
     """The share of negatives that was kept when the log was sampled."""
     train_baseline: bool = True
-    """Whether to train a logistic regression for comparison."""
+    """Whether to train logistic regression, and LightGBM where it is installed, for comparison."""
     report_fields: bool = True
     """Whether to report how much of each field is unknown or has drifted."""
     threads: int = 1
     device: str = "cpu"
     teachers: tuple[Path, ...] = ()
     """Logit tables over the training rows; with them the run is a student."""
-    routes: int = 1
-    """K of Eq. 15: how many routes the artifact averages. One is the home route, unless it is chosen greedily."""
+    routes: int | None = 1
+    """K of Eq. 15: how many routes the artifact averages. One is the home route, unless it is chosen greedily.
+
+    None: `MAX_ROUTES` if their gain in AUC on validation rows is beyond chance, else one.
+    """
     route_choice: RouteChoice = "late"
     """Routes that share all but their last steps, random ones, or those late ones that do best on validation."""
 
     def __post_init__(self) -> None:
         negative_rate_shift(self.negative_rate)  # It refuses an impossible rate.
-        if self.routes < 1:
+        if self.train.update == "convex" and self.model != "lr":
+            raise InputError(
+                f"update is convex, and the loss of {self.model} is not",
+                fix='use update = "exact" or "fast", or train lr',
+            )
+        if self.routes is not None and self.routes < 1:
             raise InputError(f"{self.routes} routes: at least one is needed")
-        if self.routes > 1 and not isinstance(self.model_config, RecapConfig):
+        if (self.routes or 1) > 1 and not isinstance(self.model_config, RecapConfig):
             raise InputError(f"{self.model} has no routes", fix="remove --routes, or train recap")
 
     def with_seed(self, seed: int) -> "RunConfig":
@@ -181,34 +201,36 @@ def run(
             if not quiet:
                 say(f"{out} is trained; calibrating, measuring and packing it again")
             _remove_results(out, config)
-        targets = teacher_targets(config.teachers, data) if config.teachers else None
-        trained = train(
-            config.model,
-            config.model_config,
-            config.train,
-            data,
-            out,
-            device=torch.device(config.device),
-            targets=targets,
-            quiet=quiet,
-        )
-        return _finish(config, data, out, trained, quiet=quiet)
+        return _finish(config, data, out, _train(config, data, out, quiet), quiet=quiet)
+
+
+def _train(config: RunConfig, data: PreparedData, out: Path, quiet: bool) -> Trained:
+    """Train the weights, or go on from the last saved state."""
+    device = torch.device(config.device)
+    if config.train.update == "convex":
+        return train_linear(config.model_config, data, device, config.train.seed)
+    targets = teacher_targets(config.teachers, data) if config.teachers else None
+    return train(
+        config.model,
+        config.model_config,
+        config.train,
+        data,
+        out,
+        device=device,
+        targets=targets,
+        quiet=quiet,
+    )
 
 
 def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, *, quiet: bool) -> RunReport:
     """Choose routes, calibrate, measure, pack the artifact and write the report of a trained model."""
     started = time.monotonic()
     device = torch.device(config.device)
-    routes = choose_routes(
-        trained.model, config.routes, config.route_choice, data, device, negative_rate=config.negative_rate
-    )
-    shipped = Routed(trained.model, routes) if isinstance(trained.model, Recap) else trained.model
-    calibration, measured = _calibrate_and_measure(config, shipped, data, device)
-    by_routes = {str(len(routes)): measured.without_reliability()} if routes else {}
-    if len(routes) > 1:
-        one_route = _calibrate_and_measure(config, trained.model, data, device)[1]
-        by_routes = {"1": one_route.without_reliability(), **by_routes}
-    baseline = _train_baseline(config, data, out, quiet) if config.train_baseline else None
+    shipped = _choose_and_measure(config, trained.model, data, device)
+    calibration = shipped.calibration
+    if shipped.gain is not None and not quiet:
+        say(shipped.gain.sentence)
+    references = _references(config, shipped.model, data, out, quiet) if config.train_baseline else None
     write_artifact(
         out / ARTIFACT,
         name=config.model,
@@ -217,9 +239,9 @@ def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, 
         encoder=data.encoder,
         calibration=calibration,
         shift=negative_rate_shift(config.negative_rate),
-        metrics=measured.without_reliability().to_json(),
-        dial=_measure_dial(config, trained.model, routes, calibration, data, device),
-        routes=routes,
+        metrics=shipped.metrics.without_reliability().to_json(),
+        dial=_measure_dial(config, trained.model, shipped.routes, calibration, data, device),
+        routes=shipped.routes,
         data={"name": data.name, "fingerprint": data.fingerprint, "rows": len(data.train)},
         training={**config.train.model_dump(mode="json"), "best_epoch": trained.best_epoch},
     )
@@ -228,11 +250,14 @@ def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, 
         kind="report",
         format=1,
         **_origin(config, data),
-        reference=baseline,
+        reference=references,
         calibrated_by=calibration.to_dict() if config.calibration == "affine" else {"kind": "isotonic"},
-        metrics=measured,
-        metrics_by_routes=by_routes,
+        metrics=shipped.metrics,
+        metrics_by_routes=shipped.metrics_by_routes,
+        **({} if shipped.gain is None else {"route_gain": shipped.gain}),
         fields=field_quality(data) if config.report_fields else None,
+        repeated=repeated_rows(data) if config.report_fields else None,
+        breakdown=held_out_breakdown(shipped.model, data, device, calibration, config.negative_rate),
         best_epoch=trained.best_epoch,
         history=trained.history,
         seconds=Seconds(train=trained.seconds, evaluate=time.monotonic() - started),
@@ -244,6 +269,38 @@ def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, 
     return report
 
 
+@dataclass(frozen=True)
+class _Shipped:
+    """The model on the routes that ship, and what was measured to choose them."""
+
+    model: nn.Module
+    routes: tuple[Route, ...]
+    gain: RouteGain | None
+    calibration: Calibration
+    metrics: Metrics
+    metrics_by_routes: dict[str, Metrics]
+
+
+def _choose_and_measure(
+    config: RunConfig, model: nn.Module, data: PreparedData, device: torch.device
+) -> _Shipped:
+    """Choose the routes to ship, then calibrate and measure them, one route, and all that were considered."""
+    count = config.routes or MAX_ROUTES
+    candidates = choose_routes(
+        model, count, config.route_choice, data, device, negative_rate=config.negative_rate
+    )
+    gain = _route_gain(config, model, candidates, data, device)
+    routes = candidates if gain is None else candidates[: gain.shipped]
+    models = {1: model, len(candidates): _on(model, candidates)} if candidates else {}
+    models[len(routes)] = _on(model, routes)
+    measured = {
+        count: _calibrate_and_measure(config, routed, data, device) for count, routed in models.items()
+    }
+    calibration, figures = measured[len(routes)]
+    by_routes = {str(count): entry.without_reliability() for count, (_, entry) in measured.items() if count}
+    return _Shipped(models[len(routes)], routes, gain, calibration, figures, by_routes)
+
+
 def _origin(config: RunConfig, data: PreparedData) -> dict[str, Any]:
     """Return the part of a report that says what decided the run: the data and the config."""
     splits = {
@@ -251,7 +308,7 @@ def _origin(config: RunConfig, data: PreparedData) -> dict[str, Any]:
         for name, split in data.manifest["splits"].items()
     }
     return {
-        "data": DataSummary(name=data.name, fingerprint=data.fingerprint, splits=splits),
+        "data": DataSummary(name=data.name, fingerprint=data.fingerprint, splits=splits, split=data.split),
         "model": ModelSummary(name=config.model, config=config.model_config.model_dump(mode="json")),
         "train": config.train,
         "threads": config.threads,
@@ -283,10 +340,8 @@ def is_finished(out: Path, config: RunConfig) -> bool:
 def _remove_results(out: Path, config: RunConfig) -> None:
     """Go back to the trained weights. Remove the logits too, if the routes that they are of may change."""
     routes = read_report(out).routes
-    if (routes.count, routes.choice) != (
-        config.routes,
-        config.route_choice,
-    ) or config.route_choice == "greedy":
+    is_measured = config.route_choice == "greedy" or config.routes is None
+    if is_measured or (routes.count, routes.choice) != (config.routes, config.route_choice):
         aside = out / f".{LOGITS}.partial"
         shutil.rmtree(aside, ignore_errors=True)
         if (out / LOGITS).is_dir():
@@ -300,25 +355,26 @@ def held_out_shards(data: PreparedData) -> dict[str, Shard]:
     return {"valid": data.valid, "test": data.test} if len(data.test) else {"valid": data.valid}
 
 
-def _train_baseline(
-    config: RunConfig, data: PreparedData, out: Path, quiet: bool
+def _references(
+    config: RunConfig, model: nn.Module, data: PreparedData, out: Path, quiet: bool
 ) -> dict[str, dict[str, Reference]]:
-    """Train a logistic regression on the same rows: it shows what the interactions are worth."""
-    directory = out / "reference"
-    directory.mkdir(exist_ok=True)
-    settings = BASELINE.model_copy(update={"seed": config.train.seed})
+    """Train what the model is compared with on the same rows: it shows what the model is worth."""
+    device, shards = torch.device(config.device), held_out_shards(data)
+    logits = {split: predict(model, shard, device) for split, shard in shards.items()}
     if not quiet:
         say("training a logistic regression for comparison")
-    device = torch.device(config.device)
-    trained = train("lr", parse_model("lr", {}), settings, data, directory, device=device, quiet=True)
-    figures = {}
-    for split, shard in held_out_shards(data).items():
-        logits, weights = undo_sampling(predict(trained.model, shard, device), shard, config.negative_rate)
-        figures[split] = Reference(
-            auc=metrics.auc(shard.labels, logits, weights),
-            logloss=metrics.logloss(shard.labels, logits, weights),
-        )
-    return {"logistic regression": figures}
+    linear = train_linear(parse_model("lr", {}), data, device, config.train.seed).model
+    references = {LOGISTIC: {split: predict(linear, shard, device) for split, shard in shards.items()}}
+    if trees.is_installed():
+        if not quiet:
+            say("training LightGBM for comparison")
+        tables = out / "reference" / "lightgbm"
+        write_tree_logits(str(data.path), str(tables), config.threads)
+        references[TREES] = held_out_logits(tables, data)
+    return {
+        name: compare_with_reference(logits, reference, data, config.negative_rate)
+        for name, reference in references.items()
+    }
 
 
 def _calibrate_and_measure(
@@ -353,18 +409,50 @@ def _measure_dial(
     data: PreparedData,
     device: torch.device,
 ) -> list[dict[str, Any]]:
-    """Return how good each dial setting is on the validation rows, under the calibration of what is shipped."""
+    """Return every setting's calibration and quality on the validation rows; `calibration` is the full setting's."""
     depths = config.model_config.train_depths if isinstance(config.model_config, RecapConfig) else ()
-    qualities = []
-    for setting in dial_settings(len(routes), depths):
-        at_setting = model
-        if isinstance(model, Recap):
-            at_setting = Routed(model, routes[: setting.routes], setting.depth)
-        logits, weights = undo_sampling(
-            predict(at_setting, data.valid, device), data.valid, config.negative_rate
-        )
-        qualities.append(setting_quality(setting, data.valid.labels, calibration.apply(logits), weights))
-    return qualities
+    settings = measured_settings(len(routes), depths)
+    return measure_settings(
+        model,
+        routes,
+        settings,
+        data.valid,
+        device,
+        calibrations={settings[0]: calibration},
+        kind=config.calibration,
+        negative_rate=config.negative_rate,
+    )
+
+
+def _on(model: nn.Module, routes: tuple[Route, ...]) -> nn.Module:
+    """Return the model on the mean of `routes`; a model without routes as it is."""
+    return Routed(model, routes) if isinstance(model, Recap) else model
+
+
+def _route_gain(
+    config: RunConfig,
+    model: nn.Module,
+    candidates: tuple[Route, ...],
+    data: PreparedData,
+    device: torch.device,
+) -> RouteGain | None:
+    """Compare the mean of the candidates with the first of them on validation; None where there is no choice."""
+    if config.routes is not None or len(candidates) < 2 or not isinstance(model, Recap):
+        return None
+    if not metrics.are_comparable(data.valid.labels):
+        return RouteGain(routes=len(candidates), auc=0.0, standard_error=0.0, shipped=1)
+    logits_NK, weights = undo_sampling(
+        predict_routes(model, data.valid, candidates, device), data.valid, config.negative_rate
+    )
+    labels = data.valid.labels
+    gain = metrics.auc_difference(labels, logits_NK.mean(axis=1), logits_NK[:, 0], weights)
+    is_beyond_chance = gain.difference > CHANCE * gain.standard_error
+    return RouteGain(
+        routes=len(candidates),
+        auc=gain.difference,
+        standard_error=gain.standard_error,
+        shipped=len(candidates) if is_beyond_chance else 1,
+    )
 
 
 def choose_routes(

@@ -1,0 +1,177 @@
+"""Logistic regression trained to convergence, at the strength that is best on validation.
+
+The loss is convex, so there is one answer for each strength of the regulariser, and L-BFGS finds it. Strengths are
+tried from strong to weak, each from the weights of the one before, until validation gets worse.
+
+Shapes: V table rows.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import optimize, sparse
+
+from recap_ctr.config import Frozen
+from recap_ctr.data.layout import Layout
+from recap_ctr.data.shards import PreparedData, Shard
+from recap_ctr.evaluation import metrics
+from recap_ctr.models.lr import LR, LRConfig
+from recap_ctr.training.loop import Trained
+from recap_ctr.training.report import Epoch
+
+Floats = npt.NDArray[np.float64]
+STRENGTHS = (300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
+"""Weights of the prior against all rows, as l2 · rows."""
+PATIENCE = 2  # Strengths in a row that may be worse on validation before the search ends.
+MAX_ENTRIES = 100_000_000  # Of the design matrix, which then takes about 2 GB with its transpose.
+MAX_STEPS = 300
+TOLERANCE = 1e-7  # Relative gain of a step below which the loss has converged.
+
+
+@dataclass(frozen=True, eq=False)
+class LinearFit:
+    """A converged logistic regression: a weight for each table row, and a bias."""
+
+    weights_V: Floats
+    bias: float
+    strength: float
+    """The strength that was best on validation, as l2 · rows."""
+    rows: int
+    """Training rows that it was fitted to: all, or a random sample if they would not fit in memory."""
+    steps: int
+    """Steps of L-BFGS, over all strengths."""
+    train_loss: float
+    valid_auc: float
+    valid_logloss: float
+
+
+def train_linear(config: Frozen, data: PreparedData, device: torch.device, seed: int) -> Trained:
+    """Fit the model `lr` to convergence; its history is a single epoch."""
+    assert isinstance(config, LRConfig)
+    started = time.monotonic()
+    fit = fit_logistic(data, seed=seed)
+    model = LR(config, data.layout).to(device)
+    with torch.no_grad():
+        model.wide.embedding.table.weight.copy_(torch.from_numpy(fit.weights_V).unsqueeze(1))
+        assert model.wide.bias is not None
+        model.wide.bias.fill_(fit.bias)
+    seconds = time.monotonic() - started
+    epoch = Epoch(
+        epoch=1,
+        step=fit.steps,
+        learning_rate=0.0,
+        train_loss=fit.train_loss,
+        valid_auc=fit.valid_auc,
+        valid_logloss=fit.valid_logloss,
+        seconds=seconds,
+    )
+    return Trained(model.eval(), [epoch], 1, seconds)
+
+
+def design_matrix(shard: Shard, layout: Layout) -> sparse.csr_matrix:
+    """Return the rows as a sparse matrix whose product with the weights is what the model `lr` computes."""
+    ids = np.asarray(shard.ids)
+    factors = np.ones(ids.shape, np.float32)
+    for field in layout.fields:
+        columns = slice(field.start, field.start + field.width)
+        if field.value_column is not None:
+            factors[:, field.start] = shard.values[:, field.value_column]
+        elif field.pooling is not None:
+            factors[:, columns] = ids[:, columns] != field.offset  # Padding has no weight.
+    starts = np.arange(0, ids.size + 1, ids.shape[1])
+    return sparse.csr_matrix((factors.ravel(), ids.ravel(), starts), shape=(len(ids), layout.num_rows))
+
+
+def fit_logistic(
+    data: PreparedData,
+    *,
+    strengths: Sequence[float] = STRENGTHS,
+    max_entries: int = MAX_ENTRIES,
+    seed: int = 1,
+) -> LinearFit:
+    """Fit a logistic regression with the strength that has the lowest logloss on the validation rows."""
+    train = _sample(data.train, max_entries // data.layout.num_columns, seed)
+    problem = _Problem(design_matrix(train, data.layout), train)
+    valid, labels, masses = design_matrix(data.valid, data.layout), data.valid.labels, data.valid.weights
+    solution = problem.start
+    best: LinearFit | None = None
+    worse = 0
+    for strength in strengths:
+        solution = problem.solve(strength, solution)
+        logits = valid @ solution[:-1] + solution[-1]
+        loss = metrics.logloss(labels, logits, masses)
+        if best is None or loss < best.valid_logloss:
+            worse = 0
+            best = LinearFit(
+                weights_V=solution[:-1],
+                bias=float(solution[-1]),
+                strength=strength,
+                rows=len(train),
+                steps=problem.steps,
+                train_loss=problem.loss(solution),
+                valid_auc=metrics.auc(labels, logits, masses),
+                valid_logloss=loss,
+            )
+        else:
+            worse += 1
+            if worse == PATIENCE:
+                break
+    assert best is not None
+    return best
+
+
+def _sample(shard: Shard, rows: int, seed: int) -> Shard:
+    """Return the shard, or `rows` of its rows at random if it has more."""
+    if len(shard) <= rows:
+        return shard
+    return shard.take(np.sort(np.random.default_rng(seed).choice(len(shard), rows, replace=False)))
+
+
+class _Problem:
+    """The loss of all rows with its gradient, in variables that are scaled by their curvature.
+
+    Frequent values have a curvature thousands of times that of rare ones; without the scaling, L-BFGS needs several
+    times the steps. The last variable is the bias, which is not regularised.
+    """
+
+    def __init__(self, matrix: sparse.csr_matrix, rows: Shard) -> None:
+        self._matrix, self._transposed = matrix, matrix.T.tocsr()
+        self._labels = np.asarray(rows.labels, np.float64)
+        self._masses = np.ones(len(rows)) if rows.weights is None else np.asarray(rows.weights, np.float64)
+        rate = float(np.average(self._labels, weights=self._masses))
+        self.start: Floats = np.append(np.zeros(matrix.shape[1]), metrics.logit(rate))
+        self.steps = 0
+        squares = self._transposed.multiply(self._transposed)
+        self._curvature = rate * (1 - rate) * np.append(squares @ self._masses, self._masses.sum())
+
+    def loss(self, solution: Floats) -> float:
+        """Return the mean loss of the rows, without the regulariser."""
+        logits = self._matrix @ solution[:-1] + solution[-1]
+        return float(np.average(metrics.softplus(logits) - self._labels * logits, weights=self._masses))
+
+    def solve(self, strength: float, start: Floats) -> Floats:
+        """Return the weights and bias that minimise the loss plus strength / 2 · ||weights||²."""
+        scale = 1 / np.sqrt(self._curvature + strength)
+        total = self._masses.sum()
+
+        def loss_and_gradient(scaled: Floats) -> tuple[float, Floats]:
+            weights, bias = scaled[:-1] * scale[:-1], scaled[-1] * scale[-1]
+            logits = self._matrix @ weights + bias
+            loss = self._masses @ (metrics.softplus(logits) - self._labels * logits)
+            residuals = self._masses * (metrics.sigmoid(logits) - self._labels)
+            gradient = np.append(self._transposed @ residuals + strength * weights, residuals.sum())
+            return float(loss + strength / 2 * weights @ weights) / total, gradient * scale / total
+
+        result = optimize.minimize(
+            loss_and_gradient,
+            start / scale,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": MAX_STEPS, "ftol": TOLERANCE, "gtol": 0.0},
+        )
+        self.steps += int(result.nit)
+        return np.asarray(result.x * scale)

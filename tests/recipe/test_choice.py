@@ -1,0 +1,93 @@
+"""What a fit ships: the student, unless another run is better on both halves of the validation rows."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from recap_ctr.axes.logits import Estimator, LogitWriter
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.evaluation import metrics
+from recap_ctr.recipe import choice
+from recap_ctr.recipe.choice import choose_shipped
+from recap_ctr.training.parallel import Runs
+from recap_ctr.training.report import ModelSummary, RunReport, read_report
+from recap_ctr.training.run import LOGITS
+
+
+def run_with(
+    directory: Path, logits: npt.NDArray[Any], data: PreparedData, reports: RunReport, model: str = "recap"
+) -> Runs:
+    """Return a finished run that has these logits on the validation rows."""
+    with LogitWriter(directory / LOGITS / "valid", data, "valid", [Estimator(directory.name)]) as writer:
+        writer.write(logits[:, None])
+    auc = metrics.auc(data.valid.labels, logits.astype(np.float32))
+    raw = reports.metrics.valid.raw.model_copy(update={"auc": auc})
+    valid = reports.metrics.valid.model_copy(update={"raw": raw})
+    changes = {
+        "metrics": reports.metrics.model_copy(update={"valid": valid}),
+        "model": ModelSummary(name=model, config={}),
+    }
+    return {directory: reports.model_copy(update=changes)}
+
+
+@pytest.fixture(name="report")
+def any_report(finished: Path) -> RunReport:
+    return read_report(finished)
+
+
+def test_the_student_is_shipped_if_nothing_is_better(
+    prepared: PreparedData, report: RunReport, tmp_path: Path
+) -> None:
+    labels = prepared.valid.labels.astype(float)
+    noise = np.random.default_rng(0).normal(size=len(labels))
+    student = run_with(tmp_path / "student", labels + 0.1 * noise, prepared, report)
+    teacher = run_with(tmp_path / "teacher-1", labels + 2 * noise, prepared, report, "fcn")
+    shipped = choose_shipped(prepared, student, teacher)
+    assert shipped.path == tmp_path / "student"
+    assert shipped.reason == "no other run is better on validation rows; fcn (teacher-1) comes next"
+
+
+def test_a_better_run_is_shipped_and_the_reason_given(
+    prepared: PreparedData, report: RunReport, tmp_path: Path
+) -> None:
+    labels = prepared.valid.labels.astype(float)
+    noise = np.random.default_rng(0).normal(size=len(labels))
+    student = run_with(tmp_path / "student", labels + 2 * noise, prepared, report)
+    others = run_with(tmp_path / "teacher-1", labels + 3 * noise, prepared, report, "fcn")
+    others |= run_with(tmp_path / "reference-lr", labels + 0.1 * noise, prepared, report, "lr")
+    shipped = choose_shipped(prepared, student, others)
+    assert shipped.path == tmp_path / "reference-lr"
+    assert shipped.reason is not None
+    assert shipped.reason.startswith("lr (reference-lr) is better on validation rows than the student: +")
+
+
+def test_a_lead_that_the_other_half_does_not_confirm_is_luck(
+    prepared: PreparedData, report: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "MIN_OF_A_CLASS", 5)
+    labels = prepared.valid.labels.astype(float)
+    noise = np.random.default_rng(0).normal(size=len(labels))
+    order = np.random.default_rng(choice.HALVES_SEED).permutation(len(labels))
+    student_logits = labels + noise
+    lucky = student_logits.copy()
+    lucky[order[::2]] += 0.5 * labels[order[::2]]
+    lucky[order[1::2]] -= 0.1 * labels[order[1::2]]
+    student = run_with(tmp_path / "student", student_logits, prepared, report)
+    shipped = choose_shipped(
+        prepared, student, run_with(tmp_path / "teacher-1", lucky, prepared, report, "fcn")
+    )
+    assert shipped.path == tmp_path / "student"
+    assert shipped.reason is not None and "which the other half does not confirm (-" in shipped.reason
+
+
+def test_of_several_students_the_best_is_the_one_to_beat(
+    prepared: PreparedData, report: RunReport, tmp_path: Path
+) -> None:
+    labels = prepared.valid.labels.astype(float)
+    noise = np.random.default_rng(0).normal(size=len(labels))
+    students = run_with(tmp_path / "worse", labels + 2 * noise, prepared, report)
+    students |= run_with(tmp_path / "better", labels + noise, prepared, report)
+    assert choose_shipped(prepared, students, {}).path == tmp_path / "better"

@@ -1,0 +1,68 @@
+"""Converged logistic regression: against scikit-learn, against the model `lr`, and as a run."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from recap_ctr.axes.predict import predict
+from recap_ctr.config import TrainConfig
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
+from recap_ctr.evaluation import metrics
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.training.linear import design_matrix, fit_logistic, train_linear
+from recap_ctr.training.run import RunConfig, run
+
+
+def test_the_answer_is_that_of_scikit_learn(prepared: PreparedData) -> None:
+    strength = 3.0
+    fit = fit_logistic(prepared, strengths=[strength])
+    matrix = design_matrix(prepared.train, prepared.layout)
+    oracle = LogisticRegression(C=1 / strength, tol=1e-8, max_iter=10_000).fit(matrix, prepared.train.labels)
+
+    def loss(weights: npt.NDArray[np.float64], bias: float) -> float:
+        logits = matrix @ weights + bias
+        penalty = float(strength / 2 * weights @ weights)
+        return metrics.logloss(prepared.train.labels, logits) + penalty / len(logits)
+
+    assert loss(fit.weights_V, fit.bias) == pytest.approx(
+        loss(oracle.coef_[0], oracle.intercept_[0]), rel=1e-5
+    )
+    assert np.abs(fit.weights_V - oracle.coef_[0]).max() < 0.02
+
+
+def test_the_model_lr_computes_the_same_logits(prepared: PreparedData) -> None:
+    """Numbers, several values a row and padding included."""
+    fit = fit_logistic(prepared)
+    trained = train_linear(parse_model("lr", {}), prepared, torch.device("cpu"), seed=1)
+    expected = design_matrix(prepared.test, prepared.layout) @ fit.weights_V + fit.bias
+    assert np.abs(predict(trained.model, prepared.test, torch.device("cpu")) - expected).max() < 1e-4
+
+
+def test_validation_chooses_the_strength(prepared: PreparedData) -> None:
+    by_strength = {strength: fit_logistic(prepared, strengths=[strength]) for strength in (300.0, 10.0, 0.1)}
+    best = min(by_strength.values(), key=lambda fit: fit.valid_logloss)
+    chosen = fit_logistic(prepared, strengths=list(by_strength))
+    assert chosen.strength == best.strength
+    assert chosen.valid_logloss == pytest.approx(best.valid_logloss, abs=1e-4)
+
+
+def test_rows_beyond_the_limit_are_sampled(prepared: PreparedData) -> None:
+    fit = fit_logistic(prepared, max_entries=500 * prepared.layout.num_columns)
+    assert fit.rows == 500
+
+
+def test_a_convex_run_is_a_run_like_any_other(prepared: PreparedData, tmp_path: Path) -> None:
+    config = RunConfig("lr", parse_model("lr", {}), TrainConfig(update="convex"), train_baseline=False)
+    report = run(config, prepared, tmp_path / "run", quiet=True)
+    assert report.metrics.valid.raw.auc == pytest.approx(report.history[0].valid_auc, abs=1e-6)
+    assert run(config, prepared, tmp_path / "run", quiet=True) == report
+
+
+def test_other_models_are_not_convex() -> None:
+    with pytest.raises(InputError, match="the loss of fcn is not"):
+        RunConfig("fcn", parse_model("fcn", {}), TrainConfig(update="convex"))

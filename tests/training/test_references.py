@@ -1,0 +1,54 @@
+"""What a model is compared with: the figures, and the paired differences."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.evaluation import metrics
+from recap_ctr.training.references import compare_with_reference, held_out_logits, write_tree_logits
+
+
+def test_differences_are_paired(prepared: PreparedData) -> None:
+    rng = np.random.default_rng(0)
+    labels = prepared.valid.labels
+    noise = rng.normal(size=len(labels))
+    good, bad = labels + 0.5 * noise, 0.2 * labels + noise
+    ahead = compare_with_reference({"valid": good}, {"valid": bad}, prepared, 1.0)["valid"]
+    behind = compare_with_reference({"valid": bad}, {"valid": good}, prepared, 1.0)["valid"]
+    assert ahead.auc == metrics.auc(labels, bad)
+    assert ahead.lead == pytest.approx(metrics.auc(labels, good) - metrics.auc(labels, bad))
+    assert ahead.logloss_gain == pytest.approx(metrics.logloss(labels, bad) - metrics.logloss(labels, good))
+    assert ahead.lead is not None and behind.lead == pytest.approx(-ahead.lead)
+    assert ahead.lead_error == pytest.approx(behind.lead_error)
+    assert ahead.logloss_gain_error == pytest.approx(behind.logloss_gain_error)
+
+
+def test_a_model_is_not_ahead_of_itself(prepared: PreparedData) -> None:
+    logits = np.random.default_rng(0).normal(size=len(prepared.valid))
+    same = compare_with_reference({"valid": logits}, {"valid": logits}, prepared, 0.5)["valid"]
+    assert (same.lead, same.lead_error, same.logloss_gain, same.logloss_gain_error) == (0, 0, 0, 0)
+
+
+def test_trees_beat_chance_and_are_fitted_once(prepared: PreparedData, tmp_path: Path) -> None:
+    write_tree_logits(str(prepared.path), str(tmp_path / "trees"), threads=1)
+    logits = held_out_logits(tmp_path / "trees", prepared)
+    assert list(logits) == ["valid", "test"]
+    assert metrics.auc(prepared.test.labels, logits["test"]) > 0.55
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "trees").rglob("*.npy")}
+    write_tree_logits(str(prepared.path), str(tmp_path / "trees"), threads=1)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "trees").rglob("*.npy")}
+
+
+def test_the_standard_error_of_a_logloss_difference_is_that_of_repeated_draws() -> None:
+    rng = np.random.default_rng(0)
+
+    def draw(rows: int) -> metrics.Difference:
+        logits = rng.normal(size=rows)
+        labels = (rng.random(rows) < metrics.sigmoid(logits)).astype(int)
+        return metrics.logloss_difference(labels, 0.5 * logits, logits)
+
+    draws = [draw(500) for _ in range(400)]
+    spread = np.std([drawn.difference for drawn in draws])
+    assert np.mean([drawn.standard_error for drawn in draws]) == pytest.approx(spread, rel=0.1)
