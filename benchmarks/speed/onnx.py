@@ -60,7 +60,7 @@ def packed(name: str, settings: dict[str, Any], layout: Layout, routes: int = 0)
         manifest["routes"] = [route.model_dump(mode="json") for route in chosen]
         model = Routed(model, chosen)
     encoder: Any = type("Layouts", (), {"layout": layout})()
-    return PackedModel(Path(), encoder, AffineCalibration(1.0, 0.0), 0.0, manifest, config, model.eval())
+    return PackedModel(Path(), encoder, AffineCalibration(1.0, 0.0), {}, 0.0, manifest, config, model.eval())
 
 
 def by_graph(model: PackedModel, graph: bytes, threads: int) -> Run:

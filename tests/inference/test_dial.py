@@ -85,12 +85,13 @@ class TestCosts:
 def test_quality_comes_from_the_manifest(routed: Path) -> None:
     engine = Engine.load(routed, threads=1)
     costs = CostTable((1,), dict.fromkeys(engine.settings, (0.001,)))
-    stored = read_artifact(routed).manifest["dial"]
+    stored = {Setting.from_dict(entry): entry for entry in read_artifact(routed).manifest["dial"]}
     dial = positions(engine, costs)
     assert [entry.setting for entry in dial] == [Setting(4, 2), Setting(2, 2), Setting(1, 2), Setting(1, 1)]
     assert [(entry.auc, entry.logloss) for entry in dial] == [
-        (quality["auc"], quality["logloss"]) for quality in stored
+        (stored[entry.setting]["auc"], stored[entry.setting]["logloss"]) for entry in dial
     ]
+    assert len(stored) == 6, "every number of routes of the dial is measured at every depth"
 
 
 def test_the_command(routed: Path, packed: Path, tmp_path: Path, recap: Recap) -> None:

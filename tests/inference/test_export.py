@@ -23,7 +23,7 @@ from onnx import helper, numpy_helper
 from safetensors.numpy import load_file, save_file
 
 from recap_ctr.config import TrainConfig
-from recap_ctr.data.encode import Encoded
+from recap_ctr.data.encode import Encoded, random_rows
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
@@ -48,9 +48,11 @@ from recap_ctr.training.run import ARTIFACT, RunConfig
 from recap_ctr.training.run import run as run_training
 from tests.conftest import Recap, contents
 from tests.support.forged_artifact import forge, refused_with_a_flipped_bit, swap_directories
+from tests.support.running_server import serve_in_thread
 
 BACKBONE = {"dim": 8, "depth": 2, "train_depths": [1, 2], "num_adapters": 6, "lora_rank": 4}
 FULL, HOME, SHALLOW = Setting(2, 2), Setting(1, 2), Setting(1, 1)
+WIDE_SHALLOW = Setting(2, 1)
 HIDDEN = ("torch", "scipy", "sklearn", "matplotlib", "onnx", "onnxscript")
 
 
@@ -159,7 +161,7 @@ class TestContents:
         packed, measured = (read_artifact(path).manifest["dial"] for path in (trained, exported))
         batch = prepared.valid.batch(slice(None))
         encoded = Encoded(batch.ids_BW, batch.values_BN, *np.zeros((2, 0), np.int64))
-        for before, after, setting in zip(packed, measured, (FULL, HOME, SHALLOW), strict=True):
+        for before, after, setting in zip(packed, measured, (FULL, HOME, WIDE_SHALLOW, SHALLOW), strict=True):
             assert Setting.from_dict(before) == Setting.from_dict(after) == setting
             logits = engines["torch"].score(encoded, setting).logit_B
             assert before["rows"] == after["rows"] == len(prepared.valid)
@@ -169,7 +171,8 @@ class TestContents:
                 assert before[figure] == pytest.approx(expected, abs=1e-5)
         valid = read_artifact(trained).metrics.valid.calibrated
         assert packed[0]["auc"] == pytest.approx(valid.auc, abs=1e-9)
-        assert f"| 1 route at depth 1 | {measured[2]['auc']:.5f} |" in (exported / CARD).read_text()
+        assert f"| 1 route at depth 1 | {measured[3]['auc']:.5f} |" in (exported / CARD).read_text()
+        assert "2 routes at depth 1" not in (exported / CARD).read_text(), "it is not on the dial"
 
     def test_the_command_adds_a_graph_through_a_link(
         self, copy: Path, odd_rows: pl.DataFrame, prepared: PreparedData, recap: Recap, tmp_path: Path
@@ -205,7 +208,8 @@ class TestEquality:
             np.testing.assert_allclose(by_graph.raw_logit_B, by_torch.raw_logit_B, atol=1e-5, rtol=1e-5)
             np.testing.assert_allclose(by_graph.disagreement_B, by_torch.disagreement_B, atol=1e-5)
             assert (by_graph.disagreement_B > 0).any() == (setting.routes > 1)
-            calibrated = engines["onnx"].calibration.apply(by_graph.raw_logit_B)
+            calibration = engines["onnx"].artifact.calibration_of(setting)
+            calibrated = calibration.apply(by_graph.raw_logit_B)
             np.testing.assert_array_equal(by_graph.logit_B, calibrated)
 
     def test_the_third_output_is_the_calibrated_logit(
@@ -257,6 +261,135 @@ class TestEquality:
         for engine in engines.values():
             scores = engine.score(engine.encode(odd_rows.head(0)))
             assert len(scores.probability_B) == len(scores.disagreement_B) == 0
+
+
+class TestCalibration:
+    def test_every_way_to_score_gives_the_same_probabilities_at_every_setting(
+        self, exported: Path, engines: dict[str, Engine], odd_rows: pl.DataFrame, recap: Recap, tmp_path: Path
+    ) -> None:
+        rows = odd_rows.head(60)
+        rows.write_parquet(tmp_path / "rows.parquet")
+        fields = [fitted.field.name for fitted in engines["onnx"].encoder.fields]
+        encoded = engines["torch"].encode(rows)
+        tables = {"embedding.table.weight": load_file(exported / WEIGHTS)["embedding.table.weight"]}
+        probabilities = []
+        with serve_in_thread(engines["onnx"]) as server:
+            assert len(engines["onnx"].settings) == 3
+            for setting in engines["onnx"].settings:
+                expected = engines["torch"].score(encoded, setting)
+                probabilities.append(expected.probability_B.mean())
+                asked: dict[str, Any] = {"columns": rows.select(fields).to_dict(as_series=False)}
+                answer = server.score({**asked, "routes": setting.routes, "depth": setting.depth}).json()
+                options = ("--routes", setting.routes, "--depth", setting.depth, "--threads", 1)
+                done = recap(
+                    "predict",
+                    exported,
+                    tmp_path / "rows.parquet",
+                    "--out",
+                    tmp_path / "x.csv",
+                    "--force",
+                    *options,
+                )
+                assert done.code == 0, done.err
+                session = open_session(read_artifact(exported).read_graph(setting), threads=1)
+                (third,) = run(session, encoded.ids_BW, encoded.values_BN, tables, OUTPUTS[2:])
+                for scored in (
+                    engines["onnx"].score(encoded, setting).probability_B,
+                    answer["columns"]["probability"],
+                    pl.read_csv(tmp_path / "x.csv")["score"],
+                    metrics.sigmoid(third),
+                ):
+                    np.testing.assert_allclose(scored, expected.probability_B, atol=1e-5)
+                done = recap("evaluate", exported, tmp_path / "rows.parquet", "--json", *options)
+                figures = json.loads(done.out)["calibrated"]
+                assert figures["mean_prediction"] == pytest.approx(probabilities[-1], abs=1e-5)
+                loss = metrics.logloss(rows["click"].to_numpy(), expected.logit_B)
+                assert figures["logloss"] == pytest.approx(loss, abs=1e-5)
+
+    def test_the_mean_prediction_is_the_click_rate_at_every_setting(
+        self, engines: dict[str, Engine], prepared: PreparedData
+    ) -> None:
+        """Under the full setting's calibration, less depth predicts far more clicks than there are."""
+        batch = prepared.valid.batch(slice(None))
+        encoded = Encoded(batch.ids_BW, batch.values_BN, *np.zeros((2, 0), np.int64))
+        rate = prepared.valid.labels.mean()
+        for setting in (FULL, HOME, WIDE_SHALLOW, SHALLOW):
+            scores = engines["torch"].score(encoded, setting)
+            assert scores.probability_B.mean() == pytest.approx(rate, rel=1e-4)
+        shared = metrics.sigmoid(engines["torch"].artifact.calibration.apply(scores.raw_logit_B))
+        assert shared.mean() > 1.2 * rate
+
+    def test_an_older_artifact_has_one_calibration_until_its_settings_are_measured(
+        self, copy: Path, exported: Path, prepared: PreparedData
+    ) -> None:
+        forge(copy, lambda manifest: [entry.pop("calibration") for entry in manifest["dial"]])
+        old, new = read_artifact(copy), read_artifact(exported)
+        assert old.calibration_of(SHALLOW) == old.calibration_of(FULL) == new.calibration
+        export(copy, routes=1, depth=2, data=prepared, quiet=True)
+        again = read_artifact(copy)
+        assert again.calibrations.keys() == new.calibrations.keys()
+        for setting in new.graphs:
+            calibrations = [artifact.calibration_of(setting) for artifact in (again, new)]
+            assert [
+                value for key, value in calibrations[0].to_dict().items() if key != "kind"
+            ] == pytest.approx(
+                [value for key, value in calibrations[1].to_dict().items() if key != "kind"], rel=1e-4
+            )
+            rows = random_rows(new.encoder.layout, 20)
+            tables = {"embedding.table.weight": load_file(copy / WEIGHTS)["embedding.table.weight"]}
+            session = open_session(again.read_graph(setting), threads=1)
+            logits, calibrated = run(session, rows.ids_BW, rows.values_BN, tables, (OUTPUTS[0], OUTPUTS[2]))
+            np.testing.assert_allclose(calibrated, calibrations[0].apply(logits), atol=1e-5)
+
+
+def spoil(manifest: dict[str, Any], setting: Setting, loss: float) -> None:
+    """Make a setting look as if it had a logloss of `loss` times that of the full one."""
+    entries = {Setting.from_dict(entry): entry for entry in manifest["dial"]}
+    entries[setting]["logloss"] = loss * entries[FULL]["logloss"]
+
+
+class TestPoorSettings:
+    def test_one_is_not_offered_by_any_command_or_server(
+        self, copy: Path, odd_rows: pl.DataFrame, recap: Recap, tmp_path: Path
+    ) -> None:
+        forge(copy, lambda manifest: spoil(manifest, SHALLOW, 1.021))
+        odd_rows.head(20).write_parquet(tmp_path / "rows.parquet")
+        named = "1 route at depth 1 is not offered: its logloss on validation rows is"
+        for backend in ("onnx", "torch"):
+            engine = Engine.load(copy, backend=backend, threads=1)
+            assert engine.settings == (FULL, HOME)
+        with serve_in_thread(Engine.load(copy, threads=1)) as server:
+            assert [setting["depth"] for setting in server.ask("GET", "/model").json()["settings"]] == [2, 2]
+            answer = server.score({"rows": [{}], "routes": 1, "depth": 1})
+            assert answer.status == 400 and named in answer.json()["error"]
+            assert "routes 1, depth 2" in answer.json()["fix"]
+        for command in ("predict", "evaluate"):
+            done = recap(command, copy, tmp_path / "rows.parquet", "--routes", 1, "--depth", 1)
+            assert done.code == 2 and named in done.err and "more than 2 % above" in done.err
+            assert "choose one of: 2 routes at depth 2; 1 route at depth 2" in done.err
+        done = recap("dial", copy, "--seconds", 0, "--threads", 1)
+        assert named in done.out and "1 route at depth 1  0." not in done.out
+        done = recap("export", copy, "--routes", 1, "--depth", 1)
+        assert done.code == 2 and named in done.err
+
+    def test_one_that_proves_good_when_it_is_measured_again_is_offered(
+        self, copy: Path, prepared: PreparedData
+    ) -> None:
+        forge(copy, lambda manifest: spoil(manifest, SHALLOW, 1.5))
+        export(copy, data=prepared, quiet=True)
+        assert Engine.load(copy, threads=1).settings == (FULL, HOME, SHALLOW)
+
+    def test_the_full_setting_is_always_offered(self, copy: Path) -> None:
+        def spoil_all(manifest: dict[str, Any]) -> None:
+            for entry in manifest["dial"]:
+                entry["logloss"] = 9.0
+
+        forge(copy, spoil_all)
+        assert Engine.load(copy, threads=1).settings == (FULL,), "all are worse than the base rate"
+        forge(copy)
+        assert "Not offered" not in (copy / CARD).read_text()
+        add_graphs(read_artifact(copy), [])
+        assert "lose too much: 1 route at depth 2, 1 route at depth 1." in (copy / CARD).read_text()
 
 
 def without(hidden: tuple[str, ...], script: str, directory: Path) -> subprocess.CompletedProcess[str]:

@@ -38,7 +38,7 @@ class FixedRows(nn.Module):
 def packed(model: nn.Module, calibration: Calibration) -> PackedModel:
     encoder: Any = SimpleNamespace(layout=LAYOUT)
     manifest: dict[str, Any] = {"model": {"name": "mine", "config": {}}}
-    return PackedModel(Path(), encoder, calibration, 0.0, manifest, parse_model("lr", {}), model.eval())
+    return PackedModel(Path(), encoder, calibration, {}, 0.0, manifest, parse_model("lr", {}), model.eval())
 
 
 def test_a_model_for_one_size_of_batch_is_refused() -> None:

@@ -23,12 +23,14 @@ from recap_ctr.evaluation.metrics import sigmoid
 from recap_ctr.inference.artifact import MANIFEST
 from recap_ctr.inference.engine import Engine
 from recap_ctr.inference.scorer import Scorer
+from recap_ctr.inference.setting import Setting
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.recap import Recap, RecapConfig, Route
 from recap_ctr.nn.weights import load_tensors
 from recap_ctr.sklearn.classifier import CTRClassifier
-from recap_ctr.training.report import read_report
+from recap_ctr.training import run as run_module
+from recap_ctr.training.report import RunReport, read_report
 from recap_ctr.training.run import ARTIFACT, GREEDY_CANDIDATES, ROUTE_SEED, RunConfig, run
 from tests.conftest import contents
 from tests.support.forged_artifact import forge, refused
@@ -180,6 +182,72 @@ def test_greedy_routes_are_the_best_on_validation(
 def test_the_weights_do_not_depend_on_the_routes(four: Path, shipped: Callable[[Choice, int], Path]) -> None:
     for other in (shipped("random", 4), shipped("greedy", 3), shipped("late", 1)):
         assert (other / "best.safetensors").read_bytes() == (four / "best.safetensors").read_bytes()
+
+
+def auto(out: Path, data: PreparedData, **changes: Any) -> RunReport:
+    return run(replace(routed_config(), routes=None, **changes), data, out, quiet=True)
+
+
+class TestChosenNumberOfRoutes:
+    def test_one_route_ships_where_the_gain_of_several_is_within_chance(
+        self, prepared: PreparedData, tmp_path: Path, shipped: Callable[[Choice, int], Path]
+    ) -> None:
+        report = auto(tmp_path / "run", prepared)
+        assert stored_routes(tmp_path / "run") == [backbone().home]
+        assert list(report.metrics_by_routes) == ["1", "8"]
+        assert report.metrics.without_reliability() == report.metrics_by_routes["1"]
+        gain = report.route_gain
+        assert gain is not None and (gain.routes, gain.shipped) == (8, 1)
+        model = trained(tmp_path / "run", prepared)
+        logits = [mean_of(model, late_routes(backbone(), count), prepared.valid) for count in (8, 1)]
+        expected = metrics.auc_difference(prepared.valid.labels, *logits)
+        assert gain.auc == pytest.approx(expected.difference, abs=1e-6)
+        assert gain.standard_error == pytest.approx(expected.standard_error, rel=1e-3)
+        assert gain.auc <= 2 * gain.standard_error
+        assert "one route ships: the mean of 8 changes validation AUC by" in gain.sentence
+        assert "which is within chance" in gain.sentence
+        # It is the same artifact as that of a run which was told to ship one route.
+        files = [load_artifact(path).manifest["files"] for path in (tmp_path / "run", shipped("late", 1))]
+        assert files[0] == files[1]
+        dial = [Setting.from_dict(entry) for entry in load_artifact(tmp_path / "run").manifest["dial"]]
+        assert dial == [Setting(1, 2), Setting(1, 1)]
+
+    @pytest.mark.parametrize("choice", ["late", "greedy"])
+    def test_all_ship_where_their_gain_is_beyond_chance(
+        self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: Choice
+    ) -> None:
+        monkeypatch.setattr(run_module, "CHANCE", -1e9)  # Every difference counts as a gain.
+        report = auto(tmp_path / "run", prepared, route_choice=choice)
+        assert len(stored_routes(tmp_path / "run")) == 8 and list(report.metrics_by_routes) == ["1", "8"]
+        assert report.route_gain is not None and "8 routes ship" in report.route_gain.sentence
+
+    def test_the_choice_is_made_again_without_training_where_other_numbers_were_asked_for(
+        self, four: Path, prepared: PreparedData, tmp_path: Path
+    ) -> None:
+        copy = Path(shutil.copytree(four, tmp_path / "run"))
+        state = (copy / "state.safetensors").read_bytes()
+        assert len(load_artifact(copy).routes) == 4
+        first = auto(copy, prepared)
+        assert len(load_artifact(copy).routes) == 1 and (copy / "state.safetensors").read_bytes() == state
+        assert auto(copy, prepared) == first == read_report(copy), "it is up to date"
+
+    def test_a_run_that_was_told_a_number_makes_no_choice(self, four: Path) -> None:
+        assert read_report(four).route_gain is None
+
+    def test_a_model_without_routes_makes_no_choice(self, prepared: PreparedData, tmp_path: Path) -> None:
+        settings = parse_model("lr", {})
+        train = TrainConfig(batch_size=256, max_epochs=1)
+        config = RunConfig("lr", settings, train, train_baseline=False, report_fields=False, routes=None)
+        report = run(config, prepared, tmp_path / "run", quiet=True)
+        assert report.route_gain is None and report.metrics_by_routes == {}
+
+
+def test_a_number_of_routes_between_two_measured_ones_is_calibrated_like_the_smaller(four: Path) -> None:
+    artifact = load_artifact(four)
+    assert artifact.calibrations.keys() == {Setting(k, depth) for k in (1, 2, 4) for depth in (1, 2)}
+    assert artifact.calibration_of(Setting(3, 2)) == artifact.calibrations[Setting(2, 2)]
+    assert artifact.calibration_of(Setting(4, 2)) == artifact.calibration
+    assert artifact.calibration_of(Setting(2, 2)) != artifact.calibration
 
 
 def test_a_model_without_routes_ships_none(finished: Path) -> None:

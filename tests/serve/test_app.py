@@ -385,6 +385,21 @@ def test_under_load_the_dial_is_lowered_before_requests_are_refused() -> None:
         assert after["routes"] == 8, "the dial recovers at once"
 
 
+@pytest.mark.slow
+def test_after_a_burst_and_five_idle_seconds_requests_get_the_best_setting_again() -> None:
+    """The engine takes ten times what its costs say, as on a machine that has become busy."""
+    costs = Costs((1, 512), tuple((0.004 * share, 2.048 * share) for share in FakeEngine.costs))
+    with serve_in_thread(FakeEngine(SLOW), ServeConfig(artifact="", deadline_ms=200), costs=costs) as address:
+        assert address.score({"rows": [ROW]}).json()["routes"] == 8
+        for _ in range(3):
+            at_once(address, [{"rows": [ROW]}] * 30)
+        busy = address.score({"rows": [ROW]}).json()
+        assert (busy["routes"], busy["lowered"]) != (8, False)
+        time.sleep(5)
+        rested = address.score({"rows": [ROW]}).json()
+        assert (rested["routes"], rested["depth"], rested["lowered"]) == (8, 4, False)
+
+
 def test_without_the_dial_requests_wait_and_keep_their_setting() -> None:
     with serve_in_thread(
         FakeEngine({"row_us": 10_000}), ServeConfig(artifact="", deadline_ms=50, dial=False)
@@ -430,3 +445,67 @@ def test_a_bad_request_does_not_harm_the_others_of_its_batch(monkeypatch: pytest
         answers = at_once(address, [{"rows": [ROW]}, {"rows": [ROW]}, {"rows": [{}]}, {"rows": [ROW]}])
         assert [answer.status for answer, _ in answers] == [200, 200, 500, 200]
         assert "RuntimeError" not in answers[2][0].body.decode()
+
+
+def test_an_explained_row_says_what_each_field_adds(fake: Address) -> None:
+    row = {"site": "a", "tags": ["x", "y"], "device": "phone"}
+    plain = fake.score({"rows": [row]}).json()["rows"][0]
+    explained = fake.score({"rows": [row], "explain": 2}).json()["rows"][0]
+    contributions = explained.pop("contributions")
+    assert explained == plain and "contributions" not in plain
+    changes = {
+        name: plain["logit"] - fake.score({"rows": [row | {name: None}]}).json()["rows"][0]["logit"]
+        for name in row
+    }
+    largest = sorted(changes, key=lambda name: -abs(changes[name]))[:2]
+    assert [entry["field"] for entry in contributions] == largest
+    assert [entry["contribution"] for entry in contributions] == pytest.approx(
+        [changes[name] for name in largest]
+    )
+    values = {"site": "a", "tags": "x|y", "device": "phone"}
+    assert [entry["value"] for entry in contributions] == [values[name] for name in largest]
+
+
+def test_arrow_answers_hold_the_same_contributions(fake: Address) -> None:
+    frame = pl.DataFrame({"site": ["a", "b", None], "price": [1.0, None, None]})
+    body = io.BytesIO()
+    frame.write_ipc_stream(body)
+    answer = fake.ask("POST", "/score?explain=5", body.getvalue(), {"content-type": arrow.STREAM})
+    columns = {name: frame[name].to_list() for name in frame.columns}
+    expected = fake.score({"columns": columns, "explain": 5}).json()["columns"]["contributions"]
+    assert pl.read_ipc_stream(answer.body)["contributions"].to_list() == expected
+    assert [len(row) for row in expected] == [2, 1, 0], "a field without a value adds nothing"
+    empty = fake.score({"rows": [], "explain": 1})
+    assert empty.status == 200 and empty.json()["rows"] == []
+
+
+def test_an_explained_row_counts_as_many_rows() -> None:
+    """Six fields: a row is scored seven times, and 50 rows are the limit."""
+    with serve_in_thread(FakeEngine({}), SMALL_SERVER) as address:
+        assert address.score({"rows": [{}] * 7, "explain": 1}).status == 200
+        text = address.ask("GET", "/metrics").body.decode()
+        assert 'recap_rows_total{routes="8",depth="4"} 49' in text
+        assert address.counter("recap_missing_total", "field")["site"] == 7, "removed values are not missing"
+        refused = address.score({"rows": [{}] * 8, "explain": 1})
+        assert refused.status == 413 and "56 rows are scored" in refused.json()["error"]
+        assert "at most 7 rows" in refused.json()["fix"]
+        assert address.score({"rows": [{}] * 8}).status == 200
+        for wrong in (0, -1, 1.5, "x", 2_000_000):
+            assert address.score({"rows": [{}], "explain": wrong}).status == 400
+            assert address.ask("POST", f"/score?explain={wrong}", '{"rows": []}', JSON).status == 400
+
+
+def test_moments_are_sent_as_they_are() -> None:
+    with serve_in_thread(FakeEngine({"time": "at"}), SMALL_SERVER) as address:
+        document = address.ask("GET", "/openapi.json").json()
+        assert "at" in document["components"]["schemas"]["Row"]["properties"]
+        assert "hour" not in document["components"]["schemas"]["Row"]["properties"]
+        evening, night, next_week = (
+            address.score({"rows": [{**ROW, "at": 1_700_000_000_000 + 3_600_000 * hours}]}).json()["rows"][0]
+            for hours in (0, 5, 168)
+        )
+        assert evening["logit"] != night["logit"]
+        assert evening["logit"] == next_week["logit"]
+        assert address.score({"rows": [{"hour": "22"}]}).status == 400
+        address.score({"rows": [{**ROW, "at": "yesterday"}]})
+        assert address.counter("recap_missing_total", "field")["hour"] == 1

@@ -13,6 +13,7 @@ from recap_ctr.serve.batcher import Answer, Batcher, clock
 from recap_ctr.serve.codec import Table
 from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.problem import Problem
+from recap_ctr.serve.scheduler import Costs
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_server import version_of
 
@@ -68,6 +69,48 @@ def test_every_change_of_the_queue_is_reported() -> None:
     sizes: list[tuple[int, int]] = []
     run(PanickingEngine({}), "a", "b", queue_sizes=sizes)
     assert sizes == [(1, 2), (2, 4), (1, 2), (0, 0), *[(1, 2), (0, 0)] * 2]
+
+
+def test_after_slow_batches_and_five_idle_seconds_the_best_setting_is_taken_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock moves by what the engine sleeps, which is ten times its measured cost, and by what the test says."""
+    now = 100.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += 10 * seconds
+
+    monkeypatch.setattr(batcher_module, "clock", lambda: now)
+    engine = FakeEngine({"row_us": 10_000}, sleep)
+    costs = Costs((1, 512), tuple((0.01 * share, 5.12 * share) for share in engine.costs))
+
+    async def ask() -> list[list[int]]:
+        batcher = Batcher(
+            dial=True,
+            batch_rows=512,
+            max_requests=10,
+            on_queue=lambda *_: None,
+            on_batch=lambda _: None,
+            log=lambda *_, **__: None,
+        )
+        version = version_of(engine, CONFIG, costs=costs)
+
+        async def settings_of(requests: int) -> list[int]:
+            table = Table(1, {"site": ["a"]})
+            return [(await batcher.score(table, version, None, now + 0.1)).setting for _ in range(requests)]
+
+        nonlocal now
+        burst = await settings_of(30)
+        at_once = await settings_of(1)
+        now += 5
+        after_idle_seconds = await settings_of(1)
+        batcher.close()
+        return [burst, at_once, after_idle_seconds]
+
+    burst, at_once, after_idle_seconds = asyncio.run(ask())
+    assert burst[0] == 0 and burst[-1] > 0 and at_once[0] > 0
+    assert after_idle_seconds == [0]
 
 
 def test_a_dead_scoring_thread_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,3 +317,22 @@ def test_a_panic_while_a_column_is_read_is_a_400(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(Problem, match="column 'site', of type Date, holds values") as error:
         CODEC.from_arrow(body, arrow.STREAM)
     assert error.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "moment", [1_700_000_000_123, 1.700000000123e12, "1700000000123", " 1700000000123.0 "], ids=repr
+)
+def test_derived_fields_take_their_raw_column(moment: Any) -> None:
+    encoder = fake_encoder(time_column="at")
+    timed = Codec(encoder, LIMITS)
+    bodies = ({"rows": [{"at": moment}, {}]}, {"columns": {"at": [moment, None]}})
+    requests = [timed.from_json(json.dumps(body).encode()) for body in bodies]
+    arrow_body = arrow.write(pl.DataFrame({"at": [moment, None]}), arrow.STREAM)
+    requests.append(timed.from_arrow(arrow_body, arrow.STREAM))
+    for request in requests:
+        encoded = encoder.encode(Block(timed.join([request.table]), 1, "tables"))
+        hour, weekday = encoder.layout.fields[-2:]
+        assert encoded.ids_BW[0, -2:].tolist() == [hour.offset + 1 + 22, weekday.offset + 1 + 1]
+        assert encoded.num_missing[-2:].tolist() == [1, 1]
+    with pytest.raises(Problem, match="the model has no field 'hour'"):
+        timed.from_json(b'{"rows": [{"hour": 22}]}')

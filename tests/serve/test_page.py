@@ -84,6 +84,26 @@ def test_a_row_is_scored_at_every_setting(server: Address, browse: Open, width: 
 
 
 @browser_needed
+def test_the_page_shows_what_each_field_adds(server: Address, browse: Open) -> None:
+    page = browse()
+    page.open(server.url)
+    page.wait("document.getElementById('probability')?.textContent")
+    shown = page.evaluate(
+        "[...document.querySelectorAll('#contributions tr')].map(r => [...r.cells].map(c => c.textContent))"
+    )
+    row = {"site": "a", "user id": str(10**17), "tags": "x"}
+    answer = server.score({"rows": [row], "routes": 8, "depth": 4, "explain": 10}).json()["rows"][0]
+    expected = [
+        [entry["field"], entry["value"], f"{entry['contribution']:+.3f}".replace("-", "−")]
+        for entry in answer["contributions"]
+    ]
+    assert shown == expected and {entry[0] for entry in shown} == set(row)
+    assert "not what causes a click" in page.evaluate("document.getElementById('why').textContent")
+    page.evaluate("document.getElementById('clear').click(), score()")
+    page.wait("document.getElementById('why').hidden")
+
+
+@browser_needed
 def test_keyboard_suggestions_and_errors(server: Address, browse: Open) -> None:
     page = browse()
     page.open(server.url)

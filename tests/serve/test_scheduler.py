@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from recap_ctr.serve.scheduler import (
     DIAL_SHARE,
+    HALF_LIFE,
     Costs,
     Pace,
     QueueState,
@@ -78,6 +79,28 @@ def test_pace_follows_slow_batches_and_recovers() -> None:
     for ratio in (0.5, 1.5) * 100:
         pace.update(ratio)
     assert pace.value > 1.8, "the plan allows for variation"
+
+
+def test_pace_forgets_while_the_server_is_idle() -> None:
+    slow, rested = Pace(), Pace()
+    for pace in (slow, rested):
+        for _ in range(200):
+            pace.update(20.0)
+    rested.rest(0.001)
+    assert rested.value == pytest.approx(slow.value, rel=0.01), (
+        "a busy server hardly forgets between two batches"
+    )
+    rested.rest(HALF_LIFE - 0.001)
+    assert rested.value - Pace().value == pytest.approx((slow.value - Pace().value) / 2)
+    rested.rest(5 - HALF_LIFE)
+    assert rested.value == pytest.approx(Pace().value, rel=0.02)
+    fast = Pace()
+    for _ in range(200):
+        fast.update(0.2)
+    fast.rest(5)
+    assert fast.value == pytest.approx(Pace().value, rel=0.02), (
+        "what was faster than measured is forgotten, too"
+    )
 
 
 def test_measured_costs_follow_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

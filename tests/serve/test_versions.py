@@ -1,10 +1,21 @@
 """The rows by which a worker checks and compares versions."""
 
 import polars as pl
+import pytest
 
+from recap_ctr.errors import InputError
 from recap_ctr.serve.codec import Table
-from recap_ctr.serve.versions import RECENT_BYTES, RECENT_ROWS, RecentRows, sample_rows
+from recap_ctr.serve.config import ServeConfig
+from recap_ctr.serve.versions import (
+    RECENT_BYTES,
+    RECENT_ROWS,
+    RecentRows,
+    check_fields,
+    describe,
+    sample_rows,
+)
 from tests.support.fake_engine import FakeEngine
+from tests.support.running_server import version_of
 
 
 def test_only_small_requests_are_kept() -> None:
@@ -24,3 +35,36 @@ def test_sample_rows_hold_values_and_one_empty_row() -> None:
     assert rows.height == 40 and rows.head(1).select(pl.all().is_null().all()).row(0) == (True,) * rows.width
     assert encoded.num_unseen.sum() == 0 and (encoded.num_missing == 1).all()
     assert sample_rows(engine.encoder, 1).height == 1
+
+
+class TestDerivedFields:
+    """What clients see is the column of moments, not the hour and the weekday that the model takes from it."""
+
+    def test_sample_rows_hold_moments(self) -> None:
+        engine = FakeEngine({"time": "at"})
+        rows = sample_rows(engine.encoder, 200)
+        assert rows.columns == list(engine.encoder.schema.input_columns)
+        encoded = engine.encode(rows)
+        assert encoded.num_unseen.sum() == 0 and (encoded.num_missing == 1).all()
+        assert [len(set(encoded.ids_BW[1:, column])) for column in (-2, -1)] == [24, 7]
+
+    def test_the_description_lists_columns(self) -> None:
+        version = version_of(FakeEngine({"time": "at"}), ServeConfig(artifact=""))
+        names = [field["name"] for field in describe(version, {})["fields"]]
+        assert names == list(version.codec.columns)
+        assert describe(version, {})["fields"][-1] == {
+            "name": "at",
+            "kind": "time",
+            "values": 0,
+            "suggestions": False,
+            "separator": None,
+            "unit": "ms",
+        }
+
+    def test_an_offer_without_the_column_is_refused(self) -> None:
+        plain, timed = (
+            version_of(FakeEngine(manifest), ServeConfig(artifact="")) for manifest in ({}, {"time": "at"})
+        )
+        check_fields(timed, plain)
+        with pytest.raises(InputError, match="the categorical field 'at', but the offered artifact has no"):
+            check_fields(plain, timed)

@@ -162,7 +162,7 @@ def check_export(name: str) -> None:
     encoder: Any = SimpleNamespace(layout=LAYOUT)
     manifest: dict[str, Any] = {"model": {"name": name, "config": {}}}
     packed = PackedModel(
-        Path(), encoder, AffineCalibration(1.2, -0.1), -0.5, manifest, parse_model(name, {}), model.eval()
+        Path(), encoder, AffineCalibration(1.2, -0.1), {}, -0.5, manifest, parse_model(name, {}), model.eval()
     )
     exported = export_setting(packed, TorchBackend(packed), Setting(1, None))
     assert 0 < exported.parity <= TOLERANCE

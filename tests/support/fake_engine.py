@@ -1,7 +1,8 @@
 """An engine without a model, for tests: it loads at once, and scores by arithmetic in a time that the test sets.
 
 Its artifact is a manifest with these keys: `seed` decides the scores, `row_us` and `start_us` are the microseconds per
-row and per batch at the best setting, `extra` is the name of one more field, and `broken` says how it is damaged.
+row and per batch at the best setting, `extra` is the name of one more field, `time` that of a column of milliseconds
+from which two fields are derived, and `broken` says how it is damaged.
 """
 
 import json
@@ -32,9 +33,17 @@ ROW = {"site": "a", "user id": 10**17 + 3, "price": 6.5, "tags": ["x", "new"]}
 """A row of `FIELDS`, with known, new and missing values."""
 
 
-def fake_encoder(extra: str | None = None) -> Encoder:
-    """Return an encoder of `FIELDS`, and of the field `extra`, with small vocabularies."""
+def fake_encoder(extra: str | None = None, time_column: str | None = None) -> Encoder:
+    """Return an encoder of `FIELDS`, of the field `extra`, and of the hour and weekday of a column of milliseconds.
+
+    Their vocabularies are small.
+    """
     fields = FIELDS + ((Field(name=extra, kind="categorical"),) if extra else ())
+    if time_column:
+        derived = {"kind": "categorical", "source": time_column, "unit": "ms"}
+        fields += tuple(
+            Field.model_validate({"name": part, "derive": part, **derived}) for part in ("hour", "weekday")
+        )
 
     def fit(field: Field) -> FittedField:
         kept = {
@@ -42,6 +51,8 @@ def fake_encoder(extra: str | None = None) -> Encoder:
             "user id": [str(10**17 + k) for k in range(40)] + ["3", "0.5"],
             "age": ["0", "1", "2", "3"],
             "tags": ["x", "y", "z", "1"],
+            "hour": [str(hour) for hour in range(24)],
+            "weekday": [str(day) for day in range(7)],
         }.get(field.name, ["q"] if field.name == extra else [])
         edges = (10.0, 20.0, 30.0) if field.name == "age" else ()
         values = pl.Series(kept, dtype=pl.String)
@@ -58,7 +69,7 @@ class FakeEngine:
 
     def __init__(self, manifest: dict[str, Any], sleep: Callable[[float], None] = time.sleep) -> None:
         self.manifest = {"calibration": {"kind": "affine", "scale": 2.0, "shift": -0.5}, **manifest}
-        self.encoder = fake_encoder(manifest.get("extra"))
+        self.encoder = fake_encoder(manifest.get("extra"), manifest.get("time"))
         self._sleep = sleep
         rng = np.random.default_rng(manifest.get("seed", 0))
         self._weights = rng.normal(size=(len(self.settings), self.encoder.layout.num_rows))

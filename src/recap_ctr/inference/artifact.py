@@ -20,7 +20,7 @@ from recap_ctr.data.encode import Encoder, vocabulary_file
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.calibrate import Calibration, calibration_from_dict
 from recap_ctr.evaluation.evaluate import Metrics
-from recap_ctr.inference.setting import GRAPHS, Setting, dial_settings
+from recap_ctr.inference.setting import GRAPHS, Setting, dial_settings, shortfall
 from recap_ctr.models.catalogue import short_name
 from recap_ctr.schema import Field, read_schema
 from recap_ctr.storage.arrays import Array, save_arrays
@@ -62,6 +62,9 @@ class Artifact:
     path: Path
     encoder: Encoder
     calibration: Calibration
+    """That of the full setting."""
+    calibrations: Mapping[Setting, Calibration]
+    """Those of the settings that were calibrated on their own; older artifacts have none."""
     shift: float
     """Added to the model's logit before calibration: the correction for sampled negatives."""
     manifest: dict[str, Any]
@@ -88,25 +91,76 @@ class Artifact:
         return tuple(Setting.from_dict(entry) for entry in self.manifest.get("graphs", []))
 
     @property
+    def num_routes(self) -> int:
+        """Return how many routes the artifact holds; none for a model without routes."""
+        return len(self.manifest.get("routes", []))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Return the depths that were trained; none for a model without routes."""
+        return _depths(self.manifest)
+
+    @property
+    def full(self) -> Setting:
+        """Return the most accurate setting, which is always offered."""
+        return self.whole_dial[0]
+
+    @property
+    def whole_dial(self) -> tuple[Setting, ...]:
+        """Return the settings of the dial, most accurate first, good enough to be offered or not."""
+        return _whole_dial(self.manifest)
+
+    @property
     def dial(self) -> tuple[Setting, ...]:
-        """Return the settings worth offering, most accurate first."""
-        config, routes = self.manifest["model"]["config"], self.manifest.get("routes", [])
-        return dial_settings(len(routes), config.get("train_depths", []) if routes else [])
+        """Return the settings on offer, most accurate first."""
+        return tuple(setting for setting in self.whole_dial if setting not in self.poor_settings)
+
+    @property
+    def poor_settings(self) -> dict[Setting, str]:
+        """Return the settings of the dial that are not offered, with the reasons."""
+        reasons = {setting: self.shortfall(setting) for setting in self.whole_dial}
+        return {setting: reason for setting, reason in reasons.items() if reason is not None}
+
+    def shortfall(self, setting: Setting) -> str | None:
+        """Return why a setting is too poor to be offered, in words; None if it is offered.
+
+        The full setting always is, and so is every setting of an artifact that does not say how good it is.
+        """
+        return _shortfall(self.manifest, setting)
+
+    def calibration_of(self, setting: Setting) -> Calibration:
+        """Return the calibration of a setting: its own, or that of the next smaller number of routes at its depth.
+
+        An older artifact has one calibration for all settings.
+        """
+        calibrated = None if setting == self.full else _nearest(setting, self.calibrations)
+        return self.calibration if calibrated is None else self.calibrations[calibrated]
 
     def setting(self, routes: int | None = None, depth: int | None = None) -> Setting:
-        """Return the setting with `routes` (default: all) at `depth` (default: the full one)."""
-        num_routes = len(self.manifest.get("routes", []))
+        """Return the setting with `routes` (default: all) at `depth` (default: the full one); refuse a poor one."""
+        setting = self.named_setting(routes, depth)
+        reason = self.shortfall(setting)
+        if reason is not None:
+            offered = "; ".join(map(str, self.dial))
+            raise InputError(
+                f"{setting} is not offered: {reason}",
+                fix=f"leave out routes and depth for the best scores, or choose one of: {offered}",
+            )
+        return setting
+
+    def named_setting(self, routes: int | None = None, depth: int | None = None) -> Setting:
+        """Return the setting with `routes` (default: all) at `depth` (default: the full one), good or poor."""
+        num_routes = self.num_routes
         if depth is None and (routes is None or (routes == 1 and not num_routes)):
-            return self.dial[0]
+            return self.full
         if not num_routes:
             raise InputError(f"{self.name} has neither routes nor depths to choose from")
         check_num_routes(routes, num_routes)
-        trained = self.manifest["model"]["config"].get("train_depths")
-        if depth is not None and depth not in trained:
+        if depth is not None and depth not in self.depths:
             raise InputError(
-                f"depth {depth} was not trained", fix=f"choose from {', '.join(map(str, trained))}"
+                f"depth {depth} was not trained", fix=f"choose from {', '.join(map(str, self.depths))}"
             )
-        return Setting(routes or num_routes, depth or max(trained))
+        return Setting(routes or num_routes, depth or max(self.depths))
 
     def check_unchanged(self) -> None:
         """Refuse an artifact that was replaced since it was read; call this after reading more of its files."""
@@ -116,6 +170,36 @@ class Artifact:
     def read_graph(self, setting: Setting) -> bytes:
         """Return the graph of a setting, after comparing these very bytes with their checksum."""
         return _read_checked(self.path, setting.file, self.manifest["files"][setting.file])
+
+
+def _depths(manifest: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(manifest["model"]["config"]["train_depths"]) if manifest.get("routes") else ()
+
+
+def _whole_dial(manifest: dict[str, Any]) -> tuple[Setting, ...]:
+    return dial_settings(len(manifest.get("routes", [])), _depths(manifest))
+
+
+def _shortfall(manifest: dict[str, Any], setting: Setting) -> str | None:
+    full, qualities = _whole_dial(manifest)[0], _qualities(manifest)
+    measured = _nearest(setting, qualities)
+    if setting == full or measured is None or full not in qualities:
+        return None
+    valid = manifest["metrics"].get("valid", {})
+    return shortfall(qualities[measured], qualities[full], valid.get("base_rate_logloss"))
+
+
+def _qualities(manifest: dict[str, Any]) -> dict[Setting, dict[str, Any]]:
+    """Return the entries of the manifest's dial by their setting."""
+    return {Setting.from_dict(entry): entry for entry in manifest.get("dial", [])}
+
+
+def _nearest(setting: Setting, settings: Iterable[Setting]) -> Setting | None:
+    """Return the setting itself, or that with the next smaller number of routes at its depth; None without either."""
+    candidates = [
+        other for other in settings if other.depth == setting.depth and other.routes <= setting.routes
+    ]
+    return max(candidates, key=lambda other: other.routes, default=None)
 
 
 def check_num_routes(wanted: int | None, available: int) -> None:
@@ -167,7 +251,7 @@ def write_artifact(
 def add_graphs(
     artifact: Artifact, graphs: Sequence[ExportedGraph], dial: Sequence[dict[str, Any]] | None = None
 ) -> None:
-    """Replace the graphs of an artifact and, if given, the figures of its dial; after an error it is as before."""
+    """Replace the graphs of an artifact and, if given, the entries of its dial; after an error it is as before."""
     manifest = {key: value for key, value in artifact.manifest.items() if key != "graphs"}
     if dial is not None:
         manifest["dial"] = list(dial)
@@ -288,6 +372,7 @@ class _Quality(_Position):
     rows: PositiveInt
     auc: float
     logloss: float
+    calibration: dict[str, Any] | None = None
 
 
 class _Manifest(_Strict):
@@ -320,12 +405,17 @@ def read_artifact(path: Path) -> Artifact:
         raise InputError(f"{mismatch(path)}: a vocabulary is not in the manifest")
     try:
         calibration = calibration_from_dict(manifest["calibration"])
+        calibrations = {
+            setting: calibration_from_dict(entry["calibration"])
+            for setting, entry in _qualities(manifest).items()
+            if entry.get("calibration") is not None
+        }
         encoder = Encoder.load(path, schema, manifest["fields"])
         _check_values(encoder)
         _check_routes(manifest)
     except (KeyError, TypeError, ValueError, OverflowError, InputError, *POLARS_ERRORS) as error:
         raise InputError(f"{mismatch(path)}: {error}") from None
-    artifact = Artifact(path, encoder, calibration, float(manifest["shift"]), manifest)
+    artifact = Artifact(path, encoder, calibration, calibrations, float(manifest["shift"]), manifest)
     artifact.check_unchanged()
     return artifact
 
@@ -465,10 +555,18 @@ def model_card(manifest: dict[str, Any], encoder: Encoder) -> str:
         )
     if len(manifest.get("dial", [])) > 1:
         lines += ["", "| setting | AUC on validation rows | logloss, calibrated |", "|---|---|---|"]
+        qualities = {
+            setting: quality
+            for setting, quality in _qualities(manifest).items()
+            if setting in _whole_dial(manifest)
+        }
         lines += [
-            f"| {Setting.from_dict(quality)} | {quality['auc']:.5f} | {quality['logloss']:.5f} |"
-            for quality in manifest["dial"]
+            f"| {setting} | {quality['auc']:.5f} | {quality['logloss']:.5f} |"
+            for setting, quality in qualities.items()
         ]
+        poor = [str(setting) for setting in qualities if _shortfall(manifest, setting) is not None]
+        if poor:
+            lines += ["", f"Not offered, because they lose too much: {', '.join(poor)}."]
     fields = [fitted.field for fitted in encoder.fields]
     stored = [field.name for field in fields if not field.is_value and not field.hash_buckets]
     lines += [

@@ -1,4 +1,4 @@
-"""Score and evaluate with an artifact in one call: the Python doors of `recap predict` and `recap evaluate`."""
+"""Use an artifact in one call: the Python doors of `recap predict`, `recap evaluate` and `recap explain`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +10,7 @@ from recap_ctr.data.sink import Sink, open_sink
 from recap_ctr.data.source import Source
 from recap_ctr.data.table import RawTable, open_source
 from recap_ctr.errors import InputError
+from recap_ctr.inference.importance import Importance, explain_rows
 from recap_ctr.inference.scorer import RowsEvaluation, Scorer, evaluate_rows, score
 
 Model = str | Path | Scorer
@@ -33,28 +34,33 @@ def load(
 
 
 @overload
-def predict(model: Model, rows: RawTable, *, quiet: bool = True) -> pl.DataFrame: ...
+def predict(model: Model, rows: RawTable, *, explain: int = 0, quiet: bool = True) -> pl.DataFrame: ...
 @overload
-def predict(model: Model, rows: RawTable, *, out: str | Path, quiet: bool = True) -> None: ...
 def predict(
-    model: Model, rows: RawTable, *, out: str | Path | None = None, quiet: bool = True
+    model: Model, rows: RawTable, *, out: str | Path, explain: int = 0, quiet: bool = True
+) -> None: ...
+def predict(
+    model: Model, rows: RawTable, *, out: str | Path | None = None, explain: int = 0, quiet: bool = True
 ) -> pl.DataFrame | None:
     """Score raw rows: every column is kept, `score` (the calibrated probability) and `logit` are added.
 
     `model` is an artifact, the run or fit that holds one, or what `load` returned. `rows` are files (names or
-    patterns of CSV, TSV, Parquet or Arrow) or a data frame of polars or pandas.
+    patterns of CSV, TSV, JSON lines, Parquet or Arrow) or a data frame of polars or pandas.
 
-    With `out`, scores are written to that file (.csv, .tsv, .parquet or .arrow) a block at a time, in bounded memory,
-    and nothing is returned; without it, they are returned as a polars frame.
+    With `out`, scores are written to that file (.csv, .tsv, .jsonl, .parquet or .arrow) a block at a time, in bounded
+    memory, and nothing is returned; without it, they are returned as a polars frame.
+
+    With `explain`, the columns why_1, why_2, .. name the fields that contribute most to each row's logit: the logit
+    minus that of the row without the field's value. Contributions are not causes, and don't sum to the logit.
     """
     scorer = _scorer(model)
     source = _source(scorer, rows)
     if out is not None:
         with open_sink(Path(out)) as sink:
-            score(scorer, source, sink, quiet=quiet)
+            score(scorer, source, sink, explain=explain, quiet=quiet)
         return None
     frames = _Frames()
-    score(scorer, source, frames, quiet=quiet)
+    score(scorer, source, frames, explain=explain, quiet=quiet)
     return frames.frame
 
 
@@ -67,6 +73,26 @@ def evaluate(
     """
     scorer = _scorer(model)
     return evaluate_rows(scorer, _source(scorer, rows), negative_rate=negative_rate, quiet=quiet)
+
+
+def explain(
+    model: Model,
+    rows: RawTable,
+    *,
+    max_rows: int = 50_000,
+    repeats: int = 5,
+    seed: int = 1,
+    quiet: bool = True,
+) -> Importance:
+    """Measure what a model loses when one field's values are shuffled between labelled rows: permutation importance.
+
+    `model` and `rows` are as for `predict`; of more than `max_rows` rows, as many are drawn at random. Each field is
+    shuffled `repeats` times. The 95 % intervals are over rows (DeLong for the AUC) and over repeats.
+    """
+    scorer = _scorer(model)
+    return explain_rows(
+        scorer, _source(scorer, rows), max_rows=max_rows, repeats=repeats, seed=seed, quiet=quiet
+    )
 
 
 class _Frames(Sink):

@@ -66,13 +66,12 @@ class Engine:
     def __init__(self, artifact: Artifact, backend: Backend) -> None:
         self.artifact, self.backend = artifact, backend
         self.manifest, self.encoder = artifact.manifest, artifact.encoder
-        self.calibration = artifact.calibration
         self.settings = backend.settings
         """The settings on offer, most accurate and most costly first; the first is the default."""
         self.threads = backend.threads
         """How many threads work on one call."""
         # Vocabularies are sorted at their first use; do it now, not at the first request.
-        names = [fitted.field.name for fitted in self.encoder.fields]
+        names = list(self.encoder.schema.input_columns)
         self.encode(pl.DataFrame({name: [None] for name in names}, dict.fromkeys(names, pl.String)))
 
     @classmethod
@@ -103,7 +102,10 @@ class Engine:
         return cls(model, TorchBackend(model))
 
     def setting(self, routes: int | None = None, depth: int | None = None) -> Setting:
-        """Return the setting with `routes` (default: all) and `depth` (default: full), on offer or not."""
+        """Return the setting with `routes` (default: all) and `depth` (default: full); refuse a poor one.
+
+        A setting that has no graph is returned, too.
+        """
         return self.settings[0] if routes is None and depth is None else self.artifact.setting(routes, depth)
 
     def encode(self, frame: pl.DataFrame) -> Encoded:
@@ -135,7 +137,7 @@ class Engine:
                 f"{origin}: row {first_row + bad[0]}: the model's logit is {raw_B[bad[0]]}",
                 fix="look for extreme numbers in the row; if there are none, train the model again",
             )
-        logit_B = self.calibration.apply(raw_B)
+        logit_B = self.artifact.calibration_of(setting).apply(raw_B)
         return Scores(sigmoid(logit_B), logit_B, raw_B, disagreement_B)
 
 

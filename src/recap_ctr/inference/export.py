@@ -7,9 +7,9 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,14 @@ from torch.func import functional_call
 from recap_ctr.data.encode import random_rows
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.evaluation.calibrate import AffineCalibration
+from recap_ctr.evaluation.calibrate import AffineCalibration, calibration_from_dict
 from recap_ctr.evaluation.sampling import sampling_weights
 from recap_ctr.inference.artifact import ExportedGraph, add_graphs, read_artifact
 from recap_ctr.inference.engine import EVAL_ROWS
+from recap_ctr.inference.measure import measure_settings
 from recap_ctr.inference.onnx_backend import IDS, OUTPUTS, VALUES, open_session, run, table_names
 from recap_ctr.inference.quantise import quantise
-from recap_ctr.inference.setting import Setting, setting_quality
+from recap_ctr.inference.setting import Setting, measured_settings, setting_quality
 from recap_ctr.inference.stopwatch import interleaved_seconds
 from recap_ctr.inference.torch_backend import PackedModel, TorchBackend, load_model
 from recap_ctr.jobs.progress import say
@@ -50,7 +51,7 @@ class Graph(nn.Module):
         super().__init__()
         self.model = packed.folded(setting)
         self.has_several_routes = setting.routes > 1
-        self.shift, self.calibration = packed.shift, packed.calibration
+        self.shift, self.calibration = packed.shift, packed.calibration_of(setting)
         stored_names = {id(weight): name for name, weight in packed.backbone.named_parameters()}
         tables = {
             f"{path}.weight": table.weight
@@ -165,7 +166,7 @@ def difference_from_torch(
         outputs = dict(zip(names, arrays, strict=True))
         expected = {"logit": logit_B[part], "disagreement": disagreement_B[part]}
         if "calibrated" in outputs:
-            expected["calibrated"] = packed.calibration.apply(outputs["logit"])
+            expected["calibrated"] = packed.calibration_of(setting).apply(outputs["logit"])
         for name, expected_B in expected.items():
             gap_B = np.abs(outputs[name] - expected_B) / np.maximum(1.0, np.abs(expected_B))
             if not np.isfinite(gap_B).all():
@@ -231,7 +232,8 @@ def export(
     """Give the artifact a graph for each setting of its dial, or for the one of `routes` and `depth`.
 
     Graphs of other settings stay. With `data`, which must be the data of the training, each setting is measured on
-    validation rows and its quality goes into the manifest. `int8` stores rounded graphs where that pays.
+    validation rows, calibrated there if it has no calibration of its own, and both go into the manifest. `int8` stores
+    rounded graphs where that pays. A setting that is too poor to be offered gets no graph.
     """
     artifact = read_artifact(path)
     packed = load_model(artifact)
@@ -243,15 +245,25 @@ def export(
         raise InputError(
             "--int8 needs --data: what it costs is measured on validation rows", fix="add --data PREPARED"
         )
+    has_choice = routes is not None or depth is not None
+    if data is not None:
+        packed = _with_measured_dial(packed, data, packed.named_setting(routes, depth))
     backend = TorchBackend(packed)
-    kept = {setting: stored_graph(packed, setting) for setting in artifact.graphs}
-    wanted = packed.dial
-    if routes is not None or depth is not None:
-        # The full setting is the default of every command, so its graph is always stored.
-        full, chosen = packed.dial[0], packed.setting(routes, depth)
-        wanted = (chosen,) if full in kept else tuple(dict.fromkeys((full, chosen)))
+    kept = {
+        setting: stored_graph(packed, setting)
+        for setting in artifact.graphs
+        if packed.shortfall(setting) is None
+    }
+    # The full setting is the default of every command, so its graph is always stored.
+    wanted = (packed.full, packed.setting(routes, depth)) if has_choice else packed.dial
+    if has_choice and packed.full in kept:
+        wanted = wanted[1:]
+    # A graph holds its calibration, so that of a setting which has just been calibrated is out of date.
+    stale = [
+        setting for setting in kept if setting in packed.calibrations.keys() - artifact.calibrations.keys()
+    ]
     reports: dict[Setting, GraphReport] = {}
-    for setting in wanted:
+    for setting in dict.fromkeys((*wanted, *stale)):
         exported = export_setting(packed, backend, setting)
         reports[setting] = measure_graph(packed, exported, int8=int8, data=data)
         if not quiet:
@@ -259,10 +271,41 @@ def export(
     for setting, exported in kept.items():
         if setting not in reports:
             reports[setting] = measure_graph(packed, exported, int8=False, data=data)
+    if not quiet:
+        for setting, reason in packed.poor_settings.items():
+            say(f"{setting} is not offered: {reason}")
     ordered = sorted(reports.values(), key=lambda report: _dial_order(report.setting))
-    dial = None if data is None else [report.quality for report in ordered if report.quality is not None]
+    dial = None if data is None else _merged_dial(packed, ordered)
     add_graphs(artifact, [report.exported for report in ordered], dial)
     return ordered
+
+
+def _with_measured_dial(packed: PackedModel, data: PreparedData, chosen: Setting) -> PackedModel:
+    """Return the model with every setting measured on validation rows, and calibrated there unless it already was.
+
+    These are the settings of the dial at every depth, those that have a graph, and the `chosen` one.
+    """
+    settings = {*measured_settings(packed.num_routes, packed.depths), *packed.graphs, chosen}
+    entries = measure_settings(
+        packed.backbone,
+        packed.routes,
+        sorted(settings, key=_dial_order),
+        data.valid,
+        torch.device("cpu"),
+        calibrations={packed.full: packed.calibration, **packed.calibrations},
+        kind=packed.manifest["calibration"]["kind"],
+        negative_rate=math.exp(packed.shift),
+    )
+    calibrations = {
+        Setting.from_dict(entry): calibration_from_dict(entry["calibration"]) for entry in entries
+    }
+    return replace(packed, calibrations=calibrations, manifest={**packed.manifest, "dial": entries})
+
+
+def _merged_dial(packed: PackedModel, reports: Sequence[GraphReport]) -> list[dict[str, Any]]:
+    """Return the entries of the dial, with those of graphs that were measured themselves in place of torch's."""
+    measured = {report.setting: report.quality for report in reports if report.quality is not None}
+    return [measured.get(Setting.from_dict(entry), entry) for entry in packed.manifest.get("dial", [])]
 
 
 def _dial_order(setting: Setting) -> tuple[int, int]:
@@ -301,15 +344,15 @@ def measure_graph(
 
 
 def _quality(packed: PackedModel, exported: ExportedGraph, data: PreparedData) -> dict[str, Any]:
-    """Return AUC and logloss of a graph on validation rows, as an entry of the manifest."""
+    """Return the manifest's entry for the setting of a graph, measured with the graph on validation rows."""
     session, tables = _open_with_tables(packed, exported.graph)
     logits = [
         run(session, batch.ids_BW, batch.values_BN, tables, OUTPUTS[:1])[0]
         for batch in data.valid.batches(EVAL_ROWS)
     ]
-    calibrated = packed.calibration.apply(np.concatenate(logits))
     weights = sampling_weights(data.valid, math.exp(packed.shift))
-    return setting_quality(exported.setting, data.valid.labels, calibrated, weights)
+    calibration = packed.calibration_of(exported.setting)
+    return setting_quality(exported.setting, calibration, data.valid.labels, np.concatenate(logits), weights)
 
 
 def relative_speed(

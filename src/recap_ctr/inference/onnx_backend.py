@@ -62,10 +62,11 @@ def run(
 
 
 class OnnxBackend:
-    """Runs every setting of an artifact that has a graph, by ONNX Runtime."""
+    """Runs every offered setting of an artifact that has a graph, by ONNX Runtime."""
 
     def __init__(self, artifact: Artifact, threads: int) -> None:
-        self.settings, self.threads = artifact.graphs, threads
+        self.settings = tuple(setting for setting in artifact.graphs if artifact.shortfall(setting) is None)
+        self.threads = threads
         self._sessions: dict[Setting, Any] = {}
         for setting in self.settings:
             graph = artifact.read_graph(setting)

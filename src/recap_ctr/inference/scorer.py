@@ -10,13 +10,16 @@ import numpy.typing as npt
 import polars as pl
 
 from recap_ctr.data.csv import ColumnNames
+from recap_ctr.data.encode import Encoded
 from recap_ctr.data.roles import read_groups, read_labels, read_weights
 from recap_ctr.data.sink import Sink
 from recap_ctr.data.source import Block, FileSource, Source
 from recap_ctr.errors import InputError
+from recap_ctr.evaluation.calibrate import Calibration
 from recap_ctr.evaluation.evaluate import SplitFigures, evaluate
 from recap_ctr.evaluation.sampling import weigh_negatives
 from recap_ctr.inference.engine import Engine, Floats, Scores, is_installed
+from recap_ctr.inference.explain import explanation_columns, explanation_names
 from recap_ctr.inference.setting import Setting
 from recap_ctr.jobs.progress import meter
 
@@ -43,7 +46,7 @@ class RowsEvaluation(SplitFigures):
 
 
 class Scorer:
-    """Scores raw tables with an engine; `columns` maps fields to the columns that hold them under another name."""
+    """Scores raw tables with an engine; `columns` maps columns of the schema to those with another name in the rows."""
 
     def __init__(
         self,
@@ -53,12 +56,12 @@ class Scorer:
     ) -> None:
         self.engine, self.setting = engine, setting
         self._columns = dict(columns or {})
-        fields = [fitted.field.name for fitted in engine.encoder.fields]
+        schema = engine.encoder.schema
         for name in self._columns:
-            if name not in {*fields, *engine.encoder.schema.roles.values()}:
+            if name not in {*schema.input_columns, *schema.roles.values()}:
                 raise InputError(
                     f"the artifact has no field {name!r}, which --map names",
-                    fix=f"--map FIELD=COLUMN; the fields are {', '.join(fields)}",
+                    fix=f"--map FIELD=COLUMN; the fields are {', '.join(schema.input_columns)}",
                 )
         self.reset_tally()
 
@@ -79,6 +82,11 @@ class Scorer:
             engine = Engine.load(path, backend="torch", threads=threads)
         return cls(engine, columns, setting)
 
+    @property
+    def calibration(self) -> Calibration:
+        """Return the calibration of the setting at which rows are scored."""
+        return self.engine.artifact.calibration_of(self.setting or self.engine.settings[0])
+
     def reset_tally(self) -> None:
         """Count rows and values from zero again."""
         fields = [fitted.field.name for fitted in self.engine.encoder.fields]
@@ -91,9 +99,10 @@ class Scorer:
         """
         schema = self.engine.encoder.schema
         if schema.columns is None:
-            return FileSource(patterns)
-        fields = frozenset(self._columns.get(field.name, field.name) for field in schema.fields)
-        return FileSource(patterns, ColumnNames(schema.columns, fields, schema.label))
+            return FileSource(patterns, separator=schema.separator)
+        fields = frozenset(self._columns.get(name, name) for name in schema.input_columns)
+        names = ColumnNames(schema.columns, fields, schema.label)
+        return FileSource(patterns, names, schema.separator)
 
     def renamed(self, block: Block) -> Block:
         """Return the block with each mapped field under its own name.
@@ -112,10 +121,10 @@ class Scorer:
         schema = self.engine.encoder.schema
         present = {*block.frame.columns, *self._columns}
         for number, fitted in enumerate(self.engine.encoder.fields, start=1):
-            name = fitted.field.name
+            name = fitted.field.column
             if name in present:
                 continue
-            used = {*(field.name for field in schema.fields), *schema.roles.values(), *self._columns.values()}
+            used = {*schema.input_columns, *schema.roles.values(), *self._columns.values()}
             unused = [column for column in block.frame.columns if column not in used][:12]
             raise InputError(
                 f"{block.origin} has no column {name!r} (field {number} of {len(schema.fields)} in the artifact's"
@@ -140,21 +149,32 @@ class Scorer:
         """Return the calibrated logits."""
         return self.scores(block).logit_B
 
+    def encoded_logits(self, encoded: Encoded) -> Floats:
+        """Return the calibrated logits of encoded rows."""
+        return self.engine.score(encoded, self.setting).logit_B
+
     def score_frame(self, frame: pl.DataFrame) -> Floats:
         """Return the calibrated probabilities of rows in memory."""
         return self.scores(self.renamed(Block(frame, 1, "the data frame"))).probability_B
 
 
-def score(scorer: Scorer, source: Source, sink: Sink, *, quiet: bool = False) -> Tally:
-    """Write every row to `sink` in order, with its score and logit, a block at a time."""
+def score(scorer: Scorer, source: Source, sink: Sink, *, explain: int = 0, quiet: bool = False) -> Tally:
+    """Write every row to `sink` in order, with its score and logit, a block at a time.
+
+    With `explain`, columns why_1, why_2, .. say which fields contribute most to the logit, and how much.
+    """
     for block, renamed in _blocks(scorer, source, "scoring", quiet):
-        for name in OUTPUT_COLUMNS:
+        for name in (*OUTPUT_COLUMNS, *explanation_names(explain)):
             if name in block.frame.columns:
                 raise InputError(
                     f"{block.origin} has a column {name!r} already", fix="rename it before scoring"
                 )
         scores = scorer.scores(renamed)
-        columns = pl.Series("score", scores.probability_B), pl.Series("logit", scores.logit_B)
+        columns = [pl.Series("score", scores.probability_B), pl.Series("logit", scores.logit_B)]
+        if explain:
+            columns += explanation_columns(
+                scorer.encoded_logits, scorer.engine.encoder, renamed, scores.logit_B, explain
+            )
         sink.write(block.frame.with_columns(columns))
     return scorer.tally
 
@@ -171,7 +191,7 @@ def evaluate_rows(
     weight_parts: list[npt.NDArray[np.float32]] = []
     group_parts: list[pl.Series] = []
     for _, block in _blocks(scorer, source, "evaluating", quiet):
-        label_parts.append(read_labels(block, schema.label))
+        label_parts.append(read_labels(block, schema.label, schema.positive, schema.negative))
         logit_parts.append(scorer.raw_logits(block))
         # Weights and groups may be absent from all files, but not from some only.
         if schema.weight and (weight_parts or schema.weight in block.frame.columns):
@@ -188,7 +208,7 @@ def evaluate_rows(
     figures = evaluate(
         labels,
         np.concatenate(logit_parts),
-        scorer.engine.calibration,
+        scorer.calibration,
         weights=weigh_negatives(labels, weights, negative_rate),
         groups=groups,
         reliability=True,

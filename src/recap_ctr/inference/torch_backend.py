@@ -52,7 +52,10 @@ class PackedModel(Artifact):
         return to_arrays(self.backbone.state_dict())
 
     def with_setting(self, routes: int | None = None, depth: int | None = None) -> "PackedModel":
-        """Return the same model on its first `routes` routes, at a trained `depth`; the calibration stays."""
+        """Return the same model on its first `routes` routes, at a trained `depth`; its `calibration` stays.
+
+        The calibration of that setting is `calibration_of(setting)`.
+        """
         if routes is None and depth is None:
             return self
         if not isinstance(self.model, Routed):

@@ -17,9 +17,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from recap_ctr.inference.engine import Floats
+from recap_ctr.inference.explain import Contribution
 from recap_ctr.serve import arrow
-from recap_ctr.serve.batcher import Batch, Batcher, clock, scoring_failed
-from recap_ctr.serve.codec import JSON, MAX_COUNT, SCORES, Provenance, ScoreRequest, to_json
+from recap_ctr.serve.batcher import Batch, Batcher, clock, num_scored, scoring_failed
+from recap_ctr.serve.codec import (
+    JSON,
+    MAX_COUNT,
+    SCORES,
+    Provenance,
+    ScoreRequest,
+    contributions_column,
+    to_json,
+)
 from recap_ctr.serve.config import ServeConfig, host_name, is_loopback
 from recap_ctr.serve.counters import Counters, exposition, labelled
 from recap_ctr.serve.log import log, log_refusal
@@ -30,7 +39,7 @@ from recap_ctr.serve.versions import RecentRows, Version, describe
 
 MAX_SUGGESTIONS = 50
 MAX_PREFIX = 200  # characters
-_QUERY = ("routes", "depth", "deadline_ms")
+_QUERY = ("routes", "depth", "deadline_ms", "explain")
 
 
 class VersionHolder(Protocol):
@@ -126,9 +135,16 @@ class Service:
         deadline = start + deadline_ms / 1000
         columns = dict.fromkeys(SCORES, np.zeros(0))
         setting = fixed or 0
+        explain = asked.explain or query.get("explain")
+        contributions: list[list[Contribution]] | None = None if explain is None else []
         if asked.table.height:
-            answer = await self.batcher.score(asked.table, version, fixed, deadline)
+            self._refuse_long_explanation(asked.table.height, version, explain)
+            answer = await self.batcher.score(
+                asked.table, version, fixed, deadline, explain=explain is not None
+            )
             columns, setting = answer.columns, answer.setting
+            if explain is not None and answer.contributions_BF is not None:
+                contributions = codec.largest(asked.table, answer.contributions_BF, explain)
             self.recent.add(asked.table, len(body))
         provenance = Provenance(
             version.name,
@@ -146,7 +162,18 @@ class Service:
                 depth=provenance.depth,
                 milliseconds=round(1000 * (clock() - start), 3),
             )
-        return _score_response(asked, columns, provenance, content_type), deadline
+        return _score_response(asked, columns, contributions, provenance, content_type), deadline
+
+    def _refuse_long_explanation(self, rows: int, version: Version, explain: int | None) -> None:
+        """Refuse a request whose rows, each scored once more for each field, exceed the limit of rows."""
+        limit, scored = self.config.limits.rows, num_scored(rows, version, explain=explain is not None)
+        if scored > limit:
+            fields = version.engine.encoder.layout.num_fields
+            raise Problem(
+                413,
+                f"to explain {rows:,} rows of {fields} fields, {scored:,} rows are scored, more than {limit:,}",
+                fix=f"send at most {limit // (fields + 1):,} rows at a time",
+            )
 
     @contextmanager
     def _reserve_bytes(self) -> Iterator[Callable[[int], None]]:
@@ -197,14 +224,14 @@ class Service:
         return b"".join(parts)
 
     def _query(self, request: Request) -> dict[str, Any]:
-        """Return routes, depth and deadline_ms from the URL; those in a JSON body take precedence."""
+        """Return routes, depth, deadline_ms and explain from the URL; those in a JSON body take precedence."""
         values: dict[str, Any] = {}
         for name, text in request.query_params.multi_items():
             if name not in _QUERY:
                 raise Problem(
                     400,
                     f"the URL has the unknown parameter {name[:200]!r}",
-                    fix="use routes, depth and deadline_ms, each at most once",
+                    fix="use routes, depth, deadline_ms and explain, each at most once",
                 )
             if name in values:
                 raise Problem(400, f"the URL has the parameter {name!r} more than once", fix="send it once")
@@ -384,11 +411,19 @@ def _content_type(request: Request) -> str:
 
 
 def _score_response(
-    asked: ScoreRequest, columns: dict[str, Floats], provenance: Provenance, content_type: str
+    asked: ScoreRequest,
+    columns: dict[str, Floats],
+    contributions: list[list[Contribution]] | None,
+    provenance: Provenance,
+    content_type: str,
 ) -> Response:
     if content_type == JSON:
-        return Response(to_json(columns, provenance, by_rows=asked.by_rows), media_type=JSON)
+        return Response(
+            to_json(columns, provenance, by_rows=asked.by_rows, contributions=contributions), media_type=JSON
+        )
     frame = pl.DataFrame(columns, schema=dict.fromkeys(SCORES, pl.Float64))
+    if contributions is not None:
+        frame = frame.with_columns(contributions_column(contributions))
     headers = {
         "recap-model": provenance.model,
         "recap-routes": str(provenance.routes),

@@ -16,10 +16,18 @@ import numpy as np
 
 from recap_ctr.data.encode import Encoded
 from recap_ctr.errors import InputError
-from recap_ctr.inference.engine import Floats
+from recap_ctr.inference.engine import Floats, Scores
+from recap_ctr.inference.explain import contributions
 from recap_ctr.serve.codec import Table, slice_scores
 from recap_ctr.serve.problem import Problem
-from recap_ctr.serve.scheduler import ADMIT_SHARE, Pace, QueueState, choose_setting, retry_after
+from recap_ctr.serve.scheduler import (
+    ADMIT_SHARE,
+    Pace,
+    QueueState,
+    choose_setting,
+    remembered,
+    retry_after,
+)
 from recap_ctr.serve.versions import Version
 
 clock = time.monotonic
@@ -40,14 +48,21 @@ class Pending:
     """The index of the setting that the request demands; None leaves the choice to the dial."""
     deadline: float
     """In seconds of `clock`."""
+    explain: bool = False
+    """Whether to answer what each field contributes to each row."""
     answer: "asyncio.Future[Answer]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
-        return self.table.height
+        """The number of rows to score: an explained row is scored once more for each field."""
+        return num_scored(self.table.height, self.version, explain=self.explain)
+
+
+def num_scored(rows: int, version: Version, *, explain: bool) -> int:
+    """Return how many rows are scored to answer a request of `rows` rows."""
+    return rows * (version.engine.encoder.layout.num_fields + 1) if explain else rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +73,8 @@ class Answer:
     setting: int
     ready: float
     """When the scores were computed, in seconds of `clock`."""
+    contributions_BF: Floats | None = None
+    """What each field adds to each row's logit, where the request wants to know."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,17 +116,20 @@ class Batcher:
         self._pace = Pace()
         self._lag = 0.0  # seconds from scores to answer, a running mean
         self._busy_until: float | None = None
+        self._idle_since = clock()
         self._num_held = self._num_held_rows = 0
         self._wake = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
         self._thread.start()
 
-    async def score(self, table: Table, version: Version, fixed: int | None, deadline: float) -> Answer:
+    async def score(
+        self, table: Table, version: Version, fixed: int | None, deadline: float, *, explain: bool = False
+    ) -> Answer:
         """Queue the rows and return their scores; raise Problem 429 if the deadline can't be kept."""
-        self._admit(table.height, version, fixed, deadline)
-        pending = Pending(table, version, fixed, deadline)
-        self._hold(1, table.height)
+        pending = Pending(table, version, fixed, deadline, explain)
+        self._admit(pending.rows, version, fixed, deadline)
+        self._hold(1, pending.rows)
         try:
             with self._wake:
                 self._queue.append(pending)
@@ -118,7 +138,7 @@ class Batcher:
             self._lag += 0.05 * (clock() - answer.ready - self._lag)
             return answer
         finally:
-            self._hold(-1, -table.height)
+            self._hold(-1, -pending.rows)
 
     def _hold(self, requests: int, rows: int) -> None:
         self._num_held += requests
@@ -203,7 +223,7 @@ class Batcher:
             start = clock()
             self._busy_until = start + self._pace.value * planned
             batch, results = self._score(version, requests, setting, start)
-            self._busy_until = None
+            self._busy_until, self._idle_since = None, clock()
             if batch.encoded is not None and planned > 0:
                 self._pace.update(batch.seconds / planned)
             self._loop.call_soon_threadsafe(self._deliver, batch, results)
@@ -216,6 +236,9 @@ class Batcher:
             if not self._queue:
                 return None
             now = clock()
+            self._pace.rest(now - self._idle_since)
+            self._lag *= remembered(now - self._idle_since)
+            self._idle_since = now
             self._drop_late(now)
             if not self._queue:
                 return [], 0
@@ -254,6 +277,8 @@ class Batcher:
             pending = self._queue[0]
             if pending.version is not first.version or pending.fixed != first.fixed:
                 break
+            if pending.explain != first.explain:
+                break
             if requests and rows + pending.rows > self._batch_rows:
                 break
             requests.append(self._queue.popleft())
@@ -267,6 +292,7 @@ class Batcher:
         try:
             encoded = version.engine.encode(version.codec.join([pending.table for pending in requests]))
             scores = version.engine.score(encoded, version.engine.settings[setting])
+            explained_BF = _explain(version, setting, encoded, scores) if requests[0].explain else None
             if not np.isfinite(scores.logit_B).all():
                 raise InputError("a score is not a finite number", fix="look for extreme numbers in the row")
         except BaseException as error:  # a panic of polars is not an Exception
@@ -284,8 +310,9 @@ class Batcher:
         results: list[Answer | Problem] = []
         stop = 0
         for pending in requests:
-            begin, stop = stop, stop + pending.rows
-            results.append(Answer(slice_scores(scores, begin, stop), setting, ready))
+            begin, stop = stop, stop + pending.table.height
+            contributions_BF = None if explained_BF is None else explained_BF[begin:stop]
+            results.append(Answer(slice_scores(scores, begin, stop), setting, ready, contributions_BF))
         return Batch(version, setting, requests, rows, ready - start, encoded), results
 
     # The event loop runs the rest, called by the scoring thread.
@@ -304,6 +331,16 @@ class Batcher:
         for pending in late:
             if not pending.answer.done():
                 pending.answer.set_exception(self.refusal())
+
+
+def _explain(version: Version, setting: int, encoded: Encoded, scores: Scores) -> Floats:
+    """Return what each field adds to each row's logit at one of the settings."""
+    engine = version.engine
+
+    def logits(changed: Encoded) -> Floats:
+        return engine.score(changed, engine.settings[setting]).logit_B
+
+    return contributions(logits, engine.encoder, encoded, scores.logit_B)
 
 
 def _busy(wait: float) -> Problem:

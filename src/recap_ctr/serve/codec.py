@@ -20,6 +20,7 @@ from recap_ctr.data.source import Block
 from recap_ctr.data.text import NO_CATEGORIES, as_text, check_dates
 from recap_ctr.errors import InputError
 from recap_ctr.inference.engine import Floats, Scores
+from recap_ctr.inference.explain import Contribution, largest
 from recap_ctr.schema import Field
 from recap_ctr.serve import arrow
 from recap_ctr.serve.config import Limits
@@ -27,7 +28,8 @@ from recap_ctr.serve.problem import Problem
 
 JSON = "application/json"
 ORIGIN = "the request"
-MAX_COUNT = 1_000_000  # of routes, and of steps
+MAX_COUNT = 1_000_000  # of routes, of steps, and of explained fields
+CONTRIBUTIONS = "contributions"
 _PATH = re.compile(r" - at `(\$.*)`$")
 _ROW = re.compile(r"^\$\.rows\[(\d+)\]\.?(.*)$")
 _COLUMN = re.compile(r"^\$\.columns\.(.*?)(?:\[(\d+)\])?$")
@@ -56,6 +58,8 @@ class ScoreRequest:
     routes: int | None = None
     depth: int | None = None
     deadline_ms: float | None = None
+    explain: int | None = None
+    """How many of the largest contributions of fields to answer for each row."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,10 @@ class _RowScores(msgspec.Struct, gc=False):
     disagreement: float
 
 
+class _ExplainedScores(_RowScores):
+    contributions: list[dict[str, Any]]
+
+
 SCORES = _RowScores.__struct_fields__
 
 
@@ -83,9 +91,11 @@ class Codec:
     """Decoder of bodies for the fields of one artifact."""
 
     def __init__(self, encoder: Encoder, limits: Limits) -> None:
-        self._limits = limits
-        self.fields: dict[str, Field] = {fitted.field.name: fitted.field for fitted in encoder.fields}
-        self.request_type = _request_type(list(self.fields.values()), limits)
+        self._limits, self._encoder = limits, encoder
+        self.fields = [fitted.field.name for fitted in encoder.fields]
+        self.columns: dict[str, Field] = encoder.schema.input_columns
+        """What a request may hold: a column of moments, for one, rather than the fields derived from it."""
+        self.request_type = _request_type(list(self.columns.values()), limits)
         self._decode = msgspec.json.Decoder(self.request_type).decode
 
     def from_json(self, body: bytes) -> ScoreRequest:
@@ -103,27 +113,26 @@ class Codec:
             values_by_field = msgspec.structs.astuple(decoded.columns)
             height = self._common_length(values_by_field)
         columns: dict[str, Values] = {}
-        for (name, field), values in zip(self.fields.items(), values_by_field, strict=False):
+        for (name, field), values in zip(self.columns.items(), values_by_field, strict=False):
             if values is not None and (column := _uniform(field, values)) is not None:
                 columns[name] = column
         if decoded.context is not None:
             self._add_context(msgspec.structs.astuple(decoded.context), columns, height)
         by_rows = decoded.rows is not None
-        return ScoreRequest(
-            Table(height, columns), by_rows, decoded.routes, decoded.depth, decoded.deadline_ms
-        )
+        options = decoded.routes, decoded.depth, decoded.deadline_ms, decoded.explain
+        return ScoreRequest(Table(height, columns), by_rows, *options)
 
     def from_arrow(self, body: bytes, content_type: str) -> ScoreRequest:
-        """Decode an Arrow stream or file; its routes, depth and deadline are in the URL."""
+        """Decode an Arrow stream or file; its routes, depth, deadline and explain are in the URL."""
         frame = arrow.read(body, content_type, self._limits)
-        unknown = [name for name in frame.columns if name not in self.fields]
+        unknown = [name for name in frame.columns if name not in self.columns]
         if unknown:
             raise self._unknown_field(unknown[0])
         try:
             plain = pl.DataFrame([self._read(series) for series in frame])
             self._check(plain)
             columns: dict[str, Values] = {
-                series.name: _spelled(series) if self.fields[series.name].kind != "numeric" else series
+                series.name: _spelled(series) if self.columns[series.name].kind != "numeric" else series
                 for series in plain
             }
         except InputError as error:
@@ -132,7 +141,7 @@ class Codec:
 
     def _read(self, series: pl.Series) -> pl.Series:
         try:
-            return _plain(self.fields[series.name], series)
+            return _plain(self.columns[series.name], series)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException):  # a panic is not an Exception
             raise InputError(
                 f"column {series.name!r}, of type {series.dtype}, holds values that can't be read",
@@ -141,7 +150,11 @@ class Codec:
 
     def join(self, tables: Sequence[Table]) -> pl.DataFrame:
         """Return one data frame with every field and the rows of all tables, in order."""
-        return pl.DataFrame([self._join_column(field, tables) for field in self.fields.values()])
+        return pl.DataFrame([self._join_column(field, tables) for field in self.columns.values()])
+
+    def largest(self, table: Table, contributions_BF: Floats, count: int) -> list[list[Contribution]]:
+        """Return the `count` largest contributions to each row of a table, with the values that were sent."""
+        return largest(Block(self.join([table]), 1, ORIGIN), self._encoder, contributions_BF, count)
 
     def _join_column(self, field: Field, tables: Sequence[Table]) -> pl.Series:
         parts = [table.columns.get(field.name) for table in tables]
@@ -171,7 +184,7 @@ class Codec:
                 f"the context, given to {height:,} rows, takes more than {self._limits.held_bytes:,} bytes",
                 fix="shorten the context, or send the rows in several requests",
             )
-        for (name, field), value in zip(self.fields.items(), context, strict=True):
+        for (name, field), value in zip(self.columns.items(), context, strict=True):
             column = _uniform(field, [value])
             if column is None:
                 continue
@@ -188,7 +201,9 @@ class Codec:
     def _common_length(self, columns: Sequence[Any]) -> int:
         """Return the length of all columns; refuse columns that differ in length."""
         lengths = {
-            name: len(values) for name, values in zip(self.fields, columns, strict=True) if values is not None
+            name: len(values)
+            for name, values in zip(self.columns, columns, strict=True)
+            if values is not None
         }
         if len(set(lengths.values())) > 1:
             first, height = next(iter(lengths.items()))
@@ -242,7 +257,7 @@ class Codec:
             return self._unknown_field(unknown[1], int(row[1]) + 1 if row else None)
         fix = "see /openapi.json for what a body may hold"
         if unknown:
-            fix = "a body may hold rows, columns, context, routes, depth and deadline_ms"
+            fix = "a body may hold rows, columns, context, routes, depth, deadline_ms and explain"
         column = _COLUMN.match(path)
         if "`array` of length <=" in complaint and (path == "$.rows" or (column and not column[2])):
             return Problem(413, f"more than {self._limits.rows:,} rows", fix="send them in several requests")
@@ -250,15 +265,24 @@ class Codec:
 
     def _unknown_field(self, name: str, row: int | None = None) -> Problem:
         where = f"row {row}: " if row else ""
-        names = ", ".join(list(self.fields)[:40]) + (", ..." if len(self.fields) > 40 else "")
+        names = ", ".join(list(self.columns)[:40]) + (", ..." if len(self.columns) > 40 else "")
         return Problem(400, f"{where}the model has no field {name[:200]!r}", fix=f"fields are {names}")
 
 
-def to_json(scores: dict[str, Floats], provenance: Provenance, *, by_rows: bool) -> bytes:
+def to_json(
+    scores: dict[str, Floats],
+    provenance: Provenance,
+    *,
+    by_rows: bool,
+    contributions: list[list[Contribution]] | None = None,
+) -> bytes:
     """Return the JSON answer, with one object per row or one list per score."""
     columns: Any = {name: array.tolist() for name, array in scores.items()}
+    if contributions is not None:
+        columns[CONTRIBUTIONS] = [[entry._asdict() for entry in row] for row in contributions]
     if by_rows:
-        columns = [_RowScores(*row) for row in zip(*columns.values(), strict=True)]
+        row_type = _RowScores if contributions is None else _ExplainedScores
+        columns = [row_type(*row) for row in zip(*columns.values(), strict=True)]
     answer = {
         "rows" if by_rows else "columns": columns,
         "model": provenance.model,
@@ -267,6 +291,12 @@ def to_json(scores: dict[str, Floats], provenance: Provenance, *, by_rows: bool)
         "lowered": provenance.lowered,
     }
     return msgspec.json.encode(answer)
+
+
+def contributions_column(contributions: list[list[Contribution]]) -> pl.Series:
+    """Return the contributions as a column of an Arrow answer: a list of field, value and contribution per row."""
+    kind = pl.List(pl.Struct({"field": pl.String, "value": pl.String, "contribution": pl.Float64}))
+    return pl.Series(CONTRIBUTIONS, [[entry._asdict() for entry in row] for row in contributions], dtype=kind)
 
 
 def slice_scores(scores: Scores, start: int, stop: int) -> dict[str, Floats]:
@@ -299,6 +329,7 @@ def _request_type(fields: Sequence[Field], limits: Limits) -> type[msgspec.Struc
             ("routes", count, None),
             ("depth", count, None),
             ("deadline_ms", Annotated[float, Meta(gt=0, le=limits.deadline_ms)] | None, None),
+            ("explain", count, None),
         ],
         forbid_unknown_fields=True,
         gc=False,

@@ -28,7 +28,10 @@ HELP = {
     "recap_late_total": ("counter", "Answers that took longer than their deadline."),
     "recap_batches_total": ("counter", "Batches scored; several requests may share one."),
     "recap_busy_seconds_total": ("counter", "Time spent encoding and scoring."),
-    "recap_unseen_total": ("counter", "Values that the training rows did not have, by field."),
+    "recap_unseen_total": (
+        "counter",
+        "Values outside the vocabulary (unseen or rare in training), by field.",
+    ),
     "recap_missing_total": ("counter", "Values that were missing, by field."),
     LATENCY: ("histogram", "Time from a request's head to its answer, only for status 200."),
     "recap_waiting_requests": ("gauge", "Requests accepted and not yet answered."),

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from recap_ctr.serve import arrow
-from recap_ctr.serve.codec import JSON, MAX_COUNT, SCORES, Codec
+from recap_ctr.serve.codec import CONTRIBUTIONS, JSON, MAX_COUNT, SCORES, Codec
 from recap_ctr.serve.config import ServeConfig
 
 OPEN_PATHS = ("/", "/health/live", "/health/ready")  # they need no token
@@ -59,7 +59,7 @@ def _schemas(codec: Codec) -> dict[str, Any]:
         [codec.request_type], ref_template="#/components/schemas/{name}"
     )
     properties = schemas.pop("ScoreRequest")["properties"]
-    optional = {name: properties[name] for name in ("context", "routes", "depth", "deadline_ms")}
+    optional = {name: properties[name] for name in ("context", "routes", "depth", "deadline_ms", "explain")}
     for name, kind in (("ScoreRows", "rows"), ("ScoreColumns", "columns")):
         data = next(option for option in properties[kind]["anyOf"] if option.get("type") != "null")
         schemas[name] = {
@@ -102,11 +102,15 @@ def _score_operation(config: ServeConfig) -> dict[str, Any]:
     precedence = "For Arrow bodies; a value in a JSON body takes precedence."
     return {
         "summary": "Score rows",
-        "description": "Missing and null values are scored as missing; the context is added to every row.",
+        "description": "Missing and null values are scored as missing; the context is added to every row. With"
+        " `explain`, every row is scored once more for each field, counts as that many rows, and is answered with its"
+        " largest contributions: the logit minus that of the same row without the field's value. They are not causes,"
+        " and don't sum to the logit.",
         "parameters": [
             _parameter("routes", precedence, count),
             _parameter("depth", precedence, count),
             _parameter("deadline_ms", precedence, deadline),
+            _parameter("explain", f"How many contributions to answer for each row. {precedence}", count),
         ],
         "requestBody": {
             "required": True,
@@ -133,9 +137,21 @@ def _answers() -> dict[str, Any]:
         "depth": {"type": ["integer", "null"]},
         "lowered": {"type": "boolean"},
     }
-    score = {name: {"type": "number"} for name in SCORES}
+    contribution = {
+        "type": "object",
+        "properties": {
+            "field": {"type": "string"},
+            "value": {"type": "string"},
+            "contribution": {"type": "number"},
+        },
+        "required": ["field", "value", "contribution"],
+        "additionalProperties": False,
+    }
+    explained = {"type": "array", "items": contribution}
+    score: dict[str, Any] = {name: {"type": "number"} for name in SCORES} | {CONTRIBUTIONS: explained}
     row = {"type": "object", "properties": score, "required": list(SCORES), "additionalProperties": False}
-    column = {name: {"type": "array", "items": {"type": "number"}} for name in SCORES}
+    column: dict[str, Any] = {name: {"type": "array", "items": {"type": "number"}} for name in SCORES}
+    column[CONTRIBUTIONS] = {"type": "array", "items": explained}
     columns = {
         "type": "object",
         "properties": column,

@@ -1,6 +1,6 @@
 "use strict";
 const by = (id) => document.getElementById(id);
-const POLL_MS = 2000, MAX_READINGS = 90;
+const POLL_MS = 2000, MAX_READINGS = 90, MAX_CONTRIBUTIONS = 10;
 let model = null, token = "";
 
 const element = (tag, text, attributes = {}) => {
@@ -33,7 +33,8 @@ function buildForm() {
     const box = element("div", "");
     const input = element("input", "", { id: `f${index}`, autocomplete: "off", spellcheck: "false" });
     const several = field.kind === "multi" ? `, several joined by “${field.separator}”` : "";
-    box.append(element("label", `${field.name} (${field.kind}${several})`, { for: input.id }), input);
+    const unit = field.unit ? `, ${field.unit}` : "";
+    box.append(element("label", `${field.name} (${field.kind}${several}${unit})`, { for: input.id }), input);
     if (field.kind === "numeric") input.inputMode = "decimal";
     if (field.suggestions) {
       const list = element("datalist", "", { id: `list${index}` });
@@ -77,9 +78,10 @@ function enteredRow() {
 
 const sigmoid = (z) => 1 / (1 + Math.exp(-z));
 
-// Disagreement is measured before calibration, so the ends of its range are calibrated as the answer is.
-function calibrated(z) {
-  const { kind, scale, shift, knots, values } = model.calibration ?? {};
+// Disagreement is measured before calibration, so the ends of its range are calibrated as the answer is: each setting
+// has a calibration of its own, unless the artifact is older.
+function calibrated(z, at) {
+  const { kind, scale, shift, knots, values } = (at > 0 ? model.settings[at].calibration : null) ?? model.calibration ?? {};
   if (kind === "affine") return scale * z + shift;
   if (kind !== "isotonic") return z;
   const above = knots.findIndex((knot) => knot > z);
@@ -87,15 +89,16 @@ function calibrated(z) {
   const share = (z - knots[above - 1]) / (knots[above] - knots[above - 1]);
   return values[above - 1] + share * (values[above] - values[above - 1]);
 }
-const spread = (answer) => [-2, 2].map((times) => sigmoid(calibrated(answer.raw_logit + times * answer.disagreement)));
+const spread = (answer, at = 0) => [-2, 2].map((times) => sigmoid(calibrated(answer.raw_logit + times * answer.disagreement, at)));
 
 // Scores the row at every setting; the first setting gives the answer.
 async function score() {
   fail("");
   try {
     const rows = [enteredRow()];
-    const answers = await Promise.all(model.settings.map(async (s) => {
+    const answers = await Promise.all(model.settings.map(async (s, index) => {
       const body = { rows, routes: s.routes, deadline_ms: 10000 };
+      if (index === 0) body.explain = MAX_CONTRIBUTIONS;
       if (s.depth !== null) body.depth = s.depth;
       return (await (await ask("/score", body)).json()).rows[0];
     }));
@@ -115,12 +118,19 @@ function show(answers) {
     element("p", number(best.probability, 4), { class: "answer", id: "probability" }),
     element("p", `Probability of a click at ${settingName(model.settings[0])}. ${disagreement} Logit ${number(best.logit, 4)}, before calibration ${number(best.raw_logit, 4)}.`),
   );
+  by("why").hidden = !best.contributions.length;
+  by("contributions").replaceChildren(...best.contributions.map((c) => {
+    const row = element("tr", "");
+    for (const text of [c.field, c.value, (c.contribution < 0 ? "−" : "+") + number(Math.abs(c.contribution), 3)]) row.append(element("td", text));
+    return row;
+  }));
+  const names = [...by("settings").parentNode.querySelectorAll("th")].map((cell) => cell.textContent);
   by("settings").replaceChildren(...model.settings.map((s, index) => {
     const row = element("tr", "", index ? {} : { class: "ours" });
     const ms = s.milliseconds, quality = s.quality ?? {};
-    for (const text of [settingName(s), number(answers[index].probability, 5), number(answers[index].disagreement, 4),
-      number(ms["1"], 2), number(ms["100"], 1), number(ms["500"], 1), number(quality.auc, 5), number(quality.logloss, 5)])
-      row.append(element("td", text));
+    [settingName(s), number(answers[index].probability, 5), number(answers[index].disagreement, 4),
+      number(ms["1"], 2), number(ms["100"], 1), number(ms["500"], 1), number(quality.auc, 5), number(quality.logloss, 5)]
+      .forEach((text, at) => row.append(element("td", text, { "data-label": names[at] })));
     return row;
   }));
   const ends = answers.map(spread);

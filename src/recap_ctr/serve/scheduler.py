@@ -21,6 +21,12 @@ from recap_ctr.serve.interface import RowScorer
 SIZES = (1, 32, 128, 512)
 # The shares of the remaining time that a plan may use; the rest is for what a plan can't know.
 DIAL_SHARE, ADMIT_SHARE = 0.4, 0.6
+HALF_LIFE = 0.5
+"""Idle seconds after which half of what was learnt from slow batches is forgotten.
+
+After five of them a thousandth is left: the next request is planned as on a server that has just started. Between the
+batches of a busy server hardly anything is forgotten.
+"""
 
 
 @dataclass(frozen=True)
@@ -92,11 +98,28 @@ def _time(run: Callable[[], object], seconds: float) -> float:
     return float(np.quantile(times, 0.25))
 
 
+def remembered(idle_seconds: float) -> float:
+    """Return the share of what was learnt that is left after an idle time.
+
+    >>> [remembered(seconds) for seconds in (0.0, 0.5, 1.0)]
+    [1.0, 0.5, 0.25]
+    """
+    return float(0.5 ** (idle_seconds / HALF_LIFE))
+
+
 class Pace:
     """How much slower than measured batches are now: a running mean plus twice its deviation."""
 
+    _MEAN, _DEVIATION = 1.0, 0.1  # Those of an idle server, for which costs were measured.
+
     def __init__(self) -> None:
-        self._mean, self._deviation = 1.0, 0.1
+        self._mean, self._deviation = self._MEAN, self._DEVIATION
+
+    def rest(self, seconds: float) -> None:
+        """Forget with the time that the server was idle, since other work may have ended meanwhile."""
+        share = remembered(seconds)
+        self._mean = self._MEAN + share * (self._mean - self._MEAN)
+        self._deviation = self._DEVIATION + share * (self._deviation - self._DEVIATION)
 
     def update(self, ratio: float) -> None:
         """Take in the actual time of one batch over its planned time."""

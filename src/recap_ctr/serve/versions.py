@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from recap_ctr.data.encode import Encoder
+from recap_ctr.data.moments import write_moments
 from recap_ctr.errors import InputError
 from recap_ctr.inference.engine import Floats
 from recap_ctr.inference.setting import Setting
@@ -27,6 +28,7 @@ from recap_ctr.serve.scheduler import Costs, measure_costs
 from recap_ctr.storage.hashes import fingerprint
 
 PROBE_ROWS = 32
+SAMPLE_TIME, SAMPLE_STEP = 1_750_000_000, 40_009  # seconds: every hour and weekday comes up
 CARD = "MODEL_CARD.md"
 RECENT_ROWS = 256  # kept in all
 RECENT_BYTES = 64 << 10  # the largest body of a request that is kept
@@ -120,10 +122,14 @@ def _read_card(file: Path) -> str:
 
 def sample_rows(encoder: Encoder, count: int) -> pl.DataFrame:
     """Return rows with frequent values of each field; the first row has no values at all."""
-    columns = []
+    columns: dict[str, pl.Series] = {}
     places = np.arange(count)
     for number, fitted in enumerate(encoder.fields):
         field = fitted.field
+        if field.derive is not None:
+            moments = write_moments(SAMPLE_TIME + SAMPLE_STEP * places, field.unit)
+            columns.setdefault(field.column, moments.set(pl.Series(places == 0), None))
+            continue
         if field.kind == "numeric":
             low, high = (fitted.edges[0], fitted.edges[-1]) if fitted.edges else (0.0, 2.0 * fitted.scale)
             values = pl.Series(field.name, np.linspace(low, high, count) if count > 1 else np.array([low]))
@@ -132,14 +138,14 @@ def sample_rows(encoder: Encoder, count: int) -> pl.DataFrame:
             values = fitted.values.gather(chosen).alias(field.name)
         else:
             values = pl.Series(field.name, [f"{number}-{place}" for place in places], dtype=pl.String)
-        columns.append(values.set(pl.Series(places == 0), None))
+        columns[field.name] = values.set(pl.Series(places == 0), None)
     return pl.DataFrame(columns)
 
 
 def check_fields(offered: Version, serving: Version) -> None:
     """Refuse an offered version that lacks a field of the serving one, since requests with it would fail."""
-    for name, field in serving.codec.fields.items():
-        other = offered.codec.fields.get(name)
+    for name, field in serving.codec.columns.items():
+        other = offered.codec.columns.get(name)
         if other is None or other.kind != field.kind:
             what = "no such field" if other is None else f"a {other.kind} field of that name"
             raise InputError(
@@ -175,16 +181,7 @@ def describe(version: Version, history: dict[str, Any]) -> dict[str, Any]:
         "model": version.name,
         "name": manifest.get("model", {}).get("name"),
         "parameters": manifest.get("parameters"),
-        "fields": [
-            {
-                "name": fitted.field.name,
-                "kind": fitted.field.kind,
-                "values": fitted.num_kept,
-                "suggestions": len(fitted.values) > 0 and fitted.field.kind != "numeric",
-                "separator": fitted.field.separator if fitted.field.kind == "multi" else None,
-            }
-            for fitted in version.engine.encoder.fields
-        ],
+        "fields": _describe_columns(version.engine.encoder),
         "settings": [
             _describe_setting(version, index, setting)
             for index, setting in enumerate(version.engine.settings)
@@ -197,6 +194,25 @@ def describe(version: Version, history: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _describe_columns(encoder: Encoder) -> list[dict[str, Any]]:
+    """Return what a request may hold, in the order of the fields; moments have a unit and no values of their own."""
+    entries: dict[str, dict[str, Any]] = {}
+    for fitted in encoder.fields:
+        field = fitted.field
+        if field.derive is not None:
+            time = {"kind": "time", "values": 0, "suggestions": False, "separator": None, "unit": field.unit}
+            entries.setdefault(field.column, {"name": field.column, **time})
+            continue
+        entries[field.name] = {
+            "name": field.name,
+            "kind": field.kind,
+            "values": fitted.num_kept,
+            "suggestions": len(fitted.values) > 0 and field.kind != "numeric",
+            "separator": field.separator if field.kind == "multi" else None,
+        }
+    return list(entries.values())
+
+
 def _describe_setting(version: Version, index: int, setting: Setting) -> dict[str, Any]:
     return {
         "routes": setting.routes,
@@ -204,16 +220,17 @@ def _describe_setting(version: Version, index: int, setting: Setting) -> dict[st
         "milliseconds": {
             str(rows): round(1000 * version.costs.seconds(index, rows), 3) for rows in (1, 100, 500)
         },
-        "quality": _quality(version.engine.manifest, setting),
+        **_quality_and_calibration(version.engine.manifest, setting),
     }
 
 
-def _quality(manifest: dict[str, Any], setting: Setting) -> dict[str, Any] | None:
-    """Return AUC and logloss on validation rows at a setting, if the artifact has them."""
+def _quality_and_calibration(manifest: dict[str, Any], setting: Setting) -> dict[str, Any]:
+    """Return AUC and logloss of a setting on validation rows, and its own calibration, if the artifact has them."""
     for entry in manifest.get("dial", []):
-        if entry["routes"] == setting.routes and entry["depth"] == setting.depth:
-            return {name: value for name, value in entry.items() if name not in ("routes", "depth")}
-    return None
+        if Setting.from_dict(entry) == setting:
+            quality = {name: entry[name] for name in ("rows", "auc", "logloss")}
+            return {"quality": quality, "calibration": entry.get("calibration")}
+    return {"quality": None, "calibration": None}
 
 
 def _check_probabilities(probability_B: Floats, where: str) -> None:
