@@ -18,6 +18,7 @@ from recap_ctr.recipe.config import RecipeConfig
 from recap_ctr.recipe.probe import ProbeConfig
 from recap_ctr.recipe.stages import Recipe
 from recap_ctr.training.report import FitReport, RunReport, parse_report, read_report
+from recap_ctr.training.run import MAX_ROUTES
 from tests.conftest import Recap, contents, in_process
 
 DEMO = ("demo", "--rows", 5_000, "--threads", 1, "--json", "--out")
@@ -258,6 +259,6 @@ def test_the_real_recipe_is_that_of_fit_but_shorter() -> None:
     config, default = quick_recipe(150_000, 3, max_epochs=demo.MAX_EPOCHS), RecipeConfig()
 
     assert (config.model, config.teacher_model, config.seed) == ("recap", "fcn", 3)
-    assert (config.teachers, config.routes, config.l2) == (default.teachers, default.routes, None)
+    assert (config.teachers, config.routes, config.l2) == (default.teachers, MAX_ROUTES, None)
     assert max(config.probe.rungs) < max(default.probe.rungs)
     assert 1 < len(config.probe.strengths) < len(default.probe.strengths)

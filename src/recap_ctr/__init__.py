@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
     from recap_ctr.data.table import prepare
     from recap_ctr.errors import InputError
-    from recap_ctr.inference.calls import evaluate, load, predict
+    from recap_ctr.inference.calls import evaluate, explain, load, predict
     from recap_ctr.inference.scorer import RowsEvaluation, Scorer
     from recap_ctr.models.catalogue import MODELS
     from recap_ctr.recipe.config import RecipeConfig
@@ -52,6 +52,7 @@ __all__ = [
     "TrainConfig",
     "__version__",
     "evaluate",
+    "explain",
     "fit",
     "load",
     "predict",
@@ -79,6 +80,7 @@ _MODULES = {
     "SyntheticData": "data.synthetic",
     "TrainConfig": "config",
     "evaluate": "inference.calls",
+    "explain": "inference.calls",
     "fit": "recipe.fit",
     "load": "inference.calls",
     "predict": "inference.calls",

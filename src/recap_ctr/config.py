@@ -97,8 +97,9 @@ class TrainConfig(Frozen):
     """Strength of the same regulariser for all other weights; hardly any published run uses it."""
     clip: PositiveFloat = 10.0
     """Largest global gradient norm."""
-    update: Literal["exact", "fast"] = "exact"
-    """`exact`: dense Adam over whole tables. `fast`: only the rows of the batch; see docs/decisions/0003."""
+    update: Literal["exact", "fast", "convex"] = "exact"
+    """`exact`: dense Adam over whole tables. `fast`: only the rows of the batch; see docs/decisions/0003. `convex`, for
+    lr alone: L-BFGS to convergence, at the strength that is best on validation; l2, rate and epochs play no part."""
     schedule: Literal["plateau", "cosine", "constant"] = "plateau"
     """How the learning rate changes: `plateau` lowers it after an epoch without a better validation AUC."""
     max_epochs: PositiveInt = 100

@@ -1,5 +1,6 @@
 """Commands about data: what they write, and every bad log, schema and option told in one message."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -8,8 +9,10 @@ import polars as pl
 import pytest
 
 from recap_ctr.data.encode import Encoder
+from recap_ctr.data.quality import repeated_rows
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.datasets.catalogue import DATASETS
+from recap_ctr.schema import read_schema
 from tests.conftest import Done, Recap, contents
 from tests.support import layouts
 from tests.support.bad_logs import BAD_LOGS
@@ -116,6 +119,10 @@ class TestPrepare:
             ),
             (["clicks.csv", "--schema", "schema.toml", "--test", "clicks.csv"], ["--test without --valid"]),
             (["clicks.csv", "--dataset", "ml-1m"], ["--dataset has its own"]),
+            (["--dataset", "ml-1m", "--positive", "1"], ["--dataset has its own", "--positive"]),
+            (["clicks.csv", "--schema", "schema.toml", "--positive", "1"], ['write positive = "1" into']),
+            (["clicks.csv", "--label", "click", "--separator", "::"], ["--separator '::' can't separate"]),
+            (["clicks.csv", "--label", "ad"], ["the label 'ad' is", "neither 0 nor 1", "--positive"]),
             (["--dataset", "nonsense", "--raw", "."], ["nonsense"]),
             (["--dataset", "ml1m", "--raw", "."], ["no data set 'ml1m'; did you mean 'ml-1m'?"]),
             (["--dataset", "ml-1m"], ["--raw is missing"]),
@@ -178,8 +185,9 @@ def test_a_data_set_that_can_not_be_downloaded_says_where_it_is(recap: Recap, tm
     assert_refused(recap("download", "criteo-x4", tmp_path), "can't be downloaded; ml-1m can", "https://")
 
 
-@pytest.mark.parametrize("name", ["no/such.csv", "*.nothing", "."])
+@pytest.mark.parametrize("name", ["no/such.csv", "*.nothing", "empty"])
 def test_files_that_are_not_there(name: str, raw: Path, recap: Recap) -> None:
+    (raw / "empty").mkdir()
     assert_refused(recap("prepare", raw / name, "--schema", raw / "schema.toml", "--out", raw / "data"))
     assert_refused(recap("schema", "infer", raw / name, "--label", "click", "--out", raw / "s.toml"))
 
@@ -205,6 +213,17 @@ def test_a_file_is_replaced_only_by_force(name: str, raw: Path, recap: Recap) ->
     assert only_json(recap(*arguments, "--out", out, "--json").out)["done_before"] is True
     assert_refused(recap(*arguments, "--out", out, *other), "made.csv exists", "--force")
     assert contents(raw) == before
+
+
+def test_an_additive_log_has_its_own_columns(raw: Path, recap: Recap) -> None:
+    out = raw / "additive.csv"
+    arguments = ("synthetic", "--order", 1, "--rows", 2_000, "--out", out)
+    drawn = only_json(recap(*arguments, "--json").out)
+    assert 0.7 < drawn["bayes"]["auc"] < 0.9
+    assert out.read_text().splitlines()[0] == "row,ts,user,ad,site,price,click"
+    assert "is up to date" in recap(*arguments).err
+    assert_refused(recap(*arguments, "--fields", 4), "--fields does not go with --order 1")
+    assert_refused(recap("synthetic", "--order", 2, "--out", raw / "two.csv"), "'2' is not one of")
 
 
 class TestInspect:
@@ -275,3 +294,56 @@ def test_files_without_a_header_line(recap: Recap, click_log: pl.DataFrame, tmp_
     without_label, whole = (pl.read_csv(tmp_path / name) for name in ("bare.csv", "scores.csv"))
     assert without_label.equals(whole.drop("click"))
     assert (whole.height, whole.columns) == (600, ["click", "site", "ad", "price", "score", "logit"])
+
+
+class TestInputsAsUsersHaveThem:
+    @pytest.fixture
+    def logs(self, raw: Path) -> Path:
+        """Return a directory of JSON lines by day: nested, with words for labels, and some labels missing."""
+        rows = pl.read_csv(raw / "clicks.csv").with_row_index("i").rows(named=True)
+        for day in (1, 2):
+            (raw / "logs" / f"day={day}").mkdir(parents=True)
+        for row in rows:
+            event = None if row["i"] % 50 == 7 else "Click" if row["click"] else "Skip"
+            nested = {"event": event, "ad": {"site": row["site"], "id": row["ad"]}, "user": row["user"]}
+            with (raw / "logs" / f"day={1 + row['i'] % 2}" / "part.jsonl").open("a") as file:
+                file.write(json.dumps(nested) + "\n")
+        return raw / "logs"
+
+    def test_prepare_reads_counts_and_says(self, logs: Path, recap: Recap) -> None:
+        call = ("prepare", logs, "--label", "event", "--out", logs.parent / "data")
+        assert_refused(
+            recap(*call), "day=", "part.jsonl: row", "the label 'event' is missing", "--drop-unlabelled"
+        )
+        done = recap(*call, "--drop-unlabelled")
+        assert done.code == 0, done.err
+        assert "label 'event': 'click' counts as a click; pass --positive to choose" in done.err
+        assert "12 rows without a label were dropped." in done.err
+        data = PreparedData(logs.parent / "data")
+        assert {field.name for field in data.schema.fields} == {"ad.site", "ad.id", "user", "day"}
+        summary = only_json(recap(*call, "--drop-unlabelled", "--json").out)
+        assert summary["unlabelled"] == 12
+        assert summary["repeated"] == repeated_rows(data)
+
+    def test_infer_takes_the_users_choice(self, logs: Path, recap: Recap) -> None:
+        out = logs.parent / "schema2.toml"
+        call = ("schema", "infer", logs, "--label", "event", "--drop-unlabelled", "--out", out)
+        done = recap(*call, "--positive", "skip")
+        assert done.code == 0, done.err
+        assert "counts as a click; pass" not in done.err
+        schema = read_schema(out)
+        assert (schema.positive, schema.negative) == ("skip", None)
+        assert_refused(recap(*call), "schema2.toml exists", "--force")
+
+    def test_a_separator_is_noticed_or_named(self, raw: Path, recap: Recap) -> None:
+        table = pl.read_csv(raw / "clicks.csv", infer_schema=False)
+        table.write_csv(raw / "tabs.csv", separator="\t")
+        done = recap("schema", "infer", raw / "tabs.csv", "--label", "click", "--out", raw / "1.toml")
+        assert "tabs.csv: the columns are separated by tabs, and are read that way" in done.err
+        table.write_csv(raw / "hats.csv", separator="^")
+        named = ("--separator", "^", "--out", raw / "2.toml")
+        assert recap("schema", "infer", raw / "hats.csv", "--label", "click", *named).code == 0
+        prepared = recap(
+            "prepare", raw / "hats.csv", "--schema", raw / "2.toml", "--out", raw / "data", "--json"
+        )
+        assert sum(split["rows"] for split in only_json(prepared.out)["splits"].values()) == len(table)

@@ -38,6 +38,10 @@ def test_fit_takes_no_stream(recap: Recap, tmp_path: Path) -> None:
         ((), ["a label or a schema", "--label COLUMN"]),
         (("--label", "clicked"), ["no column 'clicked' (label); did you mean 'click'?", "--label"]),
         (("--label", "click", "--model", "recapp"), ["no model 'recapp'; did you mean 'recap'?"]),
+        (("--label", "click", "--weight", "wheight"), ["no column 'wheight' (weight)"]),
+        (("--label", "click", "--group", "usr"), ["no column 'usr' (group); did you mean 'user'?"]),
+        (("--label", "click", "--positive", "yes"), ["the label 'click' is never 'yes'", "'0', '1'"]),
+        (("--label", "click", "--separator", "ab"), ["--separator 'ab'", "one character"]),
         (("--label", "click", "--teacher-model", "fnc"), ["no model 'fnc'; did you mean 'fcn'?"]),
         (
             ("--label", "click", "--set", "teacher=3"),
@@ -76,7 +80,7 @@ def test_options_win_over_the_file_and_set_wins_over_options(
     assert (report["calibration"], len(report["teacher_runs"])) == ("isotonic", 1)
 
     done = recap(*call)
-    assert "student: fcn" in done.out
+    assert "shipped: fcn" in done.out
     assert f"Next: recap predict {raw / 'model' / 'artifact'} rows.csv" in done.err
 
 

@@ -30,7 +30,8 @@ class TestPredict:
         rows = click_log.head(50).with_columns(pl.lit("new").alias("site"), pl.lit(None).alias("ad"))
         rows.write_parquet(raw / "rows.parquet")
         done = recap("predict", packed, raw / "rows.parquet", "--out", raw / "out.tsv")
-        assert "Values that were not in the training rows: site 50." in done.err
+        unseen = "Values that are not in the vocabulary (unseen in training, or rarer there than min_count): site 50."
+        assert unseen in done.err
         assert "Values that are missing: ad 50, " in done.err
         result = only_json(
             recap("predict", packed, raw / "rows.parquet", "--out", raw / "o.tsv", "--json").out
@@ -112,8 +113,9 @@ class TestPredict:
             assert_refused(recap("predict", packed, raw / name, "--out", raw / "out.csv"), name)
             assert not (raw / "out.csv").exists()
 
-    @pytest.mark.parametrize("name", ["no/such.csv", "*.nothing", "."])
+    @pytest.mark.parametrize("name", ["no/such.csv", "*.nothing", "empty"])
     def test_files_that_are_not_there(self, name: str, raw: Path, packed: Path, recap: Recap) -> None:
+        (raw / "empty").mkdir()
         assert_refused(recap("predict", packed, raw / name))
 
 

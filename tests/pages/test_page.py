@@ -26,8 +26,9 @@ def test_page_fetches_nothing_and_escapes_values() -> None:
     assert evil not in html
     assert all(address.startswith("#") for address in Outline(html).addresses)
     assert "default-src 'none'" in html
-    links = set(re.findall(r"https?://[^\s\"'<&]+", html))
-    assert links <= {"http://www.w3.org/2000/svg", "https://example.com"}
+    links = set(re.findall(r"https?://[^\s\"'<&…]+", html))  # A chart cuts long names short.
+    texts = {link for link in links if "https://example.com".startswith(link)}
+    assert links - texts <= {"http://www.w3.org/2000/svg"}
 
 
 def test_figures_are_written_next_to_the_page(report: RunReport, tmp_path: Path) -> None:

@@ -1,10 +1,15 @@
 """The page of a run or a fit."""
 
+from pathlib import Path
+
+import pytest
+
 from recap_ctr.pages.run import page
-from recap_ctr.training.report import RunReport, parse_report
-from tests.support.example_reports import run_values
+from recap_ctr.training.report import RunReport, parse_report, read_report
+from tests.support.example_reports import fit_values, run_values
 from tests.support.html_outline import Outline
 
+COMMITTED = sorted((Path(__file__).parents[2] / "benchmarks").rglob("report.json"))
 TITLES = ["Results", "Frontier", "Reliability", "Theory", "Training", "Fields", "Configuration"]
 
 
@@ -25,6 +30,22 @@ def test_page_gives_the_answer_first(report: RunReport) -> None:
     assert "docs/glossary.md" in html.partition("<footer>")[2]
 
 
+def test_unknown_values_are_told_apart_and_repeated_rows_counted() -> None:
+    values = fit_values()
+    for field in values["fields"]:
+        field |= {"unseen": {"test": 0.03}, "rare": {"test": 0.015}, "missing": {"test": 0.005}}
+    values["data"]["splits"] = {"test": {"rows": 2_000, "positives": 400}}
+    html = page(parse_report(values | {"repeated": {"test": 50}})).to_html()
+    assert (
+        "5.00 % of its values in test rows are unseen in the training rows (3.00 %), rare there (1.50 %), missing"
+        " (0.50 %), and share one embedding vector." in html
+    )
+    assert "50 of 2,000 test rows (2.5%) have the values and the label of a training row" in html
+    for cells in ("unseen in test", "rare in test", "missing in test"):
+        assert cells in html
+    assert "<td>ad</td><td>30</td><td>3.00%</td><td>1.50%</td><td>0.50%</td>" in html
+
+
 def test_page_of_a_run_without_teachers() -> None:
     run_page = page(parse_report(run_values()))
     titles = [section.title for section in run_page.sections]
@@ -43,3 +64,11 @@ def test_page_shows_auc_within_groups() -> None:
     values["metrics"]["test"]["raw"]["group_auc"] = {"auc": 0.75, "num_groups": 1_200, "num_one_class": 3}
     groups = next(section for section in page(parse_report(values)).sections if section.title == "Groups")
     assert [value for _, value in groups.tables[0].rows] == ["75.000", "1,200", "3"]
+
+
+@pytest.mark.parametrize("path", COMMITTED[::15], ids=lambda path: path.parent.name)
+def test_pages_of_older_reports_do_without_what_these_lack(path: Path) -> None:
+    report = read_report(path.parent)
+    assert report.breakdown is None and report.command is None
+    titles = Outline(page(report).to_html()).headings
+    assert titles[0] == "Results" and titles[-1] == "Configuration" and "Slices" not in titles

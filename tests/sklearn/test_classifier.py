@@ -534,3 +534,21 @@ def test_bad_rows_are_value_errors(call: Callable[[], Any], message: str) -> Non
 def test_unfitted_says_so(method: str) -> None:
     with pytest.raises(NotFittedError):
         getattr(CTRClassifier(), method)(X)
+
+
+def test_the_raw_column_of_moments_is_taken(tmp_path: Path) -> None:
+    """The hour decides the clicks, and only the timestamp shows it."""
+    rng = np.random.default_rng(0)
+    moments = 1_700_000_000 + 3_607 * np.arange(600)
+    evening = moments // 3_600 % 24 >= 18
+    labels = (rng.random(600) < np.where(evening, 0.9, 0.1)).astype(int)
+    frame = pl.DataFrame({"ad": rng.choice(["a", "b"], 600), "ts": moments})
+    model = small(max_epochs=10).fit(frame, labels)
+    assert [field.name for field in model.schema_.fields] == ["ad", "ts_hour", "ts_weekday"]
+    assert model.dropped_columns_ == {}
+    scores = model.predict_proba(frame)[:, 1]
+    assert scores[evening].mean() > 2 * scores[~evening].mean()
+    model.save(tmp_path / "artifact")
+    loaded = CTRClassifier.load(tmp_path / "artifact")
+    np.testing.assert_array_equal(loaded.predict_proba(frame)[:, 1], scores)
+    assert list(loaded.feature_names_in_) == ["ad", "ts"]

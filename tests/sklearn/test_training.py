@@ -45,7 +45,7 @@ def test_defaults_are_those_of_the_commands() -> None:
     ("settings", "recipe"),
     [
         ({}, {"model": "recap", "l2": None, "learning_rate": 0.05, "teachers": 2, "teacher_model": "fcn"}),
-        ({"l2": 0.0, "routes": None}, {"l2": 0.0, "routes": 8}),
+        ({"l2": 0.0, "routes": None}, {"l2": 0.0, "routes": None}),
         ({"model": "auto", "route_choice": "greedy"}, {"model": "auto", "route_choice": "greedy"}),
         (
             {"teachers": 0, "l2": "probe", "model_settings": SMALL},

@@ -107,14 +107,16 @@ def dial(
 
     engine = Engine.load(artifact, threads=threads)
     measured = positions(engine, measure_costs(engine, seconds=seconds))
+    poor = engine.artifact.poor_settings
+    words = in_words(measured, poor)
     page = None
     if out is not None:
-        page = write_dial(out, engine.manifest["model"]["name"], measured, threads or num_cores())
+        page = write_dial(out, engine.manifest["model"]["name"], measured, threads or num_cores(), poor)
     if as_json:
-        print_json({"settings": [position.to_dict() for position in measured], "words": in_words(measured)})
+        print_json({"settings": [position.to_dict() for position in measured], "words": words})
         return
     print_table(list(HEADER), [cells(position) for position in measured])
-    typer.echo(in_words(measured))
+    typer.echo(words)
     if page is not None:
         tell(quiet, f"Open {page}; its figures are next to it.")
 

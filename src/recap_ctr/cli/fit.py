@@ -10,13 +10,16 @@ import typer
 from recap_ctr.cli.options import (
     L2,
     Device,
+    DropUnlabelled,
     Force,
     Json,
+    Positive,
     PreparedPath,
     Preset,
     PresetName,
     Quiet,
     RecipeFile,
+    Separator,
     Set,
     SplitRule,
     TeacherModel,
@@ -39,7 +42,10 @@ SHOWN_TEACHERS = (1, 2, 3, 4, 5, 8, 16)
 
 def fit(
     data: Annotated[
-        list[str], typer.Argument(metavar="DATA...", help="Prepared data, or raw files: then add --label.")
+        list[str],
+        typer.Argument(
+            metavar="DATA...", help="Prepared data, or raw files or a directory of them: then add --label."
+        ),
     ],
     out: Annotated[
         Path, typer.Option("--out", help="Directory for all stages, the report and the artifact.")
@@ -48,12 +54,26 @@ def fit(
         str | None,
         typer.Option("--label", help="For raw files: the column that says whether there was a click."),
     ] = None,
+    positive: Positive = None,
+    weight: Annotated[
+        str | None, typer.Option("--weight", metavar="COLUMN", help="For raw files: the rows' weights.")
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group", metavar="COLUMN", help="For raw files: average AUC over this, too; say, the user."
+        ),
+    ] = None,
+    separator: Separator = None,
+    drop_unlabelled: DropUnlabelled = False,
     schema: Annotated[
         Path | None, typer.Option("--schema", help="For raw files: schema.toml.  [default: inferred]")
     ] = None,
     split: Annotated[
         SplitRule | None,
-        typer.Option("--split", help="For raw files: 8:1:1 at random or by time.  [default: random]"),
+        typer.Option(
+            "--split", help="For raw files: 8:1:1 at random or by time.  [default: time, if there is one]"
+        ),
     ] = None,
     config: RecipeFile = None,
     preset: Preset = PresetName.default,
@@ -91,6 +111,8 @@ def fit(
 
     Example: recap fit clicks.parquet --label click --out model
 
+    Example: recap fit logs/ --label event --positive buy --weight importance --drop-unlabelled --out model
+
     Example: recap fit data --teachers 3 --set routes=4 --set train.patience=5 --out model
     """
     limit_threads(threads)
@@ -110,6 +132,11 @@ def fit(
         data,
         out=out,
         label=label,
+        positive=positive,
+        weight=weight,
+        group=group,
+        separator=separator,
+        drop_unlabelled=drop_unlabelled,
         schema=schema,
         split=None if split is None else split.value,
         config=config,

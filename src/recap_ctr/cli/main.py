@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from recap_ctr.cli import data, deploy, fit, pages, research, score, train
+from recap_ctr.cli import data, deploy, explain, fit, pages, research, score, train
 from recap_ctr.cli.errors import BAD_INPUT, INTERRUPTED, end_with
 from recap_ctr.cli.options import GLOSSARY
 
@@ -21,6 +21,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "fit": fit.fit,
         "predict": score.predict,
         "evaluate": score.evaluate,
+        "explain": explain.explain,
         "report": pages.report,
     },
     "Data": {

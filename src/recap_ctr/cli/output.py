@@ -54,8 +54,8 @@ def print_figures(
     for split, measured in figures:
         rows.append([split, "base rate", "0.50000", f"{measured.base_rate_logloss:.5f}", "", ""])
         for name, by_split in (reference or {}).items():
-            model = by_split[split]
-            rows.append([split, name, f"{model.auc:.5f}", f"{model.logloss:.5f}", "", ""])
+            if (model := by_split.get(split)) is not None:
+                rows.append([split, name, f"{model.auc:.5f}", f"{model.logloss:.5f}", "", ""])
         for name, each in (("raw", measured.raw), ("calibrated", measured.calibrated)):
             grouped = f"{each.group_auc.auc:.5f}" if each.group_auc else ""
             error = "" if each.calibration_error is None else f"{each.calibration_error:.5f}"
@@ -65,12 +65,18 @@ def print_figures(
 
 def print_report(report: "RunReport") -> None:
     """Print the report of one run."""
+    from recap_ctr.pages.references import reference_sentence
+
+    if sentence := reference_sentence(report):
+        typer.echo(sentence)
     typer.echo(f"{report.model.name}: {report.parameters:,} parameters, seed {report.train.seed}")
     print_figures(report.metrics.items(), report.reference)
 
 
 def print_fit(report: "FitReport") -> None:
-    """Print the teachers, their ensemble and the student of a fit."""
+    """Print the base rate, the references, the teachers, their ensemble and the shipped model of a fit."""
+    from recap_ctr.pages.references import lead_text
+
     split = report.metrics.split
 
     def cells(name: str, parameters: int, metrics: "Metrics") -> list[str]:
@@ -81,17 +87,26 @@ def print_fit(report: "FitReport") -> None:
             f"{100 * figures.raw.auc:.3f}",
             f"{figures.raw.logloss:.5f}",
             f"{figures.calibrated.logloss:.5f}",
+            "",
         ]
 
-    rows = [
+    base_rate = f"{report.metrics.on(split).base_rate_logloss:.5f}"
+    rows = [["base rate", "", "50.000", base_rate, "", ""]]
+    for name, by_split in (report.reference or {}).items():
+        reference = by_split[split]
+        figures = f"{100 * reference.auc:.3f}", f"{reference.logloss:.5f}"
+        rows.append([name, "", *figures, "", lead_text(reference)])
+    teachers = [
         cells(directory.rpartition("/")[2], teacher.parameters, teacher.metrics)
         for directory, teacher in report.teacher_runs.items()
     ]
-    if len(rows) > 1:
+    rows += teachers
+    if len(teachers) > 1:
         size = sum(teacher.parameters for teacher in report.teacher_runs.values())
-        rows.append(cells(f"their ensemble, {len(rows)}", size, report.ensembles[-1].metrics))
-    rows.append(cells(f"student: {report.model.name}", report.parameters, report.metrics))
-    print_table(["model", "parameters", f"{split} AUC", "logloss", "calibrated"], rows)
+        rows.append(cells(f"their ensemble, {len(teachers)}", size, report.ensembles[-1].metrics))
+    rows.append(cells(f"shipped: {report.model.name}", report.parameters, report.metrics))
+    header = ["model", "parameters", f"{split} AUC", "logloss", "calibrated", "the shipped model's lead"]
+    print_table(header, rows)
 
 
 def compare_with_training(evaluation: "RowsEvaluation", trained: "Metrics") -> list[str]:
@@ -131,7 +146,7 @@ def tell_values(quiet: bool, tally: "Tally") -> None:
     """Show how many rows were scored, and how many of their values were unseen or missing."""
     tell(quiet, f"{tally.rows:,} rows.")
     for counts, meaning in (
-        (tally.unseen, "were not in the training rows"),
+        (tally.unseen, "are not in the vocabulary (unseen in training, or rarer there than min_count)"),
         (tally.missing, "are missing"),
     ):
         present: dict[str, Any] = {name: count for name, count in counts.items() if count}

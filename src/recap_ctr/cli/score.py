@@ -42,6 +42,15 @@ def predict(
     routes: UsedRoutes = None,
     depth: UsedDepth = None,
     threads: Threads = None,
+    explain: Annotated[
+        int | None,
+        typer.Option(
+            "--explain",
+            metavar="N",
+            min=1,
+            help="Add columns why_1 to why_N: what the fields of a row contribute most to its logit.",
+        ),
+    ] = None,
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -66,11 +75,13 @@ def predict(
         inputs = output_inputs(
             source, artifact=scorer.engine.manifest, map=columns, routes=routes, depth=depth
         )
+        if inputs is not None and explain is not None:
+            inputs["explain"] = explain
         if is_made(out, inputs, force=force):
             tell_up_to_date(out, as_json, quiet)
             return
     with open_sink(out) as sink:
-        tally = score(scorer, source, sink, quiet=quiet)
+        tally = score(scorer, source, sink, explain=explain or 0, quiet=quiet)
     if out is not None:
         record(out, inputs)
     if as_json:
@@ -78,6 +89,10 @@ def predict(
     tell_values(quiet, tally)
     if out is not None:
         tell(quiet, f"{out}: score is the calibrated probability of a click, logit its logit.")
+        if explain:
+            tell(
+                quiet, "why_1 is the field without whose value the logit would change most, and by how much."
+            )
         tell(quiet, f"Next, once their clicks are known: recap evaluate {artifact} {out}")
 
 

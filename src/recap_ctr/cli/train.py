@@ -25,6 +25,7 @@ from recap_ctr.cli.options import (
     limit_threads,
     parse_settings,
     require_torch,
+    this_command,
 )
 from recap_ctr.cli.output import print_json, print_report, print_table, tell, tell_up_to_date
 from recap_ctr.errors import InputError
@@ -82,6 +83,7 @@ def train(
     limit_threads(threads)
     require_torch()
     from recap_ctr.data.shards import PreparedData
+    from recap_ctr.training.report import record_command
     from recap_ctr.training.run import run
 
     prepared = PreparedData(data)
@@ -98,7 +100,7 @@ def train(
         teachers=tuple(teachers or ()),
         routes=routes,
     )
-    report = run(run_config, prepared, out, force=force, quiet=quiet)
+    report = record_command(out, run(run_config, prepared, out, force=force, quiet=quiet), this_command())
     if as_json:
         print_json(report.to_json())
         return

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Kind = Literal["line", "points", "bars"]
+Kind = Literal["line", "points", "bars", "columns"]
 WIDTH, HEIGHT = 640, 380
-LEFT, RIGHT, TOP, BOTTOM = 78, 16, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 64, 20, 34, 56
+# Units per character of text on a narrow screen, where the page's style makes letters larger, and per bar.
+CHARACTER, BAR = 12, 24
 # The colours of Okabe and Ito, which colour-blind readers can tell apart; the page's dark theme lightens some.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#555555")
 MARKS = ("circle", "square", "triangle", "diamond")
@@ -21,7 +23,10 @@ MARKS = ("circle", "square", "triangle", "diamond")
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one colour. For bars, `labels` name the bars and `x` only counts them."""
+    """Points of one colour. For bars, `labels` name the bars and `x` only counts them.
+
+    Columns stand on the horizontal axis and have no gaps, as in a histogram; `x` are the middles of equal ranges.
+    """
 
     name: str
     x: tuple[float, ...]
@@ -126,6 +131,8 @@ class _Axis:
             return [tick for tick in values if tick == round(tick)] if self.whole else values
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         values = [m * 10.0**p for p in powers for m in (1, 2, 5) if self.low <= m * 10.0**p <= self.high]
+        if len(values) < 3:  # Less than a decade: round numbers between those of 1, 2 and 5.
+            values = [tick for tick in ticks(self.low, self.high, 3) if self.low <= tick <= self.high]
         # Over many decades, only the powers of ten are marked.
         return values if len(values) <= 8 else [value for value in values if f"{value:e}"[0] == "1"]
 
@@ -142,14 +149,20 @@ def _range_with_margin(values: Sequence[float], *, log: bool = False) -> tuple[f
 def _axes(chart: Chart) -> tuple[_Axis, _Axis]:
     xs = [x for series in chart.series for x in series.x]
     ys = [y for series in chart.series for y in (*series.y, *series.low, *series.high)]
-    if any(series.kind == "bars" for series in chart.series):
+    columns = [series for series in chart.series if series.kind == "columns"]
+    if columns:
         ys.append(0.0)
+        xs += [
+            x + side * _column_width(series) / 2 for series in columns for x in series.x for side in (-1, 1)
+        ]
     if chart.diagonal:
         both = [*xs, *ys]
         xs, ys = both, both
     x_range, y_range = _range_with_margin(xs, log=chart.log_x), _range_with_margin(ys)
     whole = all(value == round(value) for value in xs) and max(xs) - min(xs) >= 1
-    return _Axis(*x_range, LEFT, WIDTH - RIGHT, chart.log_x, whole), _Axis(*y_range, HEIGHT - BOTTOM, TOP)
+    y_axis = _Axis(*y_range, HEIGHT - BOTTOM, TOP)
+    left = max(LEFT, 16 + CHARACTER * max((len(_number(tick)) for tick in y_axis.ticks()), default=0))
+    return _Axis(*x_range, left, WIDTH - RIGHT, chart.log_x, whole), y_axis
 
 
 def _number(value: float) -> str:
@@ -167,8 +180,9 @@ def to_svg(chart: Chart) -> str:
         raise ValueError(f"chart {chart.name!r} has no points")
     bars = [series for series in chart.series if series.kind == "bars"]
     body = _bars(chart, bars) if bars else _plot(chart)
+    height = _bars_height(bars) if bars else HEIGHT
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title)}"'
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(chart.title)}"'
         f' xmlns="http://www.w3.org/2000/svg">{body}</svg>'
     )
 
@@ -183,6 +197,9 @@ def _plot(chart: Chart) -> str:
         parts.append(f'<line class="theory" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
     for number, series in enumerate(chart.series):
         style = f"s{number % len(COLOURS)}"
+        if series.kind == "columns":
+            parts += _columns(series, x_axis, y_axis, style, chart.digits)
+            continue
         points = [(x_axis.pixel(x), y_axis.pixel(y)) for x, y in zip(series.x, series.y, strict=True)]
         parts += _intervals(series, x_axis, y_axis, style)
         if series.kind == "line" and len(points) > 1:
@@ -193,6 +210,24 @@ def _plot(chart: Chart) -> str:
             for index, (x, y) in enumerate(points)
         ]
     return "".join(parts)
+
+
+def _column_width(series: Series) -> float:
+    return (series.x[-1] - series.x[0]) / (len(series.x) - 1) if len(series.x) > 1 else 1.0
+
+
+def _columns(series: Series, x_axis: _Axis, y_axis: _Axis, style: str, digits: int) -> list[str]:
+    """Return columns on the horizontal axis."""
+    half = _column_width(series) / 2
+    parts = []
+    for index, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
+        left, right, top = x_axis.pixel(x - half), x_axis.pixel(x + half), y_axis.pixel(y)
+        tip = escape(series.tip(index, digits))
+        parts.append(
+            f'<rect class="mark {style} column" x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}"'
+            f' height="{y_axis.pixel(0.0) - top:.1f}" data-tip="{tip}"><title>{tip}</title></rect>'
+        )
+    return parts
 
 
 def _intervals(series: Series, x_axis: _Axis, y_axis: _Axis, style: str) -> list[str]:
@@ -231,54 +266,57 @@ def _grid(chart: Chart, x_axis: _Axis, y_axis: _Axis) -> str:
     parts = []
     for tick in y_axis.ticks():
         y = y_axis.pixel(tick)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(
-            f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_number(tick)}</text>'
+            f'<line class="grid" x1="{x_axis.start}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
+        parts.append(
+            f'<text class="tick" x="{x_axis.start - 8}" y="{y + 4:.1f}" text-anchor="end">{_number(tick)}</text>'
         )
     parts += _vertical_grid(x_axis)
-    parts.append(_bottom_label(chart.x_label, LEFT))
-    middle = (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(
-        f'<text class="axis" x="14" y="{middle:.0f}" text-anchor="middle"'
-        f' transform="rotate(-90 14 {middle:.0f})">{escape(chart.y_label)}</text>'
-    )
+    parts.append(_bottom_label(chart.x_label, HEIGHT))
+    # The label stands above the numbers, not beside them: turned text is hard to read, and takes their room.
+    parts.append(f'<text class="axis" x="8" y="20">{escape(chart.y_label)}</text>')
     return "".join(parts)
 
 
-def _vertical_grid(axis: _Axis) -> list[str]:
+def _vertical_grid(axis: _Axis, height: int = HEIGHT) -> list[str]:
     """Return the grid lines and numbers of the horizontal axis."""
     parts = []
     for tick in axis.ticks():
         x = axis.pixel(tick)
-        parts.append(f'<line class="grid" y1="{TOP}" y2="{HEIGHT - BOTTOM}" x1="{x:.1f}" x2="{x:.1f}"/>')
+        parts.append(f'<line class="grid" y1="{TOP}" y2="{height - BOTTOM}" x1="{x:.1f}" x2="{x:.1f}"/>')
         parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{_number(tick)}</text>'
+            f'<text class="tick" x="{x:.1f}" y="{height - BOTTOM + 21}" text-anchor="middle">{_number(tick)}</text>'
         )
     return parts
 
 
-def _bottom_label(text: str, left: int) -> str:
-    """Return the label of a horizontal axis that begins at pixel `left`."""
-    return (
-        f'<text class="axis" x="{(left + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 8}" text-anchor="middle">'
-        f"{escape(text)}</text>"
-    )
+def _bottom_label(text: str, height: int) -> str:
+    """Return the label of the horizontal axis."""
+    return f'<text class="axis" x="{WIDTH - RIGHT}" y="{height - 9}" text-anchor="end">{escape(text)}</text>'
+
+
+def _bars_height(series: Sequence[Series]) -> int:
+    """Return a height with room for the names of all bars."""
+    return max(HEIGHT, TOP + BOTTOM + BAR * len(series[0].labels))
 
 
 def _bars(chart: Chart, series: Sequence[Series]) -> str:
     """Return horizontal bars with their names on the left, one colour per series."""
-    names = series[0].labels
-    left = min(max(70, 16 + 7 * max(map(len, names))), WIDTH // 2)
+    names, height = series[0].labels, _bars_height(series)
+    left = min(max(70, 16 + CHARACTER * max(map(len, names))), WIDTH // 2)
+    longest = (left - 16) // CHARACTER
     low = min(0.0, *(value for bars in series for value in (*bars.y, *bars.low)))
     high = max(0.0, *(value for bars in series for value in (*bars.y, *bars.high)))
     axis = _Axis(low, high * 1.05 or 1.0, left, WIDTH - RIGHT)
-    group_height = (HEIGHT - BOTTOM - TOP) / max(len(names), 1)
+    group_height = (height - BOTTOM - TOP) / max(len(names), 1)
     bar_height = min(0.8 * group_height / len(series), 26.0)
-    parts = _vertical_grid(axis)
+    parts = _vertical_grid(axis, height)
     for index, name in enumerate(names):
         middle = TOP + (index + 0.5) * group_height
+        shown = name if len(name) <= longest else name[: longest - 1] + "…"
         parts.append(
-            f'<text class="tick" x="{left - 8}" y="{middle + 4:.1f}" text-anchor="end">{escape(name)}</text>'
+            f'<text class="tick" x="{left - 8}" y="{middle + 4:.1f}" text-anchor="end">{escape(shown)}</text>'
         )
         for number, bars in enumerate(series):
             y = middle - bar_height * len(series) / 2 + number * bar_height
@@ -294,7 +332,7 @@ def _bars(chart: Chart, series: Sequence[Series]) -> str:
                     f'<line class="whisker" x1="{ends[0]:.1f}" x2="{ends[1]:.1f}" y1="{y + bar_height / 2:.1f}"'
                     f' y2="{y + bar_height / 2:.1f}"/>'
                 )
-    parts.append(_bottom_label(chart.y_label, left))
+    parts.append(_bottom_label(chart.y_label, height))
     return "".join(parts)
 
 
@@ -340,6 +378,12 @@ def _draw_bars(axes: "Axes", series: Series, number: int, num_series: int) -> No
 
 
 def _draw_points(axes: "Axes", series: Series, number: int) -> None:
+    if series.kind == "columns":
+        colour = COLOURS[number % len(COLOURS)]
+        axes.bar(
+            series.x, series.y, _column_width(series), color=colour, alpha=0.6, label=literal(series.name)
+        )
+        return
     colour, marker = COLOURS[number % len(COLOURS)], "os^D"[number % 4]
     line = ("--" if series.dashed else "-") if series.kind == "line" else ""
     label = literal(series.name)

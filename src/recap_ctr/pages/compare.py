@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from recap_ctr.errors import InputError
 from recap_ctr.pages import run
-from recap_ctr.pages.charts import Chart, Series
+from recap_ctr.pages.charts import Chart
 from recap_ctr.pages.page import Page, Section, Table
 from recap_ctr.training.report import FitReport, RunReport
 
@@ -62,7 +62,7 @@ def _results(reports: Mapping[str, RunReport | FitReport], split: str) -> Sectio
 
 def _frontier(reports: Mapping[str, RunReport | FitReport], split: str) -> Section:
     series = tuple(
-        Series(name, (float(report.parameters),), (100 * report.metrics.on(split).raw.auc,), kind="points")
+        run.auc_series(name, [(report.parameters, report.metrics.on(split).raw)], kind="points")
         for name, report in reports.items()
     )
     return Section("Frontier", charts=(run.frontier_chart(split, series),))

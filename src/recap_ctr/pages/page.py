@@ -171,7 +171,7 @@ def _figure(chart: Chart) -> str:
 def _legend(chart: Chart) -> str:
     entries = []
     for number, series in enumerate(chart.series):
-        shape = "square" if series.kind == "bars" else MARKS[number % len(MARKS)]
+        shape = "square" if series.kind in ("bars", "columns") else MARKS[number % len(MARKS)]
         key = f'<svg viewBox="0 0 12 12" aria-hidden="true">{mark_svg(shape, 6, 6, f"s{number % 8}")}</svg>'
         entries.append(f"<li>{key}{escape(series.name)}</li>")
     return f'<ul class="legend">{"".join(entries)}</ul>'

@@ -3,15 +3,21 @@
 from statistics import mean
 from typing import Any
 
-from recap_ctr.data.quality import FieldQuality
+from recap_ctr.data.quality import FieldQuality, describe_repeated
 from recap_ctr.evaluation.evaluate import Figures, SplitFigures
 from recap_ctr.evaluation.metrics import ReliabilityBin
-from recap_ctr.pages.charts import Chart, Series
+from recap_ctr.pages.breakdown import breakdown_sections
+from recap_ctr.pages.charts import Chart, Kind, Series
 from recap_ctr.pages.diagnosis import decomposition_section, decompositions_of
 from recap_ctr.pages.page import Page, Section, Table
-from recap_ctr.training.report import FitReport, RunReport
+from recap_ctr.pages.references import lead_text, logloss_gain_text, reference_sentence
+from recap_ctr.training.report import FitReport, Reference, RunReport
 
 HEADER = ("model", "parameters", "AUC", "logloss", "calibrated logloss", "calibration error")
+FRONTIER_NOTE = (
+    "Up and to the left is better: more accurate and smaller. Bands and whiskers are 95 % intervals over rows; all"
+    " models are measured on the same rows, so their differences are surer than that."
+)
 Z = 1.96  # Half the width of a 95 % interval, in standard errors.
 
 
@@ -25,10 +31,11 @@ def page(report: RunReport | FitReport, command: str = "", diagnosis: dict[str, 
         _results(report),
         _frontier(report),
         _reliability(report),
+        *(breakdown_sections(report.breakdown) if report.breakdown else ()),
         _theory(report),
         decomposition_section(decompositions_of(diagnosis)) if diagnosis else None,
         _training(report),
-        _fields(report.fields) if report.fields else None,
+        _fields(report, report.fields) if report.fields else None,
         _groups(report),
         _configuration(report, command),
     ]
@@ -45,6 +52,11 @@ def model_name(report: RunReport | FitReport) -> str:
 
 
 def lead(report: RunReport | FitReport) -> str:
+    """Return the answer with its numbers; first of all, what the model is not ahead of."""
+    return " ".join(filter(None, (reference_sentence(report), _answer(report))))
+
+
+def _answer(report: RunReport | FitReport) -> str:
     """Return the answer in one sentence, with its numbers."""
     figures = report.metrics.held_out
     auc = figures.raw.auc
@@ -119,7 +131,24 @@ def _results(report: RunReport | FitReport) -> Section:
         f"Measured on {figures.rows:,} {split} rows. AUC is in points, ± half of its 95 % interval over rows (DeLong)."
         f" Calibrated: after {report.calibration} calibration, fitted on validation rows."
     )
-    return Section("Results", tables=(Table(HEADER, tuple(rows), len(rows) - 1, note),))
+    tables = [Table(HEADER, tuple(rows), len(rows) - 1, note)]
+    if report.reference and any(by_split[split].lead is not None for by_split in report.reference.values()):
+        tables.append(_against_references(report.reference, split))
+    text = (
+        f"Shipped: {report.chosen_because}."
+        if isinstance(report, FitReport) and report.chosen_because
+        else ""
+    )
+    return Section("Results", text, tables=tuple(tables))
+
+
+def _against_references(references: dict[str, dict[str, Reference]], split: str) -> Table:
+    rows = tuple(
+        (name, lead_text(by_split[split]), logloss_gain_text(by_split[split]))
+        for name, by_split in references.items()
+    )
+    note = "Of the model over each reference, on the same rows, ± half of the 95 % interval of the paired difference."
+    return Table(("reference", "lead in AUC (points)", "gain in logloss"), rows, note=note)
 
 
 def _frontier(report: RunReport | FitReport) -> Section | None:
@@ -127,15 +156,33 @@ def _frontier(report: RunReport | FitReport) -> Section | None:
     if not isinstance(report, FitReport) or len(report.teacher_runs) < 2:
         return None
     teacher_size = next(iter(report.teacher_runs.values())).parameters
-    auc = report.metrics.held_out.raw.auc
-    ensembles = Series(
+    ensembles = auc_series(
         "ensembles of the first 1, 2, .. teachers",
-        tuple(float(teacher_size * ensemble.teachers) for ensemble in report.ensembles),
-        tuple(100 * ensemble.metrics.held_out.raw.auc for ensemble in report.ensembles),
+        [(teacher_size * ensemble.teachers, ensemble.metrics.held_out.raw) for ensemble in report.ensembles],
         labels=tuple(f"{ensemble.teachers} teachers" for ensemble in report.ensembles),
     )
-    student = Series(model_name(report), (float(report.parameters),), (100 * auc,), kind="points")
+    student = auc_series(
+        model_name(report), [(report.parameters, report.metrics.held_out.raw)], kind="points"
+    )
     return Section("Frontier", charts=(frontier_chart(report.metrics.split, (ensembles, student)),))
+
+
+def auc_series(
+    name: str, sizes: list[tuple[int, Figures]], *, kind: Kind = "line", labels: tuple[str, ...] = ()
+) -> Series:
+    """Return AUC in points against stored parameters, with 95 % intervals over rows where all models have them."""
+    aucs = tuple(100 * figures.auc for _, figures in sizes)
+    errors = [100 * Z * figures.auc_error for _, figures in sizes if figures.auc_error is not None]
+    has_errors = len(errors) == len(aucs)
+    return Series(
+        name,
+        tuple(float(size) for size, _ in sizes),
+        aucs,
+        tuple(auc - error for auc, error in zip(aucs, errors, strict=True)) if has_errors else (),
+        tuple(auc + error for auc, error in zip(aucs, errors, strict=True)) if has_errors else (),
+        kind=kind,
+        labels=labels,
+    )
 
 
 def frontier_chart(split: str, series: tuple[Series, ...]) -> Chart:
@@ -146,7 +193,7 @@ def frontier_chart(split: str, series: tuple[Series, ...]) -> Chart:
         "stored parameters",
         f"{split} AUC (points)",
         series,
-        note="Up and to the left is better: more accurate and smaller.",
+        note=FRONTIER_NOTE if any(line.low for line in series) else FRONTIER_NOTE.partition(" Bands")[0],
         log_x=True,
         digits=3,
     )
@@ -247,9 +294,9 @@ def _training(report: RunReport | FitReport) -> Section:
     return Section("Training", text, charts=(training_chart(tuple(curves)), loss))
 
 
-def _fields(fields: list[FieldQuality]) -> Section:
-    """Return what each field has of unknown values, and how far its values drift from the training rows."""
-    drift_splits, oov_splits = list(fields[0].drift), list(fields[0].oov)
+def _fields(report: RunReport | FitReport, fields: list[FieldQuality]) -> Section:
+    """Return what each field has of unknown values, how far its values drift from training, and which rows repeat."""
+    drift_splits = list(fields[0].drift)
     names = tuple(field.name for field in fields)
     drift = Chart(
         "drift",
@@ -268,18 +315,48 @@ def _fields(fields: list[FieldQuality]) -> Section:
         ),
         note="Fields with many rare values drift by chance too; look for fields that drift more on test than on valid.",
     )
-    rows = tuple(
-        (field.name, f"{field.values:,}", *(f"{field.oov[split]:.2%}" for split in oov_splits))
-        for field in fields
-    )
-    header = ("field", "values kept", *(f"unknown in {split}" for split in oov_splits))
-    split = drift_splits[-1]
+    text = f"{_unknown_values(fields, drift_splits[-1])} {_repeated_rows(report)}".strip()
+    return Section("Fields", text, tables=(_unknown_table(fields),), charts=(drift,))
+
+
+def _unknown_values(fields: list[FieldQuality], split: str) -> str:
+    """Return in a sentence which field has the most values without a vector of their own, and why."""
     worst = max(fields, key=lambda field: field.oov[split])
-    text = (
+    reasons = "too rare in the training rows or absent from them"
+    if worst.missing and worst.rare and worst.unseen:
+        shares = {
+            "unseen in the training rows": worst.unseen,
+            "rare there": worst.rare,
+            "missing": worst.missing,
+        }
+        reasons = ", ".join(f"{name} ({100 * share[split]:.2f} %)" for name, share in shares.items())
+    return (
         f"The field {worst.name} has the most unknown values: {100 * worst.oov[split]:.2f} % of its values in {split}"
-        " rows are too rare in the training rows or absent from them, and share one embedding vector."
+        f" rows are {reasons}, and share one embedding vector."
     )
-    return Section("Fields", text, tables=(Table(header, rows),), charts=(drift,))
+
+
+def _repeated_rows(report: RunReport | FitReport) -> str:
+    """Return in a sentence how many held-out rows repeat a training row; "" if none does or nobody counted."""
+    rows = {split: count.rows for split, count in report.data.splits.items()}
+    return describe_repeated(report.repeated or {}, rows)
+
+
+def _unknown_table(fields: list[FieldQuality]) -> Table:
+    """Return the shares of unknown values by field: in the last split by reason, or in each where none is on record."""
+    first = fields[0]
+    split = list(first.oov)[-1]
+    if first.missing and first.rare and first.unseen:
+        header = [f"{kind} in {split}" for kind in ("unseen", "rare", "missing")]
+        shares = [[part[split] for part in (f.unseen, f.rare, f.missing) if part] for f in fields]
+    else:
+        header = [f"unknown in {name}" for name in first.oov]
+        shares = [[field.oov[name] for name in first.oov] for field in fields]
+    rows = tuple(
+        (field.name, f"{field.values:,}", *(f"{share:.2%}" for share in row))
+        for field, row in zip(fields, shares, strict=True)
+    )
+    return Table(("field", "values kept", *header), rows)
 
 
 def _groups(report: RunReport | FitReport) -> Section | None:
@@ -299,14 +376,18 @@ def _configuration(report: RunReport | FitReport, command: str) -> Section:
     rows = (
         ("data", f"{report.data.name}, fingerprint {report.data.fingerprint}"),
         *((f"rows of {split}", f"{count.rows:,}") for split, count in report.data.splits.items()),
+        *((("split", report.data.split),) if report.data.split else ()),
         *((f"model: {key}", str(value)) for key, value in report.model.config.items()),
         *((f"training: {key}", str(value)) for key, value in report.train.model_dump(mode="json").items()),
         *((f"version of {key}", str(value)) for key, value in report.versions.items()),
         *((f"machine: {key}", str(value)) for key, value in report.machine.items()),
+        *([] if report.route_gain is None else [("routes", report.route_gain.sentence)]),
         ("date", report.date),
     )
     text = (
         "Everything that the result depends on. The same command on the same data gives the same bits on the same"
         " machine with the same number of threads."
     )
-    return Section("Configuration", text, tables=(Table(("key", "value"), rows),), code=command)
+    return Section(
+        "Configuration", text, tables=(Table(("key", "value"), rows),), code=command or report.command or ""
+    )

@@ -1,3 +1,11 @@
+// On a narrow screen, the rows of a wide table become cards, whose lines need the names of the columns.
+for (const table of document.querySelectorAll("main table")) {
+  const names = [...table.querySelectorAll("thead th")].map((cell) => cell.textContent);
+  if (names.length < 4) continue;
+  table.classList.add("cards");
+  for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, at) => { cell.dataset.label = names[at]; });
+}
+
 // Show the text of a mark when the pointer is over it or the keyboard's focus is on it.
 const tip = document.getElementById("tip");
 const show = (text, x, y) => {

@@ -83,7 +83,8 @@ def describe_columns(
     if schema is None:
         name = free_name(label, rows.frame.columns)
         table = open_table(rows.with_label(name, classes), label=name)
-        schema, fields = table.schema, {field.name for field in table.schema.fields}
+        schema = table.schema
+        fields = {*schema.input_columns, *(field.name for field in schema.fields)}
         for finding in table.inferred.findings if table.inferred else ():
             if finding.column not in fields and finding.column != name:
                 dropped[finding.column] = f"{finding.verdict.removeprefix(LEFT_OUT)}: {finding.reason}"

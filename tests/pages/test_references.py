@@ -1,0 +1,48 @@
+"""What a page says of a model that is not ahead of a reference."""
+
+from pathlib import Path
+
+import pytest
+
+from recap_ctr.pages.references import lead_text, logloss_gain_text, reference_sentence
+from recap_ctr.pages.run import lead
+from recap_ctr.training.report import Reference, RunReport, read_report
+
+AHEAD = Reference(
+    auc=0.7, logloss=0.4, lead=0.02, lead_error=0.005, logloss_gain=0.01, logloss_gain_error=0.002
+)
+EQUAL = Reference(auc=0.7, logloss=0.4, lead=0.009, lead_error=0.005)
+BEHIND = Reference(auc=0.7, logloss=0.4, lead=-0.02, lead_error=0.005)
+OLD = Reference(auc=0.7, logloss=0.4)
+
+
+@pytest.fixture
+def report(finished: Path) -> RunReport:
+    return read_report(finished)
+
+
+def against(report: RunReport, **references: Reference) -> RunReport:
+    split = report.metrics.split
+    return report.model_copy(
+        update={"reference": {name: {split: figures} for name, figures in references.items()}}
+    )
+
+
+def test_nothing_is_said_of_references_that_are_behind(report: RunReport) -> None:
+    assert reference_sentence(against(report, lr=AHEAD, older=OLD)) == ""
+
+
+def test_references_that_are_not_behind_come_first(report: RunReport) -> None:
+    compared = against(report, lr=AHEAD, trees=EQUAL, boosted=BEHIND)
+    sentence = reference_sentence(compared)
+    assert sentence == (
+        "The model is NOT ahead of trees (+0.900 ± 0.980 points of AUC) and boosted (-2.000 ± 0.980 points of AUC)"
+        " beyond chance on the test rows."
+    )
+    assert lead(compared).startswith(sentence)
+
+
+def test_differences_have_intervals() -> None:
+    assert lead_text(AHEAD) == "+2.000 ± 0.980"
+    assert logloss_gain_text(AHEAD) == "+0.01000 ± 0.00392"
+    assert lead_text(OLD) == logloss_gain_text(OLD) == ""
