@@ -168,6 +168,8 @@ def test_killed_before_any_write_the_artifact_is_whole_or_absent(
     assert survived["writes"] > 4
     assert data_of(base / "writes" / "artifact") == whole
     assert not (base / "writes" / ".artifact.partial").exists()
+    # A run that was killed by the clock may have written its artifact already, too.
+    wholes = [whole, data_of(base / "fast-whole" / "artifact")]
     loadable = refused = 0
     for snapshot in sorted((base / "snapshots").iterdir()):
         for directory in (snapshot / "artifact", snapshot / ".artifact.partial"):
@@ -177,5 +179,5 @@ def test_killed_before_any_write_the_artifact_is_whole_or_absent(
                 refused += 1
             else:
                 loadable += 1
-                assert data_of(directory) == whole
+                assert data_of(directory) in wholes
     assert loadable > 0 < refused
