@@ -165,12 +165,12 @@ def is_reported(directory: Path, config: RunConfig, data: PreparedData) -> bool:
 
 
 def lacks_settings(model: str, settings: Path) -> bool:
-    """Return whether a baseline is trained by default settings, because there is no file of its settings."""
+    """Return whether a baseline has no settings file, so that it is trained with its defaults."""
     return model != OURS and not (settings / f"{short_name(model)}.toml").is_file()
 
 
 def check_models(names: Sequence[str], settings: Path) -> None:
-    """Refuse a name that is no model of ours, no dotted name of a class, and no file SETTINGS/DATA/NAME.toml."""
+    """Refuse a name unless it is a model, the dotted name of a class, or has a file SETTINGS/DATA/NAME.toml."""
     for name in names:
         if is_dotted(name):
             model_class(name)
