@@ -103,11 +103,13 @@ def test_every_command_is_documented_with_help_and_example(name: str) -> None:
         assert parameter.help, f"{name}: {parameter.name} has no help"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", generate.PAGES, ids=relative)
 def test_generated_pages_are_those_of_the_code(path: Path) -> None:
     assert path.read_text() == generate.page(path), "run `python -m docs.generate --write`"
 
 
+@pytest.mark.slow
 def test_packages_are_described_in_the_order_of_their_imports() -> None:
     graph = generate.imports()
     order = generate.ordered(graph)
@@ -208,6 +210,7 @@ def exists(name: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],

@@ -285,6 +285,7 @@ def test_averaged_weights_of_a_linear_model_give_the_averaged_logit() -> None:
     assert linearisation_error(linear, recap_rows(), spread=10.0).max() < 1e-12
 
 
+@pytest.mark.slow
 def test_averaged_weights_miss_the_averaged_logit_by_the_square_of_the_spread() -> None:
     model = recap_model(recap_config()).double()
 

@@ -38,6 +38,7 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TEXTS, ids=relative)
 def test_no_banned_words(path: Path) -> None:
     match = re.search(rf"\b({'|'.join(BANNED_WORDS)})\b", path.read_text(), re.IGNORECASE)
@@ -46,6 +47,7 @@ def test_no_banned_words(path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SOURCE, ids=relative)
 def test_names_say_what_they_hold(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
@@ -69,6 +71,7 @@ def test_no_line_escapes_the_formatter() -> None:
         assert f"fmt: {'skip'}" not in path.read_text(), path
 
 
+@pytest.mark.slow
 def test_no_test_imports_another_or_a_private_name() -> None:
     for path in TESTS:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -79,6 +82,7 @@ def test_no_test_imports_another_or_a_private_name() -> None:
                     assert not private, f"{path} imports {private}"
 
 
+@pytest.mark.slow
 def test_no_two_places_share_more_than_twelve_lines() -> None:
     """Compare lines of logic: import lists, blank lines, comments and closing brackets are left out."""
     places: dict[tuple[str, ...], list[tuple[Path, int]]] = {}

@@ -75,6 +75,7 @@ def test_models_know_no_device_and_no_training(path: Path) -> None:
         assert word not in text
 
 
+@pytest.mark.slow
 def test_torch_is_needed_only_for_training() -> None:
     """Data, metrics, calibration, pages and the server work without torch; the command line imports it lazily."""
     for path in FILES:

@@ -174,6 +174,7 @@ class TestArtifact:
         )
         return out / "artifact"
 
+    @pytest.mark.slow
     def test_its_module_is_not_imported_for_it(
         self,
         prepared: PreparedData,

@@ -50,6 +50,7 @@ def schemas(draw: st.DrawFn) -> Schema:
     return Schema.model_validate(values)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(schema=schemas())
 def test_toml_and_back(schema: Schema, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -57,6 +57,7 @@ LOADED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "loaded"),
     [

@@ -106,6 +106,8 @@ class TrainConfig(Frozen):
     """Passes over the training rows, at most."""
     patience: PositiveInt = 2
     """Stop after this many epochs in a row without a better validation AUC."""
+    validations: PositiveInt = 1
+    """How often an epoch is validated, at even distances: more than once where an epoch is long."""
     plateau_factor: PositiveFloat = 0.1
     """What the plateau rule multiplies the learning rate by."""
     min_learning_rate: NonNegativeFloat = 1e-6
@@ -137,7 +139,7 @@ class TrainConfig(Frozen):
 
         A run's directory is named after its settings, so a new setting must not rename the runs of older versions.
         """
-        later = {"ema_warmup": WARMUP, "net_l2": 0.0}
+        later = {"ema_warmup": WARMUP, "net_l2": 0.0, "validations": 1}
         return {key: value for key, value in dump(self).items() if later.get(key, ...) != value}
 
     def with_horizons(self, factor: float) -> Self:

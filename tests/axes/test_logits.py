@@ -28,6 +28,7 @@ def some_logits(data: PreparedData, seed: int = 0) -> Floats:
     return np.random.default_rng(seed).normal(size=(len(data.valid), 2)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_round_trip_keeps_values_coordinates_and_rows(prepared: PreparedData, tmp_path: Path) -> None:
     logits = some_logits(prepared)
 

@@ -33,6 +33,7 @@ def naive(model: Recap, routes: list[Route], depth: int | None = None) -> torch.
     return torch.stack([model(recap_rows(), route, depth).logit_B for route in routes])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fuse", ["mean", "gate"])
 @pytest.mark.parametrize("form", ["additive", "multiplicative"])
 @pytest.mark.parametrize("binding", ["tied", "free"])

@@ -220,6 +220,7 @@ def an_epoch(data: PreparedData, name: str, update: str, horizons: tuple[float, 
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "update"), [("fcn", "exact"), ("recap", "fast")])
 def test_each_of_several_averages_is_what_it_would_be_alone_and_the_best_is_selected(
     name: str, update: str, prepared: PreparedData
@@ -288,6 +289,7 @@ def run_until(
             assert stop is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "update"), [("fcn", "exact"), ("recap", "fast")])
 def test_interrupted_with_two_averages_it_ends_with_the_same_bits(
     name: str, update: str, prepared: PreparedData, tmp_path: Path
@@ -310,6 +312,7 @@ def checkpoints(out: Path) -> set[str]:
     return {path.name for path in out.glob("checkpoint*")}
 
 
+@pytest.mark.slow
 def test_the_last_checkpoints_are_kept_with_their_raw_weights(prepared: PreparedData, tmp_path: Path) -> None:
     """An interruption doesn't change that; each checkpoint has the weights of the end of its epoch."""
     torch.set_num_threads(1)

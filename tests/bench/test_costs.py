@@ -33,6 +33,7 @@ def num_runs(costs: Iterable[Cost]) -> Counter[str]:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", ONE_RECIPE)
 def test_where_nothing_is_done_all_stages_count(table: str, prepared: PreparedData, tmp_path: Path) -> None:
     config = recipe_config("default", {**TINY, "teachers": 2, "l2": None}, "test")
@@ -86,6 +87,7 @@ def test_probe_is_as_long_as_its_arms_together() -> None:
     assert config.most_epochs(probe_rate=False) == (8 + 8) + (4 + 4) + 6 + 6
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_sum(prepared: PreparedData, tmp_path: Path) -> None:
     reports = tmp_path / "reports"
     (reports / prepared.name).mkdir(parents=True)

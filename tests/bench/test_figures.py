@@ -22,6 +22,7 @@ def draw(figure: Figure) -> None:
     write_names(figure, axes, [Name("a point", 2e5, 2.0, 0)])
 
 
+@pytest.mark.slow
 def test_same_numbers_same_bytes_whatever_the_machines_own_settings() -> None:
     first = render(draw, 3.0)
     with matplotlib.rc_context({"font.size": 30, "axes.grid": False}):
@@ -29,12 +30,14 @@ def test_same_numbers_same_bytes_whatever_the_machines_own_settings() -> None:
     assert matplotlib.rcParams["svg.hashsalt"] != "recap", "nothing is left behind"
 
 
+@pytest.mark.slow
 def test_text_of_an_svg_is_text() -> None:
     svg = render(draw, 3.0)["svg"].decode()
     for text in ("a line", "a point", "stored parameters", "200k", "± seed standard deviation"):
         assert text in svg
 
 
+@pytest.mark.slow
 def test_names_with_dollars_are_no_mathematics() -> None:
     def drawn(figure: Figure) -> None:
         axes = figure.subplots()
@@ -63,6 +66,7 @@ def test_names_hide_neither_points_nor_each_other() -> None:
         assert not any(box.contains(*axes.transData.transform(spot)) for spot in spots)
 
 
+@pytest.mark.slow
 def test_publish_writes_all_numbers(tmp_path: Path) -> None:
     points = [{"name": "a", "auc": (0.5, 0.7)}, {"name": "b", "auc": (0.4,)}]
     for _ in range(2):

@@ -69,6 +69,7 @@ def test_a_lack_of_teachers_is_refused_before_any_work(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_only_the_word_synthetic_has_the_quick_recipe(
     prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +83,7 @@ def test_only_the_word_synthetic_has_the_quick_recipe(
     shutil.copytree(prepared.path, tmp_path / "synthetic")
     for name, teachers in ((str(tmp_path / "synthetic"), 5), ("synthetic", 2)):
         fulfil(Request("variance", (name,), tmp_path / "out", tmp_path / "reports", quiet=True))
-        assert seen[-1].data.name == "synthetic" and seen[-1].config.teachers == teachers
+        assert seen[-1].data.name == "synthetic" and seen[-1].config.num_teachers == teachers
     fulfil(
         Request(
             "variance",
@@ -100,6 +101,7 @@ def test_one_seed_names_tables() -> None:
     assert set(ONE_SEED) <= set(ONE_RECIPE)
 
 
+@pytest.mark.slow
 def test_settings_override_those_of_the_file_table_by_table(
     prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

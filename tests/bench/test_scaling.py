@@ -49,6 +49,7 @@ def test_every_entry_of_the_papers_tables_is_there() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_it_trains_what_is_missing_and_writes_reports_and_table(
     prepared: PreparedData, tmp_path: Path
 ) -> None:

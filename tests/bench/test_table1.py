@@ -44,6 +44,7 @@ def write_values(reports: Path, label: str, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values))
 
 
+@pytest.mark.slow
 def test_cells_are_files_and_none_is_done_twice(
     prepared: PreparedData, tmp_path: Path, reports: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_cells_are_files_and_none_is_done_twice(
     assert "| DNN | 1 |" in more and "| LR | 2 |" in more
 
 
+@pytest.mark.slow
 def test_a_cell_with_other_settings_is_done_again(
     prepared: PreparedData, tmp_path: Path, reports: Path
 ) -> None:
@@ -73,6 +75,7 @@ def test_a_cell_with_other_settings_is_done_again(
     assert read_report(reports / "lr/seed-1").train.max_epochs == 2
 
 
+@pytest.mark.slow
 def test_runs_of_other_settings_or_data_are_no_seeds_of_one_arm(
     prepared: PreparedData, tmp_path: Path, reports: Path
 ) -> None:
@@ -136,6 +139,7 @@ def test_baselines_are_calibrated_and_measured_as_recap_is(
     assert (config.negative_rate, config.calibration) == (0.1, "isotonic")
 
 
+@pytest.mark.slow
 def test_a_finished_cell_of_another_sampling_is_measured_again(
     prepared: PreparedData, tmp_path: Path, reports: Path
 ) -> None:
@@ -173,6 +177,7 @@ def test_default_settings_are_not_called_published(prepared: PreparedData, tmp_p
     assert "published training protocol" not in text + (tmp_path / "table1.tex").read_text()
 
 
+@pytest.mark.slow
 def test_recap_is_a_student_of_the_recipe(prepared: PreparedData, tmp_path: Path) -> None:
     text = fulfil(request(prepared, tmp_path, models=("recap",)))
     report = read_report(tmp_path / "reports" / prepared.name / "recap/seed-1")
@@ -180,6 +185,7 @@ def test_recap_is_a_student_of_the_recipe(prepared: PreparedData, tmp_path: Path
     assert "| RECAP | 1 |" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

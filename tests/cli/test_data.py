@@ -26,6 +26,7 @@ class TestPrepare:
             "prepare", raw / "clicks.csv", "--schema", raw / "schema.toml", "--out", raw / "data", *more
         )
 
+    @pytest.mark.slow
     def test_again_and_with_other_inputs(self, raw: Path, recap: Recap) -> None:
         first = self.prepare(raw, recap, "--json")
         before = contents(raw / "data")
@@ -150,6 +151,7 @@ class TestPrepare:
     def test_one_way_to_split(self, recap: Recap, tmp_path: Path, options: list[str], words: str) -> None:
         assert_refused(recap("prepare", "clicks.csv", "--out", tmp_path / "out", *options), words)
 
+    @pytest.mark.slow
     def test_a_public_data_set_is_checked_unless_told_otherwise(self, recap: Recap, tmp_path: Path) -> None:
         layouts.criteo(tmp_path)
         out = ("--dataset", "criteo-x4", "--raw", tmp_path, "--out", tmp_path / "out")
@@ -192,6 +194,7 @@ def test_files_that_are_not_there(name: str, raw: Path, recap: Recap) -> None:
     assert_refused(recap("schema", "infer", raw / name, "--label", "click", "--out", raw / "s.toml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["schema", "synthetic"])
 def test_a_file_is_replaced_only_by_force(name: str, raw: Path, recap: Recap) -> None:
     out = raw / "made.csv"
@@ -215,6 +218,7 @@ def test_a_file_is_replaced_only_by_force(name: str, raw: Path, recap: Recap) ->
     assert contents(raw) == before
 
 
+@pytest.mark.slow
 def test_an_additive_log_has_its_own_columns(raw: Path, recap: Recap) -> None:
     out = raw / "additive.csv"
     arguments = ("synthetic", "--order", 1, "--rows", 2_000, "--out", out)
@@ -227,6 +231,7 @@ def test_an_additive_log_has_its_own_columns(raw: Path, recap: Recap) -> None:
 
 
 class TestInspect:
+    @pytest.mark.slow
     def test_prepared_data(self, raw: Path, packed: Path, prepared: PreparedData, recap: Recap) -> None:
         for path in (raw, raw / "nowhere", packed, raw / "clicks.csv"):
             assert_refused(recap("train", path, "--out", raw / "run"), "holds no prepared data")
@@ -241,6 +246,7 @@ class TestInspect:
         assert_refused(recap("train", copy, "--out", raw / "run"), "not valid JSON")
         assert_refused(recap("inspect", copy), "not valid JSON")
 
+    @pytest.mark.slow
     def test_artifacts(self, raw: Path, packed: Path, prepared: PreparedData, recap: Recap) -> None:
         rows = raw / "clicks.csv"
 
@@ -266,6 +272,7 @@ class TestInspect:
         all_refuse(copy, "format 2; this version reads 1", "upgrade recap-ctr")
 
 
+@pytest.mark.slow
 def test_files_without_a_header_line(recap: Recap, click_log: pl.DataFrame, tmp_path: Path) -> None:
     """All that a user meets: lines as they were, lines without the label, and what `recap predict` wrote of them."""
     log = (
@@ -310,6 +317,7 @@ class TestInputsAsUsersHaveThem:
                 file.write(json.dumps(nested) + "\n")
         return raw / "logs"
 
+    @pytest.mark.slow
     def test_prepare_reads_counts_and_says(self, logs: Path, recap: Recap) -> None:
         call = ("prepare", logs, "--label", "event", "--out", logs.parent / "data")
         assert_refused(
@@ -335,6 +343,7 @@ class TestInputsAsUsersHaveThem:
         assert (schema.positive, schema.negative) == ("skip", None)
         assert_refused(recap(*call), "schema2.toml exists", "--force")
 
+    @pytest.mark.slow
     def test_a_separator_is_noticed_or_named(self, raw: Path, recap: Recap) -> None:
         table = pl.read_csv(raw / "clicks.csv", infer_schema=False)
         table.write_csv(raw / "tabs.csv", separator="\t")

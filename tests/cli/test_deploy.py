@@ -17,6 +17,7 @@ from tests.support.running_server import Address
 
 
 class TestDial:
+    @pytest.mark.slow
     def test_in_words_and_in_json(self, packed: Path, tmp_path: Path, recap: Recap) -> None:
         call = ("dial", packed, "--seconds", "0.01", "--threads", 1)
         result = only_json(recap(*call, "--json").out)

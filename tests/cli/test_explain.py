@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from tests.conftest import Recap
 from tests.support.command_line import assert_refused, only_json
 
 
+@pytest.mark.slow
 def test_table_and_json_hold_the_same_figures(raw: Path, packed: Path, recap: Recap) -> None:
     arguments = ("explain", packed, raw / "clicks.csv", "--repeats", "2", "--rows", "300")
     done = recap(*arguments)

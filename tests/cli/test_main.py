@@ -155,6 +155,7 @@ class TestHelp:
             assert (done.code, done.out) == (2, "")
             assert done.err == recap(*group, "--help").out
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("option", ["--help", "--version"])
     def test_help_and_version_import_nothing_heavy(self, option: str) -> None:
         done = run_alone(option)
@@ -205,6 +206,7 @@ class TestCompletion:
         }
         assert values[shell] == offers
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("line", "offers"), LINES[:4])
     def test_nothing_heavy_is_imported(self, line: str, offers: list[str]) -> None:
         done = run_alone(**self.request("bash", line))
@@ -217,6 +219,7 @@ class TestCompletion:
         assert done.returncode == 0
         assert f"_RECAP_COMPLETE=complete_{shell}" in done.stdout
 
+    @pytest.mark.slow
     def test_in_a_real_bash(self, tmp_path: Path) -> None:
         bash = shutil.which("bash")
         if bash is None:
@@ -278,6 +281,7 @@ class TestErrors:
         error = only_json(done.out)["error"]
         assert error["message"] in recap("inspect", tmp_path / "nowhere").err
 
+    @pytest.mark.slow
     def test_what_comes_after_two_dashes_is_no_option(self, packed: Path, recap: Recap) -> None:
         assert_refused(recap("predict", packed, "--", "--json"), "--json")
 
@@ -375,6 +379,7 @@ class TestOutputs:
                 assert_refused(recap(*command, "--out", out, *force), "choose another --out")
         assert contents(raw / "thesis").keys() == {"chapter.txt"}
 
+    @pytest.mark.slow
     def test_places_that_can_not_be(
         self, raw: Path, packed: Path, prepared: PreparedData, recap: Recap
     ) -> None:
@@ -403,6 +408,7 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 
 
 class TestDisk:
+    @pytest.mark.slow
     @pytest.mark.parametrize("size", [0, 1_500, 4_000])
     def test_no_room(self, size: int, raw: Path, packed: Path, prepared: PreparedData, recap: Recap) -> None:
         """Every writer meets the limit; each says so, leaves no litter, and succeeds once there is room."""
@@ -428,6 +434,7 @@ class TestDisk:
         assert recap(*train).code == 0
         load_artifact(raw / "run")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS])
     @pytest.mark.parametrize("call", ["fsync", "replace", "mkdir"])
     def test_what_the_system_refuses(

@@ -3,10 +3,13 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Recap
 from tests.support.command_line import assert_refused, only_json
 
 
+@pytest.mark.slow
 def test_one_run(finished: Path, tmp_path: Path, recap: Recap) -> None:
     done = recap("report", finished, "--out", tmp_path / "page", "--json")
     result = only_json(done.out)
@@ -16,6 +19,7 @@ def test_one_run(finished: Path, tmp_path: Path, recap: Recap) -> None:
     assert f"Open {result['page']}" in again.err
 
 
+@pytest.mark.slow
 def test_several_runs_need_a_directory(finished: Path, tmp_path: Path, recap: Recap) -> None:
     copy = shutil.copytree(finished, tmp_path / "copy")
     assert_refused(recap("report", finished, copy), "needs a directory of its own", "--out DIR")

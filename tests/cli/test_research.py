@@ -9,6 +9,7 @@ from tests.conftest import Recap
 from tests.support.command_line import assert_refused, only_json
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -24,6 +25,7 @@ def test_bad_requests(arguments: tuple[str, ...], words: list[str], tmp_path: Pa
     assert_refused(recap("bench", *arguments, "--out", tmp_path / "out"), *words)
 
 
+@pytest.mark.slow
 def test_a_table(prepared: PreparedData, tmp_path: Path, recap: Recap, one_process: None) -> None:
     settings = tmp_path / "reports" / prepared.name / "lr.toml"
     settings.parent.mkdir(parents=True)

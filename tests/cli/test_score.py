@@ -38,6 +38,7 @@ class TestPredict:
         )
         assert (result["unseen"]["site"], result["missing"]["ad"]) == (50, 50)
 
+    @pytest.mark.slow
     def test_map(self, raw: Path, packed: Path, click_log: pl.DataFrame, recap: Recap) -> None:
         click_log.head(600).rename({"ad": "advert"}).write_csv(raw / "renamed.csv")
         assert_refused(recap("predict", packed, raw / "renamed.csv"), "no column 'ad'", "--map ad=")
@@ -79,6 +80,7 @@ class TestPredict:
         assert_refused(done, "the files differ in their columns: 'row'")
         assert not (raw / "out.csv").exists()
 
+    @pytest.mark.slow
     def test_a_file_is_replaced_only_by_force(self, raw: Path, packed: Path, recap: Recap) -> None:
         out, arguments = raw / "made.csv", ("predict", packed, raw / "clicks.csv", "--out", raw / "made.csv")
         out.write_text("mine")
@@ -102,6 +104,7 @@ class TestPredict:
         assert done.code == 0, done.err
         assert pl.read_parquet(odd / "scores[3].parquet", glob=False).height == 600
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.csv.gz", "rows.csv.zst"])
     def test_files_cut_short(
         self, name: str, raw: Path, packed: Path, click_log: pl.DataFrame, recap: Recap
@@ -155,6 +158,7 @@ def test_a_bad_log_is_refused_and_nothing_is_left_behind(
 class TestServer:
     """Scoring on a server that is there is tested in tests/serve/test_client.py."""
 
+    @pytest.mark.slow
     def test_nobody_listens(self, raw: Path, recap: Recap) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

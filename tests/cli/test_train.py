@@ -12,6 +12,7 @@ from tests.support.command_line import assert_refused, only_json
 
 
 class TestTrain:
+    @pytest.mark.slow
     def test_interrupted_resumed_reported_refused_and_replaced(
         self, raw: Path, prepared: PreparedData, finished: Path, recap: Recap, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -49,6 +50,7 @@ class TestTrain:
         assert train("--seed", 4, "--force").code == 0
         assert json.loads((raw / "run" / "report.json").read_bytes())["train"]["seed"] == 4
 
+    @pytest.mark.slow
     def test_threads_seed_and_settings_are_part_of_the_record(
         self, raw: Path, prepared: PreparedData, recap: Recap
     ) -> None:
@@ -84,6 +86,7 @@ class TestTrain:
         assert_refused(done, *words)
         assert not (raw / "run").exists()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
@@ -113,6 +116,7 @@ class TestTrain:
         assert not (raw / "run").exists()
 
 
+@pytest.mark.slow
 def test_models_are_listed(recap: Recap) -> None:
     done = recap("models", "-q")
     assert (done.code, done.err) == (0, "")
@@ -145,6 +149,7 @@ class TestLogits:
         assert_refused(done, "was trained on other data")
 
 
+@pytest.mark.slow
 def test_tune_searches_and_goes_on(
     raw: Path, prepared: PreparedData, recap: Recap, one_process: None
 ) -> None:

@@ -81,11 +81,13 @@ def test_the_price_acts_on_no_straight_line(frame: pl.DataFrame) -> None:
     assert means[-1] < means[0]
 
 
+@pytest.mark.slow
 def test_the_same_config_draws_the_same_rows(frame: pl.DataFrame) -> None:
     assert AdditiveData(CONFIG).frame().equals(frame)
     assert not AdditiveData(replace(CONFIG, seed=2)).frame().equals(frame)
 
 
+@pytest.mark.slow
 def test_inference_finds_the_hour(frame: pl.DataFrame) -> None:
     schema = infer(FrameSource(frame.drop("bayes_logit")), "click").schema
     assert schema.time == "ts"

@@ -38,6 +38,7 @@ def quoted(cell: str) -> str:
     return '"' + cell.replace('"', '""') + '"' if set(cell) & set(',"\n\r\t') else cell
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=80, deadline=None)
 @given(
     rows=st.lists(

@@ -186,6 +186,7 @@ class TestHashing:
         assert hash_codes(pl.Series([], dtype=pl.String), 9).tolist() == []
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(
     vocabulary=st.lists(st.text(min_size=1, max_size=4), unique=True),
@@ -329,6 +330,7 @@ TEXTS = st.sampled_from(
 NUMBERS = st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from([0.0, -1.0, 0.4, 7.0, float("nan")]))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(st.data(), st.integers(0, 12))
 def test_fields_encode_together_as_one_by_one(data: st.DataObject, height: int) -> None:

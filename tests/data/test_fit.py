@@ -20,6 +20,7 @@ from recap_ctr.schema import Field, Schema
 from tests.support.preparing import by_column, contents, prepared, shards, simple
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=25, deadline=None)
 @given(
     train=st.lists(st.none() | st.sampled_from("abcdefg"), min_size=4, max_size=40),

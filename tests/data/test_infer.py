@@ -371,6 +371,7 @@ def test_one_class_only_is_said() -> None:
     assert "ONE CLASS ONLY" in proposal.findings[0].reason
 
 
+@pytest.mark.slow
 def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = {
         "id": list(range(ROWS)),
@@ -473,6 +474,7 @@ CELLS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=30, deadline=None)
 @given(data=st.data())
 def test_any_table_gives_a_schema_that_reads_back(

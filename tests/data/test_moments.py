@@ -38,6 +38,7 @@ def test_hour_and_weekday_are_those_of_python(unit: TimeUnit, seconds: list[int]
     assert read_seconds(text, unit).to_list() == [second // step * step for second in seconds]
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(
     moment=st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)),

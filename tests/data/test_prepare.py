@@ -142,6 +142,7 @@ def test_the_same_rows_give_the_same_bytes(shape: str, reference: PreparedData, 
     assert data.manifest["fields"] == reference.manifest["fields"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["csv", "zst", "parquet", "frame"])
 @pytest.mark.parametrize(("block_bytes", "block_rows", "spool_rows"), [(701, 7, 13), (4_096, 83, 499)])
 def test_block_boundaries_do_not_matter(
@@ -282,6 +283,7 @@ def test_one_row_has_the_hour_and_weekday_that_preparing_saw(
             )
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=20, deadline=None)
 @given(table=tables())
 def test_scoring_encodes_what_training_saw(
@@ -626,6 +628,7 @@ def prepare_in_child(
     return subprocess.run([sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_is_whole_or_absent(tmp_path: Path) -> None:
     every_kind(3_000).write_csv(tmp_path / "t.csv")
     (tmp_path / "schema.toml").write_text(EVERY_KIND.to_toml())

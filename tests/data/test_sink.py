@@ -161,6 +161,7 @@ def test_a_full_disk_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 cells = st.one_of(st.none(), st.text(st.characters(codec="utf-8"), max_size=8))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(rows=st.lists(st.tuples(cells, cells), min_size=1, max_size=8), cut=st.integers(0, 8))
 def test_text_gives_back_what_it_was_given(

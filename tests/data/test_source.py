@@ -266,6 +266,7 @@ class TestDamagedFiles:
         inside = write(tmp_path / "t.csv.gz", gzip.compress(data))
         assert message(inside).startswith(f"t.csv.gz is {kind}, not text")
 
+    @pytest.mark.slow
     def test_large_streams_are_checked_to_their_end(self, tmp_path: Path) -> None:
         text = b"a,b\n" + b"".join(b"%d,%d\n" % (i, i * i) for i in range(100_000))
         for name, pack in (("t.csv.gz", gzip.compress), ("t.csv.zst", zstandard.compress)):

@@ -41,6 +41,7 @@ class TestSplits:
         assert five.train.rows.tolist() != six.train.rows.tolist()
         assert (np.diff(five.train.rows) > 0).all()  # source order within a split
 
+    @pytest.mark.slow
     @settings(derandomize=True, max_examples=20, deadline=None)
     @given(times=st.lists(st.integers(0, 30), min_size=20, max_size=60))
     def test_time_order_never_leaks(self, times: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -137,6 +138,7 @@ class TestSplits:
                     chosen = np.flatnonzero((row_folds == fold) & (labels == label))
                     assert chosen.tolist() == members[places].tolist()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("spool_rows", [13, 1 << 17])
     def test_folds(self, spool_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(spool_module, "SPOOL_ROWS", spool_rows)

@@ -30,6 +30,7 @@ def bayes(data: SyntheticData) -> Bayes:
     return data.bayes()
 
 
+@pytest.mark.slow
 def test_columns(frame: pl.DataFrame) -> None:
     assert frame.schema == {
         "row": pl.Int64,
@@ -43,11 +44,13 @@ def test_columns(frame: pl.DataFrame) -> None:
     assert frame.null_count().sum_horizontal().item() == 0
 
 
+@pytest.mark.slow
 def test_same_config_same_rows(frame: pl.DataFrame) -> None:
     assert SyntheticData(CONFIG).frame().equals(frame)
     assert not SyntheticData(replace(CONFIG, seed=2, rows=1_000)).frame().equals(frame.head(1_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "digest"),
     [
@@ -63,6 +66,7 @@ def test_rows_of_older_versions_are_drawn_again(config: SyntheticConfig, digest:
     assert hashlib.sha256(text.encode()).hexdigest() == digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [2, 1_000, BLOCK_ROWS, BLOCK_ROWS + 1])
 def test_a_shorter_draw_is_the_beginning_of_a_longer_one(frame: pl.DataFrame, num_rows: int) -> None:
     assert SyntheticData(replace(CONFIG, rows=num_rows)).frame().equals(frame.head(num_rows))
@@ -74,6 +78,7 @@ def test_blocks_are_bounded_and_differ(data: SyntheticData) -> None:
     assert not blocks[0].drop("row").equals(blocks[1].drop("row"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_fields", "seed"), [(3, 0), (3, 1), (4, 2), (5, 3), (7, 4), (7, 5), (24, 6)])
 def test_bayes_auc_and_order_shares_hold_for_every_seed(num_fields: int, seed: int) -> None:
     optimum = SyntheticData(SyntheticConfig(rows=BLOCK_ROWS, num_fields=num_fields, seed=seed)).bayes()
@@ -84,6 +89,7 @@ def test_bayes_auc_and_order_shares_hold_for_every_seed(num_fields: int, seed: i
     assert sum(optimum.order_shares) == pytest.approx(1.0, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

@@ -19,6 +19,7 @@ PATTERNS = ("^x$", "^.*$", "*", "^y$")  # to polars, where it takes names
 
 
 class TestText:
+    @pytest.mark.slow
     @settings(derandomize=True, max_examples=60, deadline=None)
     @given(values=st.lists(st.none() | st.integers(1 - 2**53, 2**53 - 1), min_size=1))
     def test_a_number_is_one_value_in_every_type(self, values: list[int | None]) -> None:
@@ -62,6 +63,7 @@ class TestText:
         assert as_text(pl.Series([-1.0, 2.0]), missing).to_list() == [None, "2"]
         assert as_text(pl.Series(["-1", "1970-01-01", "1970"]), missing).to_list() == [None, None, "1970"]
 
+    @pytest.mark.slow
     @settings(derandomize=True, max_examples=60, deadline=None)
     @given(cents=st.lists(st.integers(1 - 10**17, 10**17 - 1), min_size=1))
     def test_decimals_read_as_their_text(self, cents: list[int]) -> None:
@@ -72,6 +74,7 @@ class TestText:
         whole = [i for i, cent in enumerate(cents) if cent % 100 == 0]
         assert [spelled[i] for i in whole] == [str(cents[i] // 100) for i in whole]
 
+    @pytest.mark.slow
     @settings(derandomize=True, max_examples=60, deadline=None)
     @given(
         moments=st.lists(

@@ -48,6 +48,7 @@ def test_no_time(time: str | None) -> None:
         avazu.features(Block(frame, 1, "here"))
 
 
+@pytest.mark.slow
 def test_fields_and_tokens(tmp_path: Path) -> None:
     lines = layouts.avazu(tmp_path)
     data = prepared(tmp_path)
@@ -67,6 +68,7 @@ def test_fields_and_tokens(tmp_path: Path) -> None:
             assert layouts.decoded(data, shard)[name] == [values[row] for row in shard.rows]
 
 
+@pytest.mark.slow
 def test_packed_and_published_files_give_the_same_rows(tmp_path: Path) -> None:
     lines = layouts.avazu(tmp_path)
     plain = prepared(tmp_path)

@@ -33,6 +33,7 @@ def token(name: str, cell: str) -> str | None:
     return str(bucket) if bucket else None
 
 
+@pytest.mark.slow
 def test_fields_and_tokens(tmp_path: Path) -> None:
     lines = layouts.criteo(tmp_path)
     data = prepared(tmp_path)
@@ -67,6 +68,7 @@ def test_a_token_seen_ten_times_is_kept(tmp_path: Path) -> None:
     assert fields["I1"] == ["1", "21"]
 
 
+@pytest.mark.slow
 def test_packed_and_published_files_give_the_same_rows(tmp_path: Path) -> None:
     lines = layouts.criteo(tmp_path)
     plain = prepared(tmp_path)
@@ -85,6 +87,7 @@ def test_packed_and_published_files_give_the_same_rows(tmp_path: Path) -> None:
         assert (getattr(data, split).ids == getattr(plain, split).ids).all()
 
 
+@pytest.mark.slow
 def test_raw_rows_are_scored_as_they_are(tmp_path: Path) -> None:
     layouts.criteo(tmp_path)
     data = prepared(tmp_path)

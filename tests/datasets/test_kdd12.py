@@ -26,6 +26,7 @@ def bucket(number: int) -> str:
     return str(math.floor(math.log(number) ** 2) if number > 2 else number)
 
 
+@pytest.mark.slow
 def test_fields_and_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_module, "BLOCK_BYTES", 2_000)  # users are joined block by block
     lines, profiles = layouts.kdd12(tmp_path)

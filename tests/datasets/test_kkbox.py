@@ -57,6 +57,7 @@ def test_features() -> None:
         kkbox.features(Block(pl.DataFrame({"bd": ["1", "old"], "isrc": ["", ""]}), 3, "here"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kkbox-x1", "kkbox-x1-words"])
 def test_fields_and_tokens(name: str, tmp_path: Path) -> None:
     table = generate(tmp_path)
@@ -106,6 +107,7 @@ def test_whole_cells_are_dead_rows_of_the_vocabulary(tmp_path: Path) -> None:
     assert {"465", "958", "1", "2"} == set(words.values)  # "2" is always fourth: counted, never taken
 
 
+@pytest.mark.slow
 def test_packed_and_published_files_give_the_same_rows(tmp_path: Path) -> None:
     table = generate(tmp_path)
     plain = prepared(tmp_path)

@@ -115,6 +115,7 @@ def tiny(public: Protocol, data: PreparedData, md5: MD5 | None = None) -> Protoc
     return replace(public, figures=Figures(rows, sizes, positives=positives), published=published)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_criteo, make_avazu, make_kkbox])
 def test_md5_is_that_of_the_published_files(
     make: Callable[[Path], tuple[str, pd.DataFrame]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -132,6 +132,7 @@ def test_equicorrelated_figures_are_the_intraclass_correlation(
         assert other.rho is None
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),

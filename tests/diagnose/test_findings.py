@@ -99,6 +99,7 @@ def test_more_estimators_save_what_the_forecast_says() -> None:
     assert more.low < more.value < more.runs_high
 
 
+@pytest.mark.slow
 def test_findings_say_where_the_variance_is_and_what_to_do() -> None:
     diagnosis = diagnosed((4, 3, 2), (0.3, 0.1, 0.02))
     sentences = findings(diagnosis)

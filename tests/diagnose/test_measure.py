@@ -31,6 +31,7 @@ from tests.support.simulated_logits import S, estimates, simulated
 CASES = 200
 
 
+@pytest.mark.slow
 def test_interval_over_runs_is_the_jackknife(data: tuple[Floats, Floats], diagnosis: Diagnosis) -> None:
     logits_NSTR, labels_N = data
     without_a_run = [diagnose(Cube.from_array(np.delete(logits_NSTR, s, axis=1)), labels_N) for s in range(S)]
@@ -147,6 +148,7 @@ def gaps(rng: np.random.Generator, spread: float, counts: Iterable[int]) -> dict
     return {count: float(loss[1] - mean_loss) for count, mean_loss in loss.items()}
 
 
+@pytest.mark.slow
 def test_rows_of_equicorrelated_estimators() -> None:
     tau2, rho, M, N = 0.3, 0.6, 4, 500
     separate = np.sqrt(tau2 * (1 - rho))
@@ -195,6 +197,7 @@ def test_rows_of_routes_within_runs() -> None:
     )
 
 
+@pytest.mark.slow
 def test_rows_of_estimators_with_any_covariance() -> None:
     M, N = 5, 500
     rng = np.random.default_rng(4)
@@ -283,6 +286,7 @@ class RandomFunctions:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("S", "most"), [(3, 1.0), (4, 0.99), (6, 0.99)]
 )  # of three runs it is wider than it need be
@@ -305,6 +309,7 @@ def test_runs_whose_noise_is_shared_by_rows(S: int, most: float) -> None:
     assert covered(rows_hold(family.variance, variance) for family in families) < 0.9
 
 
+@pytest.mark.slow
 def test_forecast_for_five_from_two_runs() -> None:
     spread, N = 0.3, 1_000
     truth = gaps(np.random.default_rng(9), spread, [5])[5]

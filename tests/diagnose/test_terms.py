@@ -35,6 +35,7 @@ def numbers(value: Any) -> Iterator[float]:
         yield float(value)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(block_rows=st.integers(1, 120), weighted=st.booleans())
 def test_any_blocks_give_the_same_numbers(block_rows: int, weighted: bool) -> None:
@@ -69,6 +70,7 @@ def test_auc_is_taken_from_evenly_spaced_rows(
     assert measured.loss_together.value == pytest.approx(metrics.logloss(labels_N, mean_N))
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(-3, 3), st.integers(0, 3)), min_size=2, max_size=30).filter(
         lambda rows: {positive for positive, _, mass in rows if mass} == {True, False}

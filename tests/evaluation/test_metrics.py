@@ -48,6 +48,7 @@ def count_pairs(labels: Array, logits: Array, weights: Array) -> float:
     return float(sum(mass * won for mass, won in pairs) / sum(mass for mass, _ in pairs))
 
 
+@pytest.mark.slow
 @repeatable
 @given(rows())
 def test_auc_matches_sklearn_and_pair_counting_on_every_path(drawn: Drawn) -> None:
@@ -127,6 +128,7 @@ def delong_by_pairs(labels: Array, logits_a: Array, logits_b: Array) -> tuple[fl
     return float(won_of_click[0].mean() - won_of_click[1].mean()), float(np.sqrt(max(variance, 0.0)))
 
 
+@pytest.mark.slow
 @repeatable
 @given(rows(), st.integers(0, 2**32 - 1), st.sampled_from([np.float32, np.float64]))
 def test_auc_difference_matches_delong_by_pairs(drawn: Drawn, seed: int, dtype: type[np.floating]) -> None:
@@ -198,6 +200,7 @@ def test_auc_difference_names_bad_rows() -> None:
         auc_difference([1, 1, 0, 1], [0.0] * 4, [0.0] * 4)
 
 
+@pytest.mark.slow
 @repeatable
 @given(rows())
 def test_logloss_matches_sklearn(drawn: Drawn) -> None:
@@ -356,6 +359,7 @@ def test_reliability_refuses_logits_and_no_bins() -> None:
         reliability_table([0, 1], [0.5, 0.5], num_bins=0)
 
 
+@pytest.mark.slow
 @repeatable
 @given(rows(), st.integers(1, 6), st.booleans())
 def test_group_auc_is_the_mean_over_groups(drawn: Drawn, num_groups: int, named: bool) -> None:

@@ -114,6 +114,7 @@ def test_histogram_holds_every_row_once() -> None:
     assert len({round(part.high - part.low, 12) for part in bins}) == 1
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1_000))
 def test_a_weight_counts_a_row_as_often_as_it_says(seed: int) -> None:
     weighted = draw(80, seed, weighted=True)

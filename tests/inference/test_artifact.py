@@ -102,6 +102,7 @@ class TestRoundTrip:
         for private in (os.uname().nodename, str(Path.home()), str(packed.parent), time.strftime("%Y-%m-%d")):
             assert private not in text
 
+    @pytest.mark.slow
     def test_scores_are_identical(self, packed: Path, click_log: pl.DataFrame, tmp_path: Path) -> None:
         first = load_artifact(packed)
         pack(tmp_path / "again", first)
@@ -144,6 +145,7 @@ class TestRoundTrip:
 class TestDamage:
     """Accidents: flipped bits, wrong lengths, missing and swapped files."""
 
+    @pytest.mark.slow
     def test_every_byte_of_the_manifest(self, copy: Path) -> None:
         whole = (copy / MANIFEST).read_bytes()
         rng = random.Random(0)
@@ -151,6 +153,7 @@ class TestDamage:
             refused_with_a_flipped_bit(copy, MANIFEST, whole, at, rng.randrange(8))
         load_artifact(copy)
 
+    @pytest.mark.slow
     def test_a_few_hundred_bits_of_all_other_files(self, copy: Path) -> None:
         rng = random.Random(1)
         for name in FILES[1:]:
@@ -288,6 +291,7 @@ class TestHostileManifest:
         forge(copy, lambda manifest: manifest.pop(key))
         refused(copy)
 
+    @pytest.mark.slow
     def test_wrong_types_anywhere(self, copy: Path, click_log: pl.DataFrame) -> None:
         """Replace each value in turn: the artifact is refused or scores, and no other exception is raised."""
         whole = json.loads((copy / MANIFEST).read_bytes())
@@ -377,6 +381,7 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 class TestHostileFiles:
     """Files whose checksums are right and whose content is wrong."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
     def test_weights_that_are_not_finite(self, copy: Path, value: float) -> None:
         for name, tensor in load_file(copy / WEIGHTS).items():
@@ -446,6 +451,7 @@ class TestHostileFiles:
         forge(copy, lambda manifest: manifest["fields"][1].update(size=frame.height + 2))
         refused(copy)
 
+    @pytest.mark.slow
     @settings(deadline=None, max_examples=60, derandomize=True)
     @given(
         flips=st.lists(
@@ -474,6 +480,7 @@ class TestHostileFiles:
 
 
 class TestWriting:
+    @pytest.mark.slow
     @pytest.mark.parametrize("call", ["fsync", "replace"])
     def test_a_full_disk_keeps_the_old_artifact(
         self, call: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

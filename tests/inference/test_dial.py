@@ -66,6 +66,7 @@ class TestCosts:
         assert table.seconds(TOP, rows + 1) >= table.seconds(TOP, rows) * (1 - 1e-12)
         assert table.seconds(TOP, 5_120) == pytest.approx(10 * measured[2])
 
+    @pytest.mark.slow
     def test_more_never_counts_as_cheaper(self, routed: Path) -> None:
         engine = Engine.load(routed, threads=1)
         table = measure_costs(engine, (64, 1, 8, 8), seconds=0.0)
@@ -94,6 +95,7 @@ def test_quality_comes_from_the_manifest(routed: Path) -> None:
     assert len(stored) == 6, "every number of routes of the dial is measured at every depth"
 
 
+@pytest.mark.slow
 def test_the_command(routed: Path, packed: Path, tmp_path: Path, recap: Recap) -> None:
     done = recap("dial", routed, "--seconds", 0, "--threads", 1, "--out", tmp_path / "dial")
     assert done.code == 0, done.err

@@ -19,6 +19,7 @@ from recap_ctr.nn.interface import Inputs, Output
 from tests.support.checks import LAYOUT, check_export, fresh, rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_exports(name: str) -> None:
     check_export(name)
@@ -41,6 +42,7 @@ def packed(model: nn.Module, calibration: Calibration) -> PackedModel:
     return PackedModel(Path(), encoder, calibration, {}, 0.0, manifest, parse_model("lr", {}), model.eval())
 
 
+@pytest.mark.slow
 def test_a_model_for_one_size_of_batch_is_refused() -> None:
     model = packed(FixedRows(), AffineCalibration(1.0, 0.0))
     with pytest.raises(InputError, match=r"batches of one size only\n.*write x\.shape\[0\]"):

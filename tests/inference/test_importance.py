@@ -65,6 +65,7 @@ def fresh() -> pl.DataFrame:
     return draw(3_000, 1)
 
 
+@pytest.mark.slow
 def test_planted_fields_matter_and_noise_does_not(scorer: Scorer, fresh: pl.DataFrame) -> None:
     importance = recap_ctr.explain(scorer, fresh, repeats=5)
     assert [field.field for field in importance.fields][:2] == ["planted", "number"]
@@ -78,6 +79,7 @@ def test_planted_fields_matter_and_noise_does_not(scorer: Scorer, fresh: pl.Data
     assert importance.repeats == 5 and importance.rows == len(fresh.filter(pl.col("weight") > 0))
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_shuffled_raw_rows(scorer: Scorer, fresh: pl.DataFrame) -> None:
     """Shuffle raw columns, score them again, and compare: both are means over many shuffles of the same rows."""
     rows = fresh.filter(pl.col("weight") > 0)

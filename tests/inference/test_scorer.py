@@ -137,6 +137,7 @@ class TestFormats:
         assert scored["row"].to_list() == [str(row) for row in range(200)]
         assert scored["logit"].to_numpy() == pytest.approx(logits(artifact, rows), abs=1e-6)
 
+    @pytest.mark.slow
     def test_files_larger_than_a_block(
         self, artifact: PackedModel, rows: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -212,6 +213,7 @@ class TestValues:
         assert Scorer(Engine.of(artifact)).score_frame(rows.head(0)).tolist() == []
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40, derandomize=True)
 @given(chosen=st.lists(st.integers(0, 199), min_size=1, max_size=64))
 def test_a_row_scores_the_same_in_any_batch(
@@ -452,6 +454,7 @@ class TestSampledNegatives:
         )
         return run(config, data, out, quiet=True)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("calibration", ["affine", "isotonic"])
     def test_predictions_are_those_of_the_unsampled_log(
         self, full: pl.DataFrame, sampled: pl.DataFrame, data: PreparedData, calibration: str, tmp_path: Path
@@ -478,6 +481,7 @@ class TestSampledNegatives:
         assert part.calibrated.logloss == pytest.approx(whole.calibrated.logloss, abs=0.01)
         assert part.calibrated.auc == pytest.approx(whole.calibrated.auc, abs=0.01)
 
+    @pytest.mark.slow
     def test_without_correction_predictions_are_too_high(
         self, full: pl.DataFrame, data: PreparedData, tmp_path: Path
     ) -> None:
@@ -486,6 +490,7 @@ class TestSampledNegatives:
         assert result.calibrated.mean_prediction is not None and result.base_rate is not None
         assert result.calibrated.mean_prediction > 2 * result.base_rate
 
+    @pytest.mark.slow
     def test_weights_are_those_of_scikit_learn(
         self, sampled: pl.DataFrame, data: PreparedData, tmp_path: Path
     ) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ def quality(loss: float) -> dict[str, Any]:
     return {"routes": 4, "depth": 2, "logloss": loss}
 
 
+@pytest.mark.slow
 @given(st.integers(0, 40), st.sets(st.integers(1, 9), min_size=1))
 def test_every_setting_of_the_dial_is_measured(routes: int, depths: set[int]) -> None:
     dial, measured = dial_settings(routes, sorted(depths)), measured_settings(routes, sorted(depths))

@@ -114,6 +114,7 @@ def stored_routes(out: Path) -> list[Route]:
     return [Route(**route) for route in manifest["routes"]]
 
 
+@pytest.mark.slow
 def test_an_artifact_holds_its_routes_and_gives_their_mean(
     four: Path, prepared: PreparedData, click_log: pl.DataFrame
 ) -> None:
@@ -151,6 +152,7 @@ def test_the_report_has_the_figures_of_one_route_and_of_all(four: Path, prepared
     assert by_routes["1"].valid.calibrated.logloss == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_one_route_is_the_home_route(shipped: Callable[[Choice, int], Path], prepared: PreparedData) -> None:
     out = shipped("late", 1)
     assert stored_routes(out) == [backbone().home]
@@ -160,10 +162,12 @@ def test_one_route_is_the_home_route(shipped: Callable[[Choice, int], Path], pre
     np.testing.assert_allclose(shipped_logits, home_logits, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_random_routes_follow_the_seed(shipped: Callable[[Choice, int], Path]) -> None:
     assert stored_routes(shipped("random", 4)) == random_routes(backbone(), 4, ROUTE_SEED)
 
 
+@pytest.mark.slow
 def test_greedy_routes_are_the_best_on_validation(
     shipped: Callable[[Choice, int], Path], prepared: PreparedData
 ) -> None:
@@ -189,6 +193,7 @@ def auto(out: Path, data: PreparedData, **changes: Any) -> RunReport:
 
 
 class TestChosenNumberOfRoutes:
+    @pytest.mark.slow
     def test_one_route_ships_where_the_gain_of_several_is_within_chance(
         self, prepared: PreparedData, tmp_path: Path, shipped: Callable[[Choice, int], Path]
     ) -> None:
@@ -212,6 +217,7 @@ class TestChosenNumberOfRoutes:
         dial = [Setting.from_dict(entry) for entry in load_artifact(tmp_path / "run").manifest["dial"]]
         assert dial == [Setting(1, 2), Setting(1, 1)]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("choice", ["late", "greedy"])
     def test_all_ship_where_their_gain_is_beyond_chance(
         self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: Choice

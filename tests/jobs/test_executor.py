@@ -77,6 +77,7 @@ def test_a_quiet_executor_shows_no_progress(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", [InThisProcess(), LocalProcesses(1)])
 def test_messages_of_a_job_are_shown_under_its_name_unless_quiet(
     executor: InThisProcess | LocalProcesses, capfd: pytest.CaptureFixture[str]

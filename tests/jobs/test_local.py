@@ -61,6 +61,7 @@ def fails_and_leaves_nobody(lock: Path, other: Job, kind: type[Exception], messa
     return caught.value
 
 
+@pytest.mark.slow
 def test_results_come_in_the_order_of_the_jobs() -> None:
     """Also of those that end first, of long ones, and of functions of the package."""
     values = [{"a": [1, None, "ü"]}, "x" * 100_000]
@@ -75,6 +76,7 @@ def test_no_jobs() -> None:
     assert run_jobs([], workers=1) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_so_many_at_a_time_and_no_more(workers: int, tmp_path: Path) -> None:
     jobs = [job(str(at), job_functions.count, directory=str(tmp_path)) for at in range(workers + 1)]
@@ -161,6 +163,7 @@ def test_what_a_job_prints_is_no_event(capfd: pytest.CaptureFixture[str]) -> Non
         assert text in shown.err
 
 
+@pytest.mark.slow
 def test_what_a_job_says_is_told_under_its_name(capfd: pytest.CaptureFixture[str]) -> None:
     jobs = [job(f"seed {seed}", say, text=f"epoch [{seed}] {{ü}}") for seed in (1, 2)]
     assert run_jobs(jobs, workers=1, title="teachers", quiet=False) == [None, None]
@@ -214,6 +217,7 @@ def last_words(parent: "subprocess.Popen[str]") -> str:
             parent.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_with_their_parent_however_it_ends(how: signal.Signals, tmp_path: Path) -> None:
     parent, locks = parent_of_two(tmp_path)
@@ -223,6 +227,7 @@ def test_workers_end_with_their_parent_however_it_ends(how: signal.Signals, tmp_
     wait_until(lambda: all(map(is_free, locks)), 10)
 
 
+@pytest.mark.slow
 def test_an_interrupt_from_the_terminal_ends_all_and_is_told_once(tmp_path: Path) -> None:
     """Ctrl-C reaches every process of the terminal."""
     parent, locks = parent_of_two(tmp_path)
@@ -231,3 +236,38 @@ def test_an_interrupt_from_the_terminal_ends_all_and_is_told_once(tmp_path: Path
     assert all(map(is_free, locks))
     assert error.count("Traceback") == 1
     assert error.strip().endswith("KeyboardInterrupt")
+
+
+@pytest.mark.slow
+def test_a_worker_takes_one_job_after_the_other() -> None:
+    """Also those of a later call, and also after a job that met bad input."""
+    executor = LocalProcesses(1)
+    jobs = [job(str(at), job_functions.process_id) for at in range(3)]
+    first = executor.run(jobs, title="test", quiet=True)
+    assert len({*first, *executor.run(jobs, title="test", quiet=True)}) == 1
+
+    with pytest.raises(InputError):
+        executor.run(
+            [job("bad", job_functions.refuse, after=__file__, message="no")], title="test", quiet=True
+        )
+    assert executor.run(jobs[:1], title="test", quiet=True) != first[:1]
+
+
+@pytest.mark.slow
+def test_idle_workers_end_with_their_executor() -> None:
+    executor = LocalProcesses(1)
+    (number,) = executor.run([job("one", job_functions.process_id)], title="test", quiet=True)
+    os.kill(number, 0)
+    del executor
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+
+
+@pytest.mark.slow
+def test_a_worker_that_died_while_idle_is_replaced() -> None:
+    executor = LocalProcesses(1)
+    ask = [job("one", job_functions.process_id)]
+    (number,) = executor.run(ask, title="test", quiet=True)
+    os.kill(number, signal.SIGKILL)
+    time.sleep(0.3)  # Until the kernel has ended it.
+    assert executor.run(ask, title="test", quiet=True) != [number]

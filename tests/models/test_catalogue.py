@@ -6,6 +6,7 @@ from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import MODELS, catalogue, model_class, parse_model
 
 
+@pytest.mark.slow
 def test_catalogue_names_purpose_and_paper_of_each_model() -> None:
     entries = {entry["name"]: entry for entry in catalogue()}
     assert list(entries) == list(MODELS)

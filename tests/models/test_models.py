@@ -13,6 +13,7 @@ from tests.support import checks
 from tests.support.tiny import INPUTS, LAYOUT, tiny
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", MODELS)
 def test_model(name: str, check: Callable[[str], None]) -> None:

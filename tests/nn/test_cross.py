@@ -110,6 +110,7 @@ def test_fused_equals_plain_in_single_precision(layer_norm: bool, scale_norm: bo
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layer_norm", "scale_norm"), [(False, False), (True, True)])
 @pytest.mark.parametrize("anchor", [False, True])
 def test_gradcheck(monkeypatch: pytest.MonkeyPatch, layer_norm: bool, scale_norm: bool, anchor: bool) -> None:

@@ -40,6 +40,7 @@ def test_elements_of_one_random_word_are_unrelated() -> None:
     assert np.abs(words.T @ words / len(words) - np.eye(4)).max() < 0.016
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 5), max_size=3), st.floats(0, 0.999), st.integers(0, 2**40))
 def test_mask_depends_on_torch_seed_alone(shape: list[int], p: float, seed: int) -> None:
     torch.manual_seed(seed)

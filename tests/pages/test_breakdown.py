@@ -90,6 +90,7 @@ OVERLAPS = """[...document.querySelectorAll('figure > svg')].flatMap((svg) => {
 })"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install Debian's chromium")
 @pytest.mark.parametrize("width", [390, 1280])
 def test_no_value_is_off_screen_and_every_axis_has_ticks(

@@ -50,6 +50,7 @@ def test_csv_holds_all_numbers() -> None:
     assert rows[0]["low"] == "0.4" and rows[3]["low"] == "" and rows[3]["label"] == "one"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chart", [CHART, Chart("bars", "t", "x", "y", (BARS,), log_x=False)])
 def test_png_is_the_same_each_time(chart: Chart) -> None:
     first = to_png(chart)
@@ -57,6 +58,7 @@ def test_png_is_the_same_each_time(chart: Chart) -> None:
     assert first == to_png(chart)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["a$_$b", "$x$", "rev_$_per_$", "cost $ and price $", r"a\$b", "$", r"\frac$$"]
 )

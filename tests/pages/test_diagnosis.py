@@ -1,11 +1,13 @@
 """The page of a diagnosis."""
 
 import numpy as np
+import pytest
 
 from recap_ctr.diagnose import Cube, diagnose
 from recap_ctr.pages.diagnosis import page
 
 
+@pytest.mark.slow
 def test_page_shows_every_part_of_a_diagnosis() -> None:
     rng = np.random.default_rng(0)
     diagnosis = diagnose(Cube.from_array(rng.normal(size=(400, 3, 2, 2))), rng.integers(0, 2, 400))

@@ -31,6 +31,7 @@ def test_page_fetches_nothing_and_escapes_values() -> None:
     assert links - texts <= {"http://www.w3.org/2000/svg"}
 
 
+@pytest.mark.slow
 def test_figures_are_written_next_to_the_page(report: RunReport, tmp_path: Path) -> None:
     assert page(report).write(tmp_path) == tmp_path / "report.html"
     names = {chart.name for chart in page(report).charts}
@@ -38,6 +39,7 @@ def test_figures_are_written_next_to_the_page(report: RunReport, tmp_path: Path)
         assert {path.stem for path in (tmp_path / "figures").glob(f"*.{suffix}")} == names
 
 
+@pytest.mark.slow
 def test_command_writes_the_page(report: RunReport, tmp_path: Path, recap: Recap) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -52,6 +54,7 @@ def test_command_writes_the_page(report: RunReport, tmp_path: Path, recap: Recap
     assert json.loads(both.out)["page"].endswith("report.html")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install Debian's chromium")
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 900)])
 def test_browser_shows_the_page_without_errors_or_requests(

@@ -41,6 +41,7 @@ def test_a_table_of_distillation_needs_teachers(prepared: PreparedData, tmp_path
         ablation_cells(recipe, recipe.plan(), "recap", ("kd",), [1], [])
 
 
+@pytest.mark.slow
 def test_runs_are_trained_once_and_found_again_in_the_order_of_seeds(
     prepared: PreparedData, tmp_path: Path
 ) -> None:

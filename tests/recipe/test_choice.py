@@ -9,8 +9,7 @@ import pytest
 
 from recap_ctr.axes.logits import Estimator, LogitWriter
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.evaluation import metrics
-from recap_ctr.recipe import choice
+from recap_ctr.evaluation import halves, metrics
 from recap_ctr.recipe.choice import choose_shipped
 from recap_ctr.training.parallel import Runs
 from recap_ctr.training.report import ModelSummary, RunReport, read_report
@@ -67,10 +66,10 @@ def test_a_better_run_is_shipped_and_the_reason_given(
 def test_a_lead_that_the_other_half_does_not_confirm_is_luck(
     prepared: PreparedData, report: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "MIN_OF_A_CLASS", 5)
+    monkeypatch.setattr(halves, "MIN_OF_A_CLASS", 5)
     labels = prepared.valid.labels.astype(float)
     noise = np.random.default_rng(0).normal(size=len(labels))
-    order = np.random.default_rng(choice.HALVES_SEED).permutation(len(labels))
+    order = np.random.default_rng(halves.SEED).permutation(len(labels))
     student_logits = labels + noise
     lucky = student_logits.copy()
     lucky[order[::2]] += 0.5 * labels[order[::2]]

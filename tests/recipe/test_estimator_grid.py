@@ -16,6 +16,7 @@ from tests.support.tiny_recipe import tiny_recipe
 pytestmark = pytest.mark.usefixtures("one_process")
 
 
+@pytest.mark.slow
 def test_every_run_has_all_routes_of_its_checkpoints(prepared: PreparedData, tmp_path: Path) -> None:
     recipe = tiny_recipe(prepared, tmp_path, train={"batch_size": 256, "max_epochs": 3})
     plan = recipe.plan()
@@ -49,6 +50,7 @@ def test_the_page_of_a_run_shows_the_decomposition_of_a_diagnosis() -> None:
     assert np.sum([series.y for series in chart.series], axis=0) == pytest.approx(np.ones(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["random", "greedy"])
 def test_all_runs_have_the_same_routes(choice: str, prepared: PreparedData, tmp_path: Path) -> None:
     recipe = tiny_recipe(prepared, tmp_path, route_choice=choice, train={"batch_size": 1024, "max_epochs": 1})
@@ -62,6 +64,7 @@ def test_a_model_without_routes_has_its_checkpoints(prepared: PreparedData, tmp_
     assert [estimator.route for estimator in table.estimators] == [None, None]
 
 
+@pytest.mark.slow
 def test_a_diagnosis_is_written_and_printed(prepared: PreparedData, tmp_path: Path, recap: Recap) -> None:
     settings = tmp_path / "recipe.toml"
     settings.write_text(

@@ -35,6 +35,7 @@ def is_whole(result: FitResult) -> None:
     assert result.summary and result.forecast_check == []
 
 
+@pytest.mark.slow
 def test_a_data_frame_is_fitted_once_and_quietly(
     click_log: pl.DataFrame, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +55,7 @@ def test_a_data_frame_is_fitted_once_and_quietly(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_file_is_fitted_by_its_path_with_a_config_file(
     click_log: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +79,7 @@ def test_a_file_is_fitted_by_its_path_with_a_config_file(
     assert "fields, inferred" in messages and "data: prepared; rows: " in messages
 
 
+@pytest.mark.slow
 def test_a_log_with_a_timestamp_is_fitted_by_time_and_scored_by_its_raw_column(
     click_log: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +109,7 @@ def test_a_log_with_a_timestamp_is_fitted_by_time_and_scored_by_its_raw_column(
         Scorer(scorer.engine, {"ts_hour": "moment"})
 
 
+@pytest.mark.slow
 def test_prepared_data_are_fitted_as_they_are(prepared: PreparedData, tmp_path: Path) -> None:
     result = fit(prepared, out=tmp_path / "model", config=RecipeConfig(**TINY), **CPU)
     is_whole(result)
@@ -239,6 +243,7 @@ def test_mistakes_are_found_before_anything_is_written(prepared: PreparedData, t
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_process")
 def test_the_command_takes_a_raw_table_to_an_artifact(
     click_log: pl.DataFrame, tmp_path: Path, recap: Recap
@@ -264,6 +269,7 @@ def test_the_command_names_a_mistyped_model_before_it_prepares_anything(tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_best_run_is_shipped_where_that_is_wanted(prepared: PreparedData, tmp_path: Path) -> None:
     """One epoch leaves the student behind the logistic regression, which has converged."""
     result = fit(prepared, out=tmp_path / "model", settings={**TINY, "ship": "best"}, **CPU)

@@ -40,6 +40,7 @@ def axis_choice(count: int, loss: float, minutes: float = 1.0, *, noise: float =
     return AxisChoice(count, Estimate(loss, loss, loss), None, gain, minutes, 10, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [2, 3])
 def test_the_interval_holds_what_five_runs_measure(runs: int) -> None:
     """Runs are the truth plus random functions of rank 40, whose strength differs from run to run a little."""
@@ -136,6 +137,7 @@ def planned(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) ->
     return out
 
 
+@pytest.mark.slow
 def test_the_probes_arms_are_estimators(prepared: PreparedData, tmp_path: Path) -> None:
     few = {"strengths": [1.0, 10.0, 100.0, 1000.0, 1e4], "rungs": [1], "refinements": [], "rate_factors": []}
     further: dict[str, list[float]] = {"horizon_factors": [], "dropouts": [], "dim_factors": []}
@@ -169,6 +171,7 @@ def test_the_probes_arms_are_estimators(prepared: PreparedData, tmp_path: Path) 
     assert worth_of_arms(with_l2) is None  # l2 is set: whatever was probed isn't this recipe's
 
 
+@pytest.mark.slow
 def test_the_recipe_goes_on_from_the_forecast_and_checks_it(planned: Path, prepared: PreparedData) -> None:
     runs = {path: path.stat().st_mtime_ns for path in planned.rglob("best.safetensors")}
     assert len(runs) == 3  # two teachers, one student

@@ -84,6 +84,7 @@ def test_the_verdict_says_how_sure_it_is() -> None:
     assert replace(result, dim=8).choices == "l2 0.01, learning rate 0.001, dim 8"
 
 
+@pytest.mark.slow
 def test_probe_finds_records_and_replays(prepared: PreparedData, tmp_path: Path) -> None:
     config = ProbeConfig(
         strengths=(1.0, 1e5),
@@ -116,6 +117,7 @@ def test_probe_finds_records_and_replays(prepared: PreparedData, tmp_path: Path)
         race(prepared, out, config, threads=2).run(TWO_AT_A_TIME, quiet=True)
 
 
+@pytest.mark.slow
 def test_an_arm_goes_on_where_it_stopped(prepared: PreparedData, tmp_path: Path) -> None:
     def advance(epochs: int, out: Path) -> dict[str, Any]:
         train = TRAINING.model_copy(update={"max_epochs": epochs}).model_dump(mode="json")
@@ -129,6 +131,7 @@ def test_an_arm_goes_on_where_it_stopped(prepared: PreparedData, tmp_path: Path)
     assert len(second["aucs"]) == 3
 
 
+@pytest.mark.slow
 def test_a_cosine_is_one_curve_wherever_it_is_looked_at(prepared: PreparedData, tmp_path: Path) -> None:
     training = TRAINING.model_copy(update={"schedule": "cosine", "max_epochs": 4, "patience": 9})
     config = ProbeConfig(
@@ -202,6 +205,7 @@ def test_larger_vectors_must_win_clearly() -> None:
     assert not is_worth_its_size(base, better, 0.002, larger=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [None, 0.0])
 def test_further_settings_are_challenged_where_there_is_time(
     prepared: PreparedData, tmp_path: Path, seconds: float | None

@@ -36,6 +36,7 @@ def students(recipe: Recipe, plan: Plan, teachers: Runs) -> Runs:
     return recipe.train_students(plan, list(teachers))
 
 
+@pytest.mark.slow
 def test_ensembles_are_the_mean_logits_of_the_first_teachers(
     recipe: Recipe, teachers: Runs, prepared: PreparedData
 ) -> None:
@@ -49,6 +50,7 @@ def test_ensembles_are_the_mean_logits_of_the_first_teachers(
     assert ensembles[0].metrics.valid.raw.auc == pytest.approx(first.metrics.valid.raw.auc, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_report_is_the_students_with_what_it_was_made_of(
     recipe: Recipe, plan: Plan, teachers: Runs, students: Runs, prepared: PreparedData
 ) -> None:

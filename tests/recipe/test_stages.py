@@ -83,6 +83,7 @@ def stages(out: Path) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 def test_the_report_compares_the_student_with_its_teachers(done: Finished, prepared: PreparedData) -> None:
     out, report = done.out, done.report
     assert report == read_report(out)
@@ -113,6 +114,7 @@ def test_a_second_call_changes_nothing(done: Finished, prepared: PreparedData) -
     assert stages(out) == before
 
 
+@pytest.mark.slow
 def test_a_changed_setting_redoes_what_depends_on_it_and_nothing_else(
     done: Finished, prepared: PreparedData
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_changed_setting_redoes_what_depends_on_it_and_nothing_else(
     assert set(fewer.teacher_runs) < set(report.teacher_runs)
 
 
+@pytest.mark.slow
 def test_calibration_and_routes_train_nothing_again_and_graphs_are_kept_where_the_model_is(
     done: Finished, prepared: PreparedData, tmp_path: Path
 ) -> None:
@@ -157,6 +160,7 @@ def test_calibration_and_routes_train_nothing_again_and_graphs_are_kept_where_th
     assert other.averaging.points[0].loss.value == pytest.approx(sum(alone) / len(alone), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_taught_student_gets_a_regulariser_of_its_own(done: Finished, prepared: PreparedData) -> None:
     out, report = done.out, done.report
     before = stages(out)
@@ -199,6 +203,7 @@ def test_the_probe_leaves_alone_what_the_user_has_decided(prepared: PreparedData
     assert not set(recipe_config("paper", {}, "test").probe.identity()) & set(FURTHER)
 
 
+@pytest.mark.slow
 def test_a_short_budget_leaves_challenges_out_and_says_so(prepared: PreparedData, tmp_path: Path) -> None:
     probe = {**SMALL["probe"], "dropouts": [0.3]}
     plan = small_recipe(prepared, tmp_path / "model", probe=probe, budget=1e-6).plan()
@@ -206,6 +211,7 @@ def test_a_short_budget_leaves_challenges_out_and_says_so(prepared: PreparedData
     assert plan.dropout is None
 
 
+@pytest.mark.slow
 def test_the_probe_is_skipped_where_l2_is_set(prepared: PreparedData, tmp_path: Path) -> None:
     report = small_recipe(prepared, tmp_path / "model", l2=0.01, teachers=0).run()
     assert report.train.l2 == 0.01
@@ -213,6 +219,7 @@ def test_the_probe_is_skipped_where_l2_is_set(prepared: PreparedData, tmp_path: 
     assert not list((tmp_path / "model").glob("probe-*"))
 
 
+@pytest.mark.slow
 def test_auto_takes_the_better_student_on_validation(prepared: PreparedData, tmp_path: Path) -> None:
     report = small_recipe(prepared, tmp_path / "model", l2=0.01, teachers=1, model="auto").run()
     aucs = {name: figures.valid.raw.auc for name, figures in report.students.items()}

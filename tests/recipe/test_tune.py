@@ -83,6 +83,7 @@ def count_steps(
 
 
 class TestSearch:
+    @pytest.mark.slow
     def test_the_base_comes_first_and_the_best_is_kept(self, prepared: PreparedData, tmp_path: Path) -> None:
         out = tmp_path / "tuned"
         search = search_for({**L2, "model.linear_dropout": [0, 0.1, 0.4]}, "fcn")
@@ -103,6 +104,7 @@ class TestSearch:
         # The weights of the best trial and of the base are kept, no others.
         assert len(list((out / "trials").iterdir())) == len({best.number, 0})
 
+    @pytest.mark.slow
     def test_the_same_seed_draws_the_same(self, prepared: PreparedData, tmp_path: Path) -> None:
         def settings(out: Path, seed: int) -> list[Any]:
             record = tune_here(search_for(L2, seed=seed, max_epochs=1), prepared, out, trials=2)
@@ -113,6 +115,7 @@ class TestSearch:
         assert first != settings(tmp_path / "c", 2)
         assert first[0] != first[1]
 
+    @pytest.mark.slow
     def test_more_trials_extend_a_search_and_enough_leave_it_alone(
         self, prepared: PreparedData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -125,6 +128,7 @@ class TestSearch:
         assert "holds 4 trials; nothing to do" in capsys.readouterr().err
         assert contents(out) == before
 
+    @pytest.mark.slow
     def test_other_inputs_are_refused(self, prepared: PreparedData, tmp_path: Path) -> None:
         out = tmp_path / "tuned"
         tune_here(search_for(L2), prepared, out, trials=1)
@@ -144,6 +148,7 @@ class TestSearch:
             tune_here(search_for({"model.dropout": [0.1]}), prepared, tmp_path / "tuned", trials=1)
         assert not (tmp_path / "tuned").exists()
 
+    @pytest.mark.slow
     def test_a_trial_that_lags_is_pruned(
         self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -159,6 +164,7 @@ class TestSearch:
         assert record.gain.to_json() == {"auc": 0.0, "standard_error": None}
         assert len(list((tmp_path / "tuned" / "trials").iterdir())) == 1
 
+    @pytest.mark.slow
     def test_a_small_space_is_searched_once(
         self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -170,6 +176,7 @@ class TestSearch:
         assert record.exhausted and record.left_out >= 12
         assert tune_here(search, prepared, tmp_path / "tuned", trials=9) == record
 
+    @pytest.mark.slow
     def test_a_setting_that_is_not_in_a_runs_dump_can_be_searched(
         self, prepared: PreparedData, tmp_path: Path
     ) -> None:
@@ -177,6 +184,7 @@ class TestSearch:
         record = tune_here(search, prepared, tmp_path / "tuned", trials=2)
         assert [trial.settings["train.net_l2"] for trial in record.trials] == [0.0, 1e-4]
 
+    @pytest.mark.slow
     def test_a_trial_that_diverges_does_not_end_the_search(
         self, prepared: PreparedData, tmp_path: Path
     ) -> None:
@@ -187,6 +195,7 @@ class TestSearch:
         with pytest.raises(InputError, match="all 1 trials diverged"):
             tune_here(hopeless, prepared, tmp_path / "hopeless", trials=1)
 
+    @pytest.mark.slow
     def test_an_interrupted_search_goes_on_from_the_saved_state(
         self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -209,6 +218,7 @@ class TestSearch:
             assert resumed.settings == uninterrupted.settings
             assert resumed.valid_aucs == uninterrupted.valid_aucs
 
+    @pytest.mark.slow
     def test_out_of_time(
         self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -224,6 +234,7 @@ class TestSearch:
         assert len(record.trials) == 2 and record.base is not None
 
 
+@pytest.mark.slow
 def test_test_rows_are_never_read(prepared: PreparedData, tmp_path: Path) -> None:
     """The files of the test rows are garbage, so a worker process that reads them fails."""
     copy = Path(shutil.copytree(prepared.path, tmp_path / "data"))
@@ -269,6 +280,7 @@ def test_a_killed_worker_ends_the_command_and_the_next_goes_on(
     assert started <= {trial_directory(out, trial.settings) for trial in record.trials}
 
 
+@pytest.mark.slow
 def test_the_command(
     prepared: PreparedData, tmp_path: Path, recap: Recap, monkeypatch: pytest.MonkeyPatch
 ) -> None:

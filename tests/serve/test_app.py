@@ -75,6 +75,7 @@ def test_the_sum_of_all_bodies_is_limited() -> None:
         wait_until(lambda: is_answered_with(200), "a request is scored")
 
 
+@pytest.mark.slow
 def test_without_a_token_other_host_names_are_refused() -> None:
     """Else a web page could make its own name resolve to this machine, and its browser would let it read answers."""
     config = ServeConfig(artifact="", hosts=("Proxy.example",))
@@ -314,6 +315,7 @@ bodies = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(bodies.map(lambda value: json.dumps(value).encode()), st.binary(max_size=60)))
 def test_any_body_is_scored_or_refused(fake: Address, body: bytes) -> None:
@@ -352,6 +354,7 @@ def at_once(address: Address, requests: list[dict[str, Any]]) -> list[tuple[Answ
     return answers
 
 
+@pytest.mark.slow
 def test_a_tight_deadline_lowers_the_dial_and_says_so() -> None:
     with serve_in_thread(
         FakeEngine(SLOW), ServeConfig(artifact="", deadline_ms=1000), costs=SLOW_COSTS
@@ -368,6 +371,7 @@ def test_a_tight_deadline_lowers_the_dial_and_says_so() -> None:
         assert metrics(address)["recap_lowered_total"] == 1
 
 
+@pytest.mark.slow
 def test_under_load_the_dial_is_lowered_before_requests_are_refused() -> None:
     requests: list[dict[str, Any]] = [{"rows": [ROW] * 5}] * 60  # 1.2 s of work at the cheapest setting
     with serve_in_thread(
@@ -400,6 +404,7 @@ def test_after_a_burst_and_five_idle_seconds_requests_get_the_best_setting_again
         assert (rested["routes"], rested["depth"], rested["lowered"]) == (8, 4, False)
 
 
+@pytest.mark.slow
 def test_without_the_dial_requests_wait_and_keep_their_setting() -> None:
     with serve_in_thread(
         FakeEngine({"row_us": 10_000}), ServeConfig(artifact="", deadline_ms=50, dial=False)
@@ -410,6 +415,7 @@ def test_without_the_dial_requests_wait_and_keep_their_setting() -> None:
         assert max(seconds for _, seconds in answers) > 0.1
 
 
+@pytest.mark.slow
 def test_the_number_of_held_requests_is_limited() -> None:
     config = ServeConfig(artifact="", dial=False, limits=Limits(requests=3, batch_rows=1))
     with serve_in_thread(FakeEngine({"row_us": 50_000}), config) as address:
@@ -418,6 +424,7 @@ def test_the_number_of_held_requests_is_limited() -> None:
         assert set(statuses) == {200, 429}
 
 
+@pytest.mark.slow
 def test_queued_requests_share_a_batch() -> None:
     with serve_in_thread(
         FakeEngine({"start_us": 60_000}), ServeConfig(artifact="", deadline_ms=5000)
@@ -431,6 +438,7 @@ def test_queued_requests_share_a_batch() -> None:
         assert [answer.json()["rows"] for answer in together] == [answer.json()["rows"] for answer in alone]
 
 
+@pytest.mark.slow
 def test_a_bad_request_does_not_harm_the_others_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine({"start_us": 40_000})
     score = engine.score

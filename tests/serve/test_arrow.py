@@ -111,6 +111,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     st.sampled_from([arrow.STREAM, arrow.FILE]),

@@ -160,6 +160,7 @@ def test_rows_without_any_field_are_refused(server: Address) -> None:
         assert client.score(FRAME.select("row").head(0)).height == 0
 
 
+@pytest.mark.slow
 def test_the_command_scores_a_file(
     server: Address, tmp_path: Path, recap: Recap, monkeypatch: pytest.MonkeyPatch
 ) -> None:

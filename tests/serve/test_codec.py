@@ -103,6 +103,7 @@ def to_arrow(rows: list[dict[str, Any]], kind: str) -> bytes:
     return arrow.write(pl.DataFrame(columns), kind)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(rows_of)
 def test_all_formats_mean_the_same(rows: list[dict[str, Any]]) -> None:
@@ -113,6 +114,7 @@ def test_all_formats_mean_the_same(rows: list[dict[str, Any]]) -> None:
         assert_same(encode(CODEC.from_arrow(to_arrow(rows, kind), kind).table), expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(rows_of, min_size=2, max_size=4), st.randoms())
 def test_joined_requests_are_their_rows_in_order(requests: list[list[dict[str, Any]]], rng: Any) -> None:
@@ -127,6 +129,7 @@ def test_joined_requests_are_their_rows_in_order(requests: list[list[dict[str, A
     assert_same(encode(*tables), reference([row for rows in requests for row in rows]))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(rows_of, st.sampled_from(FIELDS), st.data())
 def test_a_context_equals_the_same_value_in_every_row(

@@ -4,10 +4,13 @@ import json
 import socket
 import time
 
+import pytest
+
 from tests.support.fake_engine import ROW
 from tests.support.running_server import SMALL_LIMITS, Address
 
 
+@pytest.mark.slow
 def test_size_and_duration_of_heads_are_limited(fake: Address) -> None:
     def with_head(size: int) -> bytes:
         start = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-pad: "
@@ -29,6 +32,7 @@ def test_size_and_duration_of_heads_are_limited(fake: Address) -> None:
     assert twice.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in twice, "a second head on the connection"
 
 
+@pytest.mark.slow
 def test_every_connection_is_closed_in_the_end(fake: Address) -> None:
     """`raw` returns when the server has closed the connection, and fails if it doesn't."""
     live = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -40,6 +44,7 @@ def test_every_connection_is_closed_in_the_end(fake: Address) -> None:
     assert fake.raw(long).startswith(b"HTTP/1.1 405")
 
 
+@pytest.mark.slow
 def test_a_body_may_arrive_after_its_answer(fake: Address) -> None:
     """A 429 is sent before the body is read, to a client that is still sending."""
     head = b"POST /model HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20\r\n\r\n"

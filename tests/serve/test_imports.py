@@ -15,6 +15,7 @@ PORTABLE = sorted(path for path in PACKAGE.glob("*.py") if path.stem not in ("su
 POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "resource", "termios"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["client", "token"])
 def test_client_and_token_need_no_extra(module: str) -> None:
     code = (

@@ -47,6 +47,7 @@ def test_the_page_is_one_file_that_loads_nothing_else() -> None:
     assert "unsafe" not in POLICY and "connect-src 'self'" in POLICY
 
 
+@pytest.mark.slow
 @browser_needed
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
 def test_a_row_is_scored_at_every_setting(server: Address, browse: Open, width: int, dark: bool) -> None:
@@ -83,6 +84,7 @@ def test_a_row_is_scored_at_every_setting(server: Address, browse: Open, width: 
     assert all(url.startswith((server.url, "data:")) for url in page.requested), page.requested
 
 
+@pytest.mark.slow
 @browser_needed
 def test_the_page_shows_what_each_field_adds(server: Address, browse: Open) -> None:
     page = browse()
@@ -103,6 +105,7 @@ def test_the_page_shows_what_each_field_adds(server: Address, browse: Open) -> N
     page.wait("document.getElementById('why').hidden")
 
 
+@pytest.mark.slow
 @browser_needed
 def test_keyboard_suggestions_and_errors(server: Address, browse: Open) -> None:
     page = browse()
@@ -131,6 +134,7 @@ def test_keyboard_suggestions_and_errors(server: Address, browse: Open) -> None:
     page.wait("[...document.querySelectorAll('#list4 option')].some(o => o.value === 'x|y')")
 
 
+@pytest.mark.slow
 @browser_needed
 def test_the_range_of_routes_is_calibrated_as_the_answer_is(server: Address, browse: Open) -> None:
     page = browse()
@@ -145,6 +149,7 @@ def test_the_range_of_routes_is_calibrated_as_the_answer_is(server: Address, bro
             assert ends == pytest.approx(expected.tolist())
 
 
+@pytest.mark.slow
 @browser_needed
 def test_fields_of_odd_names_are_filled_or_stay_empty(browse: Open) -> None:
     """A browser never sends the name `..`: it takes it for the directory above."""
@@ -157,6 +162,7 @@ def test_fields_of_odd_names_are_filled_or_stay_empty(browse: Open) -> None:
             assert page.evaluate("document.getElementById('f0').value") == "a"
 
 
+@pytest.mark.slow
 @browser_needed
 def test_hostile_names_are_shown_as_text_and_the_page_asks_for_a_token(browse: Open) -> None:
     evil = '<img src=x onerror="document.title = 1">'

@@ -41,6 +41,7 @@ def test_costs_are_linear_between_and_beyond_their_sizes() -> None:
     assert COSTS.drain_Q(0, np.array([35.0, 30.0]), 10) == pytest.approx([6 + 1 + 4 / 9, 6])
 
 
+@pytest.mark.slow
 @given(queues, st.floats(0.5, 4))
 def test_the_best_setting_that_answers_all_requests_in_time_is_chosen(
     requests: Requests, pace: float
@@ -61,6 +62,7 @@ def test_the_best_setting_that_answers_all_requests_in_time_is_chosen(
     assert choose(requests, pace) == expected
 
 
+@pytest.mark.slow
 @given(queues, st.floats(0.5, 4), st.integers(1, 300))
 def test_more_load_never_raises_the_setting(requests: Requests, pace: float, more: int) -> None:
     before = choose(requests, pace)
@@ -103,6 +105,7 @@ def test_pace_forgets_while_the_server_is_idle() -> None:
     )
 
 
+@pytest.mark.slow
 def test_measured_costs_follow_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock moves only by what the engine sleeps and by a little at each look, so that no noise can fail it."""
     now = 0.0

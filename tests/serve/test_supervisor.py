@@ -132,6 +132,7 @@ def test_versions_change_under_load_without_a_lost_request(tmp_path: Path, start
     )
 
 
+@pytest.mark.slow
 def test_an_unchanged_artifact_is_not_counted_as_refused(tmp_path: Path, start: Start) -> None:
     server = start(write(tmp_path / "model"))
     address = server.address
@@ -143,6 +144,7 @@ def test_an_unchanged_artifact_is_not_counted_as_refused(tmp_path: Path, start: 
     assert address.ask("GET", "/model").json()["swap"]["outcome"] == "unchanged"
 
 
+@pytest.mark.slow
 def test_watching_takes_a_new_version_without_a_signal(tmp_path: Path, start: Start) -> None:
     write(tmp_path / "v1", seed=1)
     write(tmp_path / "v2", seed=2)
@@ -155,6 +157,7 @@ def test_watching_takes_a_new_version_without_a_signal(tmp_path: Path, start: St
     assert server.wait("swapped", seconds=15)["model"] != first
 
 
+@pytest.mark.slow
 def test_an_offer_must_have_the_fields_of_the_serving_version(tmp_path: Path, start: Start) -> None:
     model = write(tmp_path / "model", extra="extra")
     server = start(model)
@@ -168,6 +171,7 @@ def test_an_offer_must_have_the_fields_of_the_serving_version(tmp_path: Path, st
     assert server.address.score({"rows": [{"extra": "q"}]}).status == 200
 
 
+@pytest.mark.slow
 def test_an_offer_that_is_not_an_artifact_is_refused(tmp_path: Path, start: Start) -> None:
     model = write(tmp_path / "model")
     server = start(model)
@@ -178,6 +182,7 @@ def test_an_offer_that_is_not_an_artifact_is_refused(tmp_path: Path, start: Star
     assert address.score({"rows": [{"site": "a"}]}).status == 200
 
 
+@pytest.mark.slow
 def test_stopping_answers_accepted_requests(tmp_path: Path, start: Start) -> None:
     server = start(write(tmp_path / "model", start_us=100_000))
     address = server.address
@@ -197,6 +202,7 @@ def test_stopping_answers_accepted_requests(tmp_path: Path, start: Start) -> Non
     assert server.events("stopped")
 
 
+@pytest.mark.slow
 def test_workers_end_when_the_supervisor_is_killed(tmp_path: Path, start: Start) -> None:
     server = start(write(tmp_path / "model"))
     status = Path(f"/proc/{server.wait('worker ready')['worker']}/stat")

@@ -84,6 +84,7 @@ EXPECTED_FAILURES = {
 }
 
 
+@pytest.mark.slow
 @parametrize_with_checks(
     [CTRClassifier(model_settings=SMALL, learning_rate=0.05, batch_size=64, max_epochs=3)],
     expected_failed_checks=lambda _: EXPECTED_FAILURES,
@@ -96,6 +97,7 @@ def test_scikit_learn_check(estimator: CTRClassifier, check: Callable[[CTRClassi
 # What goes in.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "table",
     [PANDAS, PANDAS.astype({"ad": "category"}), X.to_numpy(), X.to_numpy().tolist(), X.lazy()],
@@ -105,6 +107,7 @@ def test_every_container_gives_the_same_model(fitted: CTRClassifier, table: Any)
     np.testing.assert_array_equal(small().fit(table, y).predict_proba(table), fitted.predict_proba(X))
 
 
+@pytest.mark.slow
 def test_names_are_kept_only_where_there_are_any(fitted: CTRClassifier) -> None:
     unnamed = small(max_epochs=1).fit(X.to_numpy(), y)
     numbered = small(max_epochs=1).fit(pd.DataFrame(X.to_numpy()), y)
@@ -122,6 +125,7 @@ def test_names_are_kept_only_where_there_are_any(fitted: CTRClassifier) -> None:
     np.testing.assert_array_equal(from_array, fitted.predict(X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("labels", "classes"),
     [
@@ -143,6 +147,7 @@ def test_any_two_classes(fitted: CTRClassifier, tmp_path: Path, labels: Any, cla
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
 
 
+@pytest.mark.slow
 def test_columns_become_fields_by_their_values() -> None:
     frame = X.with_columns(label=pl.col("ad"), few=(pl.col("hour") % 20) / 2, many=(pl.col("hour") % 21) / 2)
 
@@ -169,6 +174,7 @@ def log(rows: int = 300) -> tuple[pl.DataFrame, Labels]:
     ), clicked
 
 
+@pytest.mark.slow
 def test_columns_have_the_roles_that_the_commands_infer(tmp_path: Path) -> None:
     frame, clicked = log()
     inferred = infer(FrameSource(frame.with_columns(label=pl.Series(clicked))), "label")
@@ -194,6 +200,7 @@ def test_columns_have_the_roles_that_the_commands_infer(tmp_path: Path) -> None:
     assert small(schema=model.schema_, max_epochs=1).fit(frame, clicked).dropped_columns_ == {}
 
 
+@pytest.mark.slow
 def test_lists_are_multi_fields_in_every_frame() -> None:
     frame, clicked = log()
     frame = frame.select("ad", "tags")
@@ -225,6 +232,7 @@ def test_what_is_dropped_is_said_where_it_is_wanted(capfd: Any) -> None:
     assert "column 'country' is not a field: constant: text, 1 value" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_schema_decides_where_it_is_given() -> None:
     fields = Field(name="ad", kind="multi", separator="o"), Field(name="price", kind="numeric")
     schema = Schema(label="click", weight="hour", fields=fields)
@@ -246,6 +254,7 @@ def test_missing_and_unseen_values_are_scored(fitted: CTRClassifier) -> None:
 # What is learnt.
 
 
+@pytest.mark.slow
 def test_learns_and_is_calibrated() -> None:
     train, labels = clicks(3_000, seed=1)
     fresh, truth = clicks(3_000, seed=2)
@@ -259,6 +268,7 @@ def test_learns_and_is_calibrated() -> None:
     np.testing.assert_allclose(logit(probabilities[:, 1]), model.decision_function(fresh))
 
 
+@pytest.mark.slow
 def test_same_seed_same_model_and_another_another(fitted: CTRClassifier) -> None:
     again = clone(fitted).fit(X, y)
     other = small(random_state=np.random.RandomState(0)).fit(X, y)
@@ -267,6 +277,7 @@ def test_same_seed_same_model_and_another_another(fitted: CTRClassifier) -> None
     assert not np.array_equal(other.decision_function(X), fitted.decision_function(X))
 
 
+@pytest.mark.slow
 def test_weight_zero_is_absence_and_weights_count() -> None:
     weights = np.where(np.arange(len(y)) % 3, 1.0, 0.0)
     present = weights > 0
@@ -279,6 +290,7 @@ def test_weight_zero_is_absence_and_weights_count() -> None:
     assert heavy.predict_proba(X)[:, 1].mean() > without.predict_proba(X)[:, 1].mean() + 0.2
 
 
+@pytest.mark.slow
 def test_a_model_fitted_with_weights_can_be_fitted_without(tmp_path: Path) -> None:
     weights = np.where(y, 2.0, 1.0)
     small().fit(X, y, weights).save(tmp_path / "weighted")
@@ -300,6 +312,7 @@ def test_held_out_rows_are_a_share_of_each_class() -> None:
     assert manifest["data"]["rows"] == len(y) - valid["rows"]
 
 
+@pytest.mark.slow
 def test_validation_rows_may_be_given_with_weights() -> None:
     fresh, truth = clicks(100, seed=2)
 
@@ -315,6 +328,7 @@ def test_validation_rows_may_be_given_with_weights() -> None:
 STUDENT = {"dim": 4, "depth": 2, "train_depths": [2], "depth_weights": [1.0], "num_adapters": 4}
 
 
+@pytest.mark.slow
 def test_teachers_make_it_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     """Train two teachers and one student in real processes, save and load; nothing is left behind."""
     (tmp_path / "work").mkdir()
@@ -363,6 +377,7 @@ def test_teachers_make_it_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # The artifact is the command line's.
 
 
+@pytest.mark.slow
 def test_trains_what_a_run_trains_and_loads_its_artifact(tmp_path: Path) -> None:
     fresh, truth = clicks(100, seed=2)
     model = small(calibration="isotonic", negative_rate=0.5).fit(X, y, validation=(fresh, truth))
@@ -389,6 +404,7 @@ def test_trains_what_a_run_trains_and_loads_its_artifact(tmp_path: Path) -> None
     }
 
 
+@pytest.mark.slow
 def test_saved_artifact_scores_and_is_written_again_byte_for_byte(
     fitted: CTRClassifier, tmp_path: Path
 ) -> None:
@@ -408,6 +424,7 @@ def test_saved_artifact_scores_and_is_written_again_byte_for_byte(
     np.testing.assert_array_equal(refitted.decision_function(X), fitted.decision_function(X))
 
 
+@pytest.mark.slow
 def test_unnamed_columns_stay_unnamed_after_loading(tmp_path: Path) -> None:
     model = small(max_epochs=1).fit(X.to_numpy(), y)
     model.save(tmp_path / "artifact")
@@ -436,6 +453,7 @@ def test_save_replaces_nothing_but_artifacts(fitted: CTRClassifier, tmp_path: Pa
 # Company.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", [X, PANDAS, X.to_numpy()], ids=["polars", "pandas", "objects"])
 def test_cross_validation(table: Any) -> None:
     scores = cross_val_score(small(max_epochs=2), table, y, cv=2, scoring="roc_auc")
@@ -443,6 +461,7 @@ def test_cross_validation(table: Any) -> None:
     assert scores.mean() > 0.7
 
 
+@pytest.mark.slow
 def test_search_within_a_pipeline() -> None:
     piped = Pipeline([("drop", FunctionTransformer(lambda rows: rows.drop("hour"))), ("ctr", small())])
     search = GridSearchCV(piped, {"ctr__max_epochs": np.array([1, 2])}, cv=2, scoring="neg_log_loss")
@@ -454,6 +473,7 @@ def test_search_within_a_pipeline() -> None:
     assert search.best_estimator_["ctr"].feature_names_in_.tolist() == ["ad", "price"]
 
 
+@pytest.mark.slow
 def test_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     torch.manual_seed(0)
@@ -536,6 +556,7 @@ def test_unfitted_says_so(method: str) -> None:
         getattr(CTRClassifier(), method)(X)
 
 
+@pytest.mark.slow
 def test_the_raw_column_of_moments_is_taken(tmp_path: Path) -> None:
     """The hour decides the clicks, and only the timestamp shows it."""
     rng = np.random.default_rng(0)

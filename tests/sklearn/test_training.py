@@ -38,7 +38,7 @@ def test_defaults_are_those_of_the_commands() -> None:
         "fcn", parse_model("fcn", {}), TrainConfig(), train_baseline=False, report_fields=False
     )
     # Stated beside the recipe's own defaults are only those that equal TrainConfig's.
-    assert with_teachers == RecipeConfig(train={"update": "exact", "kd_weight": 1.0})
+    assert with_teachers == RecipeConfig(teachers=5, train={"update": "exact", "kd_weight": 1.0})
 
 
 @pytest.mark.parametrize(

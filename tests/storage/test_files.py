@@ -168,6 +168,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=80, deadline=None)
 @given(value=JSON, other=JSON)
 def test_json(value: object, other: object, tmp_path_factory: pytest.TempPathFactory) -> None:

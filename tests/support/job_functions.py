@@ -97,3 +97,7 @@ def is_pipe(descriptor: int) -> bool:
         return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
     except OSError:
         return False
+
+
+def process_id() -> int:
+    return os.getpid()

@@ -29,6 +29,7 @@ def test_report_slices_test_rows_by_the_fields_with_the_fewest_values(finished: 
     assert not breakdown.periods and len(breakdown.gains) == 10
 
 
+@pytest.mark.slow
 def test_values_and_periods_have_names(run_config: RunConfig, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     frame = pl.DataFrame(

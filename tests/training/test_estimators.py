@@ -30,6 +30,7 @@ def routed(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> 
     return out
 
 
+@pytest.mark.slow
 def test_the_whole_model_is_what_the_artifact_holds(routed: Path, prepared: PreparedData) -> None:
     ((estimator, model),) = load_estimators(routed, None, "model").items()
     assert (estimator.run, estimator.step, estimator.route) == ("recap-seed-1", None, None)

@@ -29,6 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
     return small_data(tmp_path_factory.mktemp("train") / "data")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", ["exact", "fast"])
 def test_first_losses_are_the_golden_ones(data: PreparedData, update: str) -> None:
     """A refactoring leaves the numbers alone; a change that doesn't says so and renews the file (golden/renew.py)."""
@@ -96,6 +97,7 @@ def test_constant_keeps_and_cosine_bends_the_rate(
     assert rates == pytest.approx([1e-3, (1e-3 + 1e-6) / 2, 1e-6])
 
 
+@pytest.mark.slow
 def test_training_learns_and_ships_the_best_epoch(data: PreparedData, tmp_path: Path) -> None:
     config = TrainConfig(batch_size=256, l2=1e-4, max_epochs=4, learning_rate=5e-3)
     done = train("fcn", parse_model("fcn", SMALL), config, data, tmp_path, device=CPU, quiet=True)
@@ -106,6 +108,7 @@ def test_training_learns_and_ships_the_best_epoch(data: PreparedData, tmp_path: 
     assert again == aucs[done.best_epoch - 1]
 
 
+@pytest.mark.slow
 def test_the_average_is_what_is_validated(data: PreparedData, tmp_path: Path) -> None:
     config = TrainConfig(batch_size=256, ema=0.9, max_epochs=1)
     done = train("fcn", parse_model("fcn", SMALL), config, data, tmp_path, device=CPU, quiet=True)
@@ -118,6 +121,7 @@ def test_the_average_is_what_is_validated(data: PreparedData, tmp_path: Path) ->
     )
 
 
+@pytest.mark.slow
 def test_epochs_are_passed_on_and_may_stop_the_run_where_it_stands(
     data: PreparedData, tmp_path: Path
 ) -> None:
@@ -162,3 +166,41 @@ def test_settings_are_checked() -> None:
         parse(TrainConfig, {"learning_rat": 1}, "test")
     with pytest.raises(InputError, match="plateau_factor"):
         parse(TrainConfig, {"plateau_factor": 2}, "test")
+
+
+@pytest.mark.slow
+def test_an_epoch_is_validated_as_often_as_is_asked(data: PreparedData, tmp_path: Path) -> None:
+    """The weights are those of a run with one validation an epoch; only the stops are more."""
+    once, thrice = ({"batch_size": 256, "max_epochs": 2, "validations": count} for count in (1, 3))
+    histories = []
+    for name, settings in (("once", once), ("thrice", thrice)):
+        (tmp_path / name).mkdir()
+        config = parse(TrainConfig, settings, "test")
+        trained = train(
+            "fcn", parse_model("fcn", SMALL), config, data, tmp_path / name, device=CPU, quiet=True
+        )
+        histories.append(trained.history)
+    assert [epoch.step for epoch in histories[1]][2::3] == [epoch.step for epoch in histories[0]]
+    assert [epoch.valid_auc for epoch in histories[1]][2::3] == [epoch.valid_auc for epoch in histories[0]]
+    assert len(histories[1]) == 6
+    assert (
+        np.diff([0, *(epoch.step for epoch in histories[1][:3])]).max() <= -(-histories[0][0].step // 3) + 1
+    )
+
+
+@pytest.mark.slow
+def test_at_a_deadline_it_pauses_with_weights_to_go_on_with(data: PreparedData, tmp_path: Path) -> None:
+    """Even if the deadline was over before the run began. Paused often, it ends where it would have ended."""
+    config = parse(TrainConfig, {"batch_size": 256, "max_epochs": 3, "patience": 3}, "test")
+    model = parse_model("fcn", SMALL)
+    for name in ("paused", "whole"):
+        (tmp_path / name).mkdir()
+    first = train("fcn", model, config, data, tmp_path / "paused", device=CPU, deadline=1.0, quiet=True)
+    assert not first.finished and len(first.history) == 1 and first.history[0].step == 1
+
+    again = train("fcn", model, config, data, tmp_path / "paused", device=CPU, deadline=1.0, quiet=True)
+    assert again.history == first.history
+
+    end = train("fcn", model, config, data, tmp_path / "paused", device=CPU, quiet=True)
+    whole = train("fcn", model, config, data, tmp_path / "whole", device=CPU, quiet=True)
+    assert end.finished and end.history[-1].valid_auc == whole.history[-1].valid_auc

@@ -59,6 +59,7 @@ def teacher(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) ->
     return out
 
 
+@pytest.mark.slow
 def test_tables_hold_what_the_artifact_gives_on_every_row(teacher: Path, prepared: PreparedData) -> None:
     model = load_artifact(teacher).model
     assert sorted(path.name for path in (teacher / LOGITS).iterdir()) == sorted(SPLITS)
@@ -102,6 +103,7 @@ def test_without_test_rows_there_is_no_such_table(
     assert table.estimators == (Estimator("fcn-seed-1"),)
 
 
+@pytest.mark.slow
 def test_a_table_names_the_number_of_routes_that_exist(prepared: PreparedData, tmp_path: Path) -> None:
     """One adapter for each step: there is only one way."""
     only = parse_model("recap", BACKBONE | {"num_adapters": 2})
@@ -112,6 +114,7 @@ def test_a_table_names_the_number_of_routes_that_exist(prepared: PreparedData, t
     assert LogitTable(tmp_path / "run" / LOGITS / "valid").estimators == (Estimator("recap-seed-1"),)
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_are_those_of_one_process(
     run_config: RunConfig,
     prepared: PreparedData,
@@ -149,6 +152,7 @@ def test_runs_side_by_side_are_those_of_one_process(
     assert mean_logit(tables).shape == (len(prepared.train),)
 
 
+@pytest.mark.slow
 def test_a_run_is_shown_by_a_short_name(
     run_config: RunConfig, prepared: PreparedData, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

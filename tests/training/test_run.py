@@ -127,6 +127,7 @@ class TestVariants:
     def run(self, config: RunConfig, data: PreparedData, out: Path, **changes: Any) -> RunReport:
         return run(dataclasses.replace(config, **changes), data, out, quiet=True)
 
+    @pytest.mark.slow
     def test_isotonic(self, run_config: RunConfig, prepared: PreparedData, tmp_path: Path) -> None:
         report = self.run(
             run_config, prepared, tmp_path / "run", calibration="isotonic", train_baseline=False
@@ -135,6 +136,7 @@ class TestVariants:
         assert report.reference is None
         assert isinstance(load_artifact(tmp_path / "run").calibration, IsotonicCalibration)
 
+    @pytest.mark.slow
     def test_without_test_rows_and_with_groups_of_one_row(
         self, run_config: RunConfig, click_log: pl.DataFrame, click_schema: Schema, tmp_path: Path
     ) -> None:
@@ -202,6 +204,7 @@ class TestOutput:
             run(dataclasses.replace(run_config, **changes), prepared, finished, quiet=True)
         assert contents(finished) == before
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "changes", [{"calibration": "isotonic", "negative_rate": 0.5}, {"train_baseline": False}]
     )
@@ -226,6 +229,7 @@ class TestOutput:
         back = run(run_config, prepared, copy, quiet=True)
         assert back.metrics == before.metrics and back.calibrated_by == before.calibrated_by
 
+    @pytest.mark.slow
     def test_other_data_are_refused_unless_forced(
         self,
         finished: Path,
@@ -257,6 +261,7 @@ class TestOutput:
                 run(run_config, prepared, tmp_path / "thesis.txt", force=force, quiet=True)
         assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
+    @pytest.mark.slow
     def test_killed_before_its_inputs_were_written(
         self, prepared: PreparedData, run_config: RunConfig, tmp_path: Path
     ) -> None:
@@ -295,6 +300,7 @@ def uninterrupted(
     return states
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12, derandomize=True)
 @given(
     mode=st.sampled_from(MODES),
@@ -328,6 +334,7 @@ def test_interrupted_at_any_step_it_ends_with_the_same_bits(
     assert bits(out) == uninterrupted[mode]
 
 
+@pytest.mark.slow
 def test_interrupted_while_the_artifact_is_written_it_ends_with_the_same_bits(
     prepared: PreparedData,
     run_config: RunConfig,

@@ -122,7 +122,7 @@ def _check(request: Request) -> list[Dataset]:
         raise InputError("--models and --averaged belong to table1")
     table1.check_models(request.models_or_all, request.reports)
     datasets = [_open(request, name) for name in request.data]
-    if request.needs_teachers and not all(config.teachers for _, config in datasets):
+    if request.needs_teachers and not all(config.num_teachers for _, config in datasets):
         raise InputError(
             "this table needs teachers", fix="set at least one, by --set teachers=3 or in recipe.toml"
         )

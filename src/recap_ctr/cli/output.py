@@ -101,9 +101,10 @@ def print_fit(report: "FitReport") -> None:
         for directory, teacher in report.teacher_runs.items()
     ]
     rows += teachers
-    if len(teachers) > 1:
+    if report.ensembles and report.ensembles[-1].teachers > 1:
         size = sum(teacher.parameters for teacher in report.teacher_runs.values())
-        rows.append(cells(f"their ensemble, {len(teachers)}", size, report.ensembles[-1].metrics))
+        ensemble = report.ensembles[-1]
+        rows.append(cells(f"ensemble of {ensemble.teachers}", size, ensemble.metrics))
     rows.append(cells(f"shipped: {report.model.name}", report.parameters, report.metrics))
     header = ["model", "parameters", f"{split} AUC", "logloss", "calibrated", "the shipped model's lead"]
     print_table(header, rows)

@@ -1,35 +1,36 @@
-"""Run jobs as processes of this machine, several at a time. They end when this process ends, however it ends."""
+"""Run jobs in processes of this machine, several at a time. They end when this process ends, however it ends."""
 
 import json
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.executor import Job
-from recap_ctr.jobs.progress import Board, board
+from recap_ctr.jobs.progress import board
 
-Event = tuple[int, dict[str, Any]]
+Event = tuple["_Worker", dict[str, Any]]
 
 
 class JobError(RuntimeError):
     """A job ended in a way that the user can't put right."""
 
 
-@dataclass(frozen=True)
 class LocalProcesses:
-    """Run each job in a process of its own, `workers` of them at a time."""
+    """Run jobs in `workers` processes, each of which takes one job after the other: importing torch takes seconds."""
 
-    workers: int
-
-    def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ValueError(f"{self.workers} workers would never finish")
+    def __init__(self, workers: int) -> None:
+        if workers < 1:
+            raise ValueError(f"{workers} workers would never finish")
+        self.workers = workers
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._idle: list[_Worker] = []
+        weakref.finalize(self, _end_all, self._idle)
 
     def run(
         self,
@@ -45,71 +46,87 @@ class LocalProcesses:
         called with each job's index and result as soon as it has ended.
         """
         results: dict[int, Any] = {}
-        events: SimpleQueue[Event] = SimpleQueue()
-        running: dict[int, subprocess.Popen[bytes]] = {}
+        busy: dict[_Worker, int] = {}
         waiting = list(range(len(jobs)))
         with board(title, len(jobs), quiet=quiet) as shown:
             try:
-                while waiting or running:
-                    while waiting and len(running) < self.workers:
-                        index = waiting.pop(0)
-                        running[index] = _start(jobs[index], index, events)
-                    index, event = events.get()
-                    if event["kind"] != "end":
-                        _receive(jobs[index], index, event, shown, results)
+                while waiting or busy:
+                    while waiting and len(busy) < self.workers:
+                        worker = self._next_worker()
+                        busy[worker] = waiting.pop(0)
+                        worker.take(jobs[busy[worker]])
+                    worker, event = self._events.get()
+                    if worker not in busy:
                         continue
-                    code = _wait(running.pop(index))
-                    if code or index not in results:
-                        raise JobError(f"{jobs[index].name} ended without a result, with code {code}")
-                    shown.finish(jobs[index].name)
-                    if done is not None:
-                        done(index, results[index])
+                    index = busy[worker]
+                    job = jobs[index]
+                    match event["kind"]:
+                        case "progress" | "say":
+                            shown.receive(job.name, event)
+                        case "input error":
+                            raise InputError(f"{job.name}: {event['message']}", fix=event["fix"])
+                        case "end":
+                            code = worker.wait()
+                            raise JobError(f"{job.name} ended without a result, with code {code}")
+                        case "result":
+                            results[index] = event["value"]
+                            del busy[worker]
+                            self._idle.append(worker)
+                            shown.finish(job.name)
+                            if done is not None:
+                                done(index, results[index])
             finally:
-                for process in running.values():
-                    process.kill()
-                for process in running.values():
-                    _wait(process)
+                _end_all(list(busy))
         return [results[index] for index in range(len(jobs))]
 
-
-def _receive(job: Job, index: int, event: dict[str, Any], shown: Board, results: dict[int, Any]) -> None:
-    """Show what a job reports, keep its result, or raise the error that it met."""
-    match event["kind"]:
-        case "progress" | "say":
-            shown.receive(job.name, event)
-        case "result":
-            results[index] = event["value"]
-        case "input error":
-            raise InputError(f"{job.name}: {event['message']}", fix=event["fix"])
+    def _next_worker(self) -> "_Worker":
+        """Return an idle worker that is alive, or a new one."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.process.poll() is None:
+                return worker
+            worker.wait()
+        return _Worker(self._events)
 
 
-def _wait(process: "subprocess.Popen[bytes]") -> int:
-    """Wait for the process to end, and return its exit code."""
-    assert process.stdin is not None
-    code = process.wait()
-    with suppress(BrokenPipeError):
-        process.stdin.close()
-    return code
+class _Worker:
+    """A process that takes jobs one after the other; a thread puts what it reports into `events`."""
 
+    def __init__(self, events: "SimpleQueue[Event]") -> None:
+        # -P: no file of the current directory is mistaken for a module.
+        command = [sys.executable, "-P", "-m", "recap_ctr.jobs.worker"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        threading.Thread(target=self._listen, args=(events,), daemon=True).start()
 
-def _start(job: Job, index: int, events: "SimpleQueue[Event]") -> "subprocess.Popen[bytes]":
-    """Start a process for the job; a thread puts what it reports into `events`."""
-    # -P: no file of the current directory is mistaken for a module.
-    command = [sys.executable, "-P", "-m", "recap_ctr.jobs.worker"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None and process.stdout is not None
-    call = json.dumps({"function": job.dotted_name, "arguments": job.arguments})
-    with suppress(BrokenPipeError):  # It died at once; its exit code tells more.
-        process.stdin.write(call.encode() + b"\n")
-        process.stdin.flush()  # It stays open: when it closes, the worker knows that this process is gone.
-    out = process.stdout
+    def take(self, job: Job) -> None:
+        """Begin a job."""
+        assert self.process.stdin is not None
+        call = json.dumps({"function": job.dotted_name, "arguments": job.arguments})
+        with suppress(BrokenPipeError):  # It died; its exit code tells more.
+            self.process.stdin.write(call.encode() + b"\n")
+            self.process.stdin.flush()  # It stays open: when it closes, the worker knows that this process is gone.
 
-    def listen() -> None:
-        with out:
+    def wait(self) -> int:
+        """Wait for the process to end, and return its exit code."""
+        assert self.process.stdin is not None
+        code = self.process.wait()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        return code
+
+    def _listen(self, events: "SimpleQueue[Event]") -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as out:
             for line in out:
                 with suppress(ValueError):  # The worker was killed in the middle of a line.
-                    events.put((index, json.loads(line)))
-        events.put((index, {"kind": "end"}))
+                    events.put((self, json.loads(line)))
+        events.put((self, {"kind": "end"}))
 
-    threading.Thread(target=listen, daemon=True).start()
-    return process
+
+def _end_all(workers: list[_Worker]) -> None:
+    """Kill the processes, and wait until they are gone."""
+    for worker in workers:
+        worker.process.kill()
+    for worker in workers:
+        worker.wait()
+    workers.clear()

@@ -1,5 +1,6 @@
 """What a long job shows while it runs: a bar on a terminal, a line every ten seconds elsewhere, nothing if quiet."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,39 @@ Send = Callable[[dict[str, Any]], None]
 """What takes progress and messages as events, which JSON can hold."""
 _send: Send | None = None
 _brief = False
+_overall: "Overall | None" = None
+
+
+class Overall:
+    """Several boards as parts of one whole: how many seconds have passed, and how many there will be."""
+
+    def __init__(self, title: str, seconds: Callable[[], tuple[float, float]]) -> None:
+        """Name the whole; `seconds` gives the time taken, and the whole time, infinite where it is not known."""
+        self.title, self.seconds = title, seconds
+        self.shown = time.monotonic()
+
+    @property
+    def text(self) -> str:
+        """Return the time taken and the time left, in words."""
+        taken, total = self.seconds()
+        if not math.isfinite(total):
+            return f"{_minutes(taken)} so far"
+        return f"{_minutes(taken)} of {_minutes(total)}, {_minutes(max(total - taken, 0.0))} left"
+
+
+@contextmanager
+def overall(title: str, seconds: Callable[[], tuple[float, float]]) -> Iterator[None]:
+    """Show the time of the whole above every board while this context is open; see `Overall`."""
+    global _overall
+    before, _overall = _overall, Overall(title, seconds)
+    try:
+        yield
+    finally:
+        _overall = before
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 @contextmanager
@@ -119,8 +153,13 @@ class Board:
         self._finished = 0
         self._tasks: dict[str, TaskID] = {}
         self._bars: Progress | None = None
+        self._whole: TaskID | None = None
         if not quiet and _send is None and sys.stderr.isatty():
             self._bars = Progress(*_COLUMNS, console=Console(stderr=True), transient=True)
+            if _overall is not None:
+                taken, total = _overall.seconds()
+                known = total if math.isfinite(total) else None
+                self._whole = self._bars.add_task(_overall.title, total=known, completed=int(taken), note="")
             self._all = self._bars.add_task(title, total=num_jobs, note=f"0 of {num_jobs}")
             self._bars.start()
 
@@ -129,12 +168,27 @@ class Board:
         if event["kind"] == "say":
             if not _brief:
                 self.say(f"{name}: {event['text']}")
-        elif self._bars is not None:
+        elif self._bars is None:
+            self._tell_time(name, event)
+        else:
+            self._update_whole()
             if name not in self._tasks:
                 self._tasks[name] = self._bars.add_task(f"  {name}", total=event["total"], note="")
             self._bars.update(
                 self._tasks[name], completed=event["done"], total=event["total"], note=event["note"]
             )
+
+    def _update_whole(self) -> None:
+        """Move the bar of the whole, if this board is a part of one."""
+        if self._bars is not None and self._whole is not None and _overall is not None:
+            self._bars.update(self._whole, completed=_overall.seconds()[0], note=_overall.text)
+
+    def _tell_time(self, name: str, event: dict[str, Any]) -> None:
+        """Say every ten seconds, where there is no terminal, how far the whole is."""
+        if _overall is None or self._quiet or time.monotonic() - _overall.shown < PLAIN_SECONDS:
+            return
+        _overall.shown = time.monotonic()
+        self.say(f"{_overall.title}: {_overall.text}; {self._title}: {name}, {event['note'].strip()}")
 
     def say(self, text: str) -> None:
         """Show a message above the bars."""
@@ -154,7 +208,7 @@ class Board:
             )
             if name in self._tasks:
                 self._bars.remove_task(self._tasks.pop(name))
-        elif self._num_jobs > 1:
+        elif self._num_jobs > 1 and _overall is None:
             self.say(f"{self._title}: {self._finished} of {self._num_jobs} done ({name})")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""All models by name. A model is one file here, one line in `MODELS`, and one TOML of settings per benchmark.
+"""All models by name. A model is one file here and one line in `MODELS`; CONTRIBUTING.md has the other steps.
 
 A model outside this package is named by its dotted name, such as my_ctr.nets:Pairs (docs/extending.md).
 """

@@ -3,10 +3,17 @@
 Shapes: B batch, F fields, D = F * dim, C = D / 2, K trained depths. A route has one adapter per step and tower.
 """
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from torch import Tensor, nn
 
 from recap_ctr.config import Frozen
@@ -17,6 +24,7 @@ from recap_ctr.nn.embedding import Embedding
 from recap_ctr.nn.initial import linear
 from recap_ctr.nn.interface import Inputs, Output
 from recap_ctr.nn.lora import AdapterBank
+from recap_ctr.nn.mlp import Wide
 from recap_ctr.nn.norms import ScaleNorm
 
 TowerRoute = tuple[int, ...]
@@ -54,6 +62,8 @@ class RecapConfig(Frozen):
     layer_norm: bool = True
     scale_norm: bool = True
     fuse: Literal["mean", "gate"] = "mean"
+    first_order: bool = False
+    """A linear model of all values beside the towers, whose logit is added to theirs at every depth."""
     train_depths: tuple[PositiveInt, ...] = (2, 4)
     depth_weights: tuple[float, ...] = (0.1, 0.9)
     """α_d of Eq. 16, one per trained depth; most weight is on the last depth, which is the one that is served."""
@@ -82,6 +92,11 @@ class RecapConfig(Frozen):
             raise ValueError("free adapters have no home adapter to copy: sample_from needs binding 'tied'")
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Drop a setting that is newer than the runs named after these values, if it is at its default."""
+        return {key: value for key, value in dump(self).items() if key != "first_order" or value}
+
     def choices(self, step: int) -> range:
         """Return the adapters that step `step` (from 0) may use."""
         if self.binding == "free":
@@ -103,7 +118,8 @@ def parameters_of_rank(config: RecapConfig, layout: Layout, rank: int) -> int:
     tower = C * D + D + config.num_adapters * rank * (C + D)
     tower += (2 * C if config.layer_norm else 0) + (2 * config.depth if config.scale_norm else 0)
     gate = 2 * D + 1 if config.fuse == "gate" else 0
-    return layout.num_rows * config.dim + 2 * (tower + D + 1) + gate
+    first_order = layout.num_rows + 1 if config.first_order else 0
+    return layout.num_rows * config.dim + 2 * (tower + D + 1) + gate + first_order
 
 
 def default_rank(config: RecapConfig, layout: Layout) -> int:
@@ -175,6 +191,7 @@ class Recap(nn.Module):
         if self.gate is not None:
             nn.init.zeros_(self.gate.weight)
             nn.init.zeros_(self.gate.bias)
+        self.first_order = Wide(layout, bias=True) if config.first_order else None
         self.register_buffer("alphas_K", torch.tensor(config.depth_weights), persistent=False)
         self.epoch = config.sample_from
         """The current epoch of training, which the training loop sets."""
@@ -196,14 +213,20 @@ class Recap(nn.Module):
         depths = self.config.train_depths if self.training and depth is None else (steps,)
         logits: list[Tensor] = []
         exponential, linear = h0_BHD, h0_BHD
+        first_order_B = self.first_order_logit(inputs)
         for at in range(steps):
             exponential = self.exponential.step(
                 exponential, h0_BHD, at, self.choose_adapter(route, "exponential", at, h0_BHD)
             )
             linear = self.linear.step(linear, h0_BHD, at, self.choose_adapter(route, "linear", at, h0_BHD))
             if at + 1 in depths:
-                logits.append(self.fuse(exponential, linear))
+                logit_B = self.fuse(exponential, linear)
+                logits.append(logit_B if first_order_B is None else logit_B + first_order_B)
         return Output(logits[-1], {"logits_KB": torch.stack(logits), "alphas_K": self.alphas_K})
+
+    def first_order_logit(self, inputs: Inputs) -> Tensor | None:
+        """Return the logit of the linear model beside the towers; None if there is none."""
+        return None if self.first_order is None else self.first_order(inputs)
 
     def fuse(self, exponential_BHD: Tensor, linear_BHD: Tensor) -> Tensor:
         """Return the mean of the towers' logits, or their mean weighted by a gate that sees both states."""

@@ -10,6 +10,7 @@ from recap_ctr.pages.breakdown import breakdown_sections
 from recap_ctr.pages.charts import Chart, Kind, Series
 from recap_ctr.pages.diagnosis import decomposition_section, decompositions_of
 from recap_ctr.pages.page import Page, Section, Table
+from recap_ctr.pages.race import race_section
 from recap_ctr.pages.references import lead_text, logloss_gain_text, reference_sentence
 from recap_ctr.training.report import FitReport, Reference, RunReport
 
@@ -29,6 +30,7 @@ def page(report: RunReport | FitReport, command: str = "", diagnosis: dict[str, 
     """
     sections = [
         _results(report),
+        race_section(report) if isinstance(report, FitReport) else None,
         _frontier(report),
         _reliability(report),
         *(breakdown_sections(report.breakdown) if report.breakdown else ()),
@@ -122,10 +124,10 @@ def _results(report: RunReport | FitReport) -> Section:
         for path, teacher in teachers.items():
             name = path.rpartition("/")[2]
             rows.append(figures_row(name, teacher.parameters, teacher.metrics.held_out))
-        if len(teachers) > 1:
+        if report.ensembles and report.ensembles[-1].teachers > 1:
             size = sum(teacher.parameters for teacher in teachers.values())
-            ensemble = report.ensembles[-1].metrics.held_out
-            rows.append(figures_row(f"ensemble of {len(teachers)}", size, ensemble))
+            ensemble = report.ensembles[-1]
+            rows.append(figures_row(f"ensemble of {ensemble.teachers}", size, ensemble.metrics.held_out))
     rows.append(figures_row(model_name(report), report.parameters, figures))
     note = (
         f"Measured on {figures.rows:,} {split} rows. AUC is in points, ± half of its 95 % interval over rows (DeLong)."
@@ -153,7 +155,7 @@ def _against_references(references: dict[str, dict[str, Reference]], split: str)
 
 def _frontier(report: RunReport | FitReport) -> Section | None:
     """Return the chart of AUC against size, of the model and of ensembles of its teachers."""
-    if not isinstance(report, FitReport) or len(report.teacher_runs) < 2:
+    if not isinstance(report, FitReport) or len(report.teacher_runs) < 2 or report.arms:
         return None
     teacher_size = next(iter(report.teacher_runs.values())).parameters
     ensembles = auc_series(

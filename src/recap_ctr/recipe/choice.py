@@ -9,10 +9,8 @@ import numpy.typing as npt
 from recap_ctr.axes.logits import LogitTable
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.halves import halves
 from recap_ctr.training.parallel import Runs, teacher_tables
-
-MIN_OF_A_CLASS = 200  # Rows of each label that a half needs; with fewer, all rows choose and none confirms.
-HALVES_SEED = 1
 
 
 @dataclass(frozen=True)
@@ -24,15 +22,18 @@ class Choice:
 
 
 def choose_shipped(data: PreparedData, students: Runs, others: Runs) -> Choice:
-    """Return the student that is best on validation rows, or another run if that is better there.
+    """Return the student that is best on validation rows, or another run if that is better there, or if there is none.
 
     One half of the validation rows chooses among the other runs, and the other half must confirm that the chosen one
     is better than the student: the best of many is partly the luckiest.
     """
+    if not students:
+        best = max(others, key=lambda path: others[path].metrics.valid.raw.auc)
+        return Choice(best, "there was no time for a student; this is the best run on validation rows")
     student = max(students, key=lambda path: students[path].metrics.valid.raw.auc)
     if not others:
         return Choice(student, None)
-    first, second = _halves(data.valid)
+    first, second = halves(data.valid.labels)
     rival = max(others, key=lambda path: _auc(path, data.valid, first))
     leads = [_auc(rival, data.valid, half) - _auc(student, data.valid, half) for half in (first, second)]
     name = f"{others[rival].model.name} ({rival.name})"
@@ -49,18 +50,6 @@ def choose_shipped(data: PreparedData, students: Runs, others: Runs) -> Choice:
         f"{name} is better on validation rows than the student: {100 * leads[0]:+.3f} points of AUC on the half that"
         f" chose it, {100 * leads[1]:+.3f} on the half that confirmed it",
     )
-
-
-def _halves(shard: Shard) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return the rows of two random halves; all rows twice if a half would be too small to tell."""
-    order = np.random.default_rng(HALVES_SEED).permutation(len(shard))
-    halves = order[::2], order[1::2]
-    clicks = [int(np.asarray(shard.labels)[half].sum()) for half in halves]
-    if any(
-        min(count, len(half) - count) < MIN_OF_A_CLASS for count, half in zip(clicks, halves, strict=True)
-    ):
-        return order, order
-    return halves
 
 
 def _auc(run: Path, shard: Shard, rows: npt.NDArray[np.intp]) -> float:

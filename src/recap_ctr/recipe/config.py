@@ -13,6 +13,7 @@ from recap_ctr.recipe.probe import ProbeConfig
 from recap_ctr.training.report import RouteChoice
 
 TEACHER_SEEDS = 1000  # Teacher m has seed 1000 + m, so that no student starts where a teacher did.
+MAX_BATCH = 4096  # Rows of a batch, as published.
 STEPS_PER_EPOCH = 64  # At least, where batches of 128 rows allow it.
 
 
@@ -24,11 +25,14 @@ class RecipeConfig(Frozen):
     model_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the student's model."""
     teacher_model: str = "fcn"
-    """The model of the teachers, by name."""
+    """The model of the teachers, by name; by default the first of a portfolio."""
     teacher_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the teachers' model."""
-    teachers: NonNegativeInt = 5
-    """M_seed of the paper; without teachers the student learns from labels alone."""
+    teachers: NonNegativeInt | None = None
+    """M_seed of the paper: how many runs of one model teach; with 0 the student learns from labels alone. By default
+    `recap fit` races a portfolio, and validation chooses who teaches; the paper's tables have five teachers."""
+    portfolio: tuple[str, ...] = ("qnn", "dcnv2", "final", "dnn", "fm")
+    """Models that race beside the teachers' model where their number is not set, the most promising first."""
     routes: PositiveInt | None = None
     """K of Eq. 15, for a student that has routes; by default 8 where their gain on validation is beyond chance, else
     1."""
@@ -64,6 +68,11 @@ class RecipeConfig(Frozen):
                 if name in ("l2", "learning_rate", "seed"):
                     raise ValueError(f"{name} is a setting of the recipe itself: move it out of [{table}]")
         return self
+
+    @property
+    def num_teachers(self) -> int:
+        """Return how many teachers of one model there are, if it is not a portfolio that teaches."""
+        return 5 if self.teachers is None else self.teachers
 
     @property
     def students(self) -> tuple[str, ...]:
@@ -107,6 +116,8 @@ def recipe_config(preset: str, settings: dict[str, Any], origin: str) -> RecipeC
     for student in config.students:  # Check models by name and settings before any work is done for them.
         config.model_config_of(student)
     parse_model(config.teacher_model, config.teacher_settings)
+    for model in config.portfolio:
+        parse_model(model, {})
     return config
 
 

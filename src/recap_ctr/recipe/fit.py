@@ -1,6 +1,7 @@
 """The headline call: from a click log, or prepared data, to one model that stands for an ensemble."""
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from recap_ctr.pages.run import page
 from recap_ctr.recipe.config import RecipeConfig, merge_settings, recipe_config
 from recap_ctr.recipe.estimator_grid import read_diagnosis
 from recap_ctr.recipe.forecast import check_forecast
+from recap_ctr.recipe.portfolio import Portfolio
 from recap_ctr.recipe.stages import Recipe, Runner
 from recap_ctr.schema import Schema
 from recap_ctr.storage.claims import take
@@ -84,15 +86,17 @@ def fit(
     there is a time column, else at random, unless `split` says otherwise.
 
     The recipe is a `preset` with the file `config` and then `settings` on top of it, such as
-    {"teachers": 3, "train": {"max_epochs": 20}}; docs/reference/recipe.md has all keys. `budget` is in minutes:
-    teachers and epochs are cut to fit it. All stages, the report, a page and the artifact are in the directory `out`.
-    Interrupted anywhere, the same call goes on; with other settings, only the stages that they touch are redone.
+    {"teachers": 3, "train": {"max_epochs": 20}}; docs/reference/recipe.md has all keys. By default a portfolio of
+    models races, and the best mean of them teaches the student; a number of `teachers` makes it the paper's way.
+    `budget` is in minutes, from the first row read to the artifact. All stages, the report, a page and the artifact are
+    in the directory `out`. Interrupted anywhere, the best so far is there and the same call goes on; with other
+    settings, only the stages that they touch are redone.
 
     `threads` are those of one run. `device` is cpu, cuda or mps; by default the fastest that the machine has: cuda,
     then mps, then cpu. `executor` runs the jobs; by default local processes. `command` is quoted on the page as the
     way to make it again.
     """
-    directory = Path(out)
+    directory, started = Path(out), time.time()
     recipe = _recipe_config(config, preset, settings or {})
     _refuse_streams(data)
     prepared = _as_prepared(data)
@@ -112,16 +116,30 @@ def fit(
             drop_unlabelled=drop_unlabelled,
         )
         prepared = _prepare_table(table, directory, _table_name(data), split, quiet)
-    stages = Recipe(
-        recipe,
-        prepared,
-        directory,
-        threads=threads,
-        device=pick_device(device),
-        runner=None if executor is None else Runner(executor, quiet),
-        budget=budget,
-        quiet=quiet,
-    )
+    stages: Portfolio | Recipe
+    if recipe.teachers is None:
+        stages = Portfolio(
+            recipe,
+            prepared,
+            directory,
+            threads=threads,
+            device=pick_device(device),
+            executor=executor,
+            budget=budget,
+            started=started,
+            quiet=quiet,
+        )
+    else:
+        stages = Recipe(
+            recipe,
+            prepared,
+            directory,
+            threads=threads,
+            device=pick_device(device),
+            runner=None if executor is None else Runner(executor, quiet),
+            budget=budget,
+            quiet=quiet,
+        )
     report = record_command(directory, stages.run(), command)
     shown = page(report, command, read_diagnosis(directory, prepared.fingerprint))
     return FitResult(

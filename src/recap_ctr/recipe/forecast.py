@@ -342,7 +342,7 @@ def _write_recommended(recipe: Recipe, plan: Plan, result: Forecast) -> None:
         device=recipe.device,
         runner=recipe.runner,
     )
-    recommended.record(replace(plan, teachers=config.teachers))
+    recommended.record(replace(plan, teachers=config.num_teachers))
     with atomic_file(recipe.out / RECOMMENDED) as file:
         file.write(config.to_toml().encode())
 

@@ -17,7 +17,14 @@ from recap_ctr.recipe.choice import Choice
 from recap_ctr.recipe.config import RecipeConfig
 from recap_ctr.training.parallel import Runs, teacher_tables
 from recap_ctr.training.references import compare_with_reference, held_out_logits
-from recap_ctr.training.report import EnsembleFigures, FitReport, TeacherSummary, read_report
+from recap_ctr.training.report import (
+    ArmSummary,
+    EnsembleFigures,
+    FitReport,
+    TeacherSummary,
+    TeachingStep,
+    read_report,
+)
 from recap_ctr.training.run import LOGITS, held_out_shards
 
 
@@ -32,8 +39,7 @@ def fit_report(
     references: Mapping[str, Path],
 ) -> FitReport:
     """Return the report of a fit in `out` that ships `choice`; `references` are directories of logit tables by name."""
-    chosen = choice.path
-    student = {**students, **teachers}.get(chosen) or read_report(chosen)
+    student = {**students, **teachers}.get(choice.path) or read_report(choice.path)
     split = student.metrics.split
     ensembles = measure_ensembles(config, data, list(teachers))
     gains: dict[str, Any] = {"recovered": None}
@@ -46,22 +52,65 @@ def fit_report(
             "size_against_teacher": student.parameters / next(iter(teachers.values())).parameters,
             "averaging": _averaging_curve(config, data, list(teachers), split),
         }
-    values = {name: getattr(student, name) for name in student.model_fields_set}
-    values |= {"fields": field_quality(data), "repeated": repeated_rows(data)}
-    values |= {"date": datetime.now(UTC).date().isoformat()}
-    logits = held_out_logits(chosen / LOGITS, data)
-    values["reference"] = {
-        name: compare_with_reference(logits, held_out_logits(tables, data), data, config.negative_rate)
-        for name, tables in references.items()
-    }
     return FitReport(
-        **values,
-        recipe=config.model_dump(mode="json"),
+        **_shared_values(config, data, out, teachers, students, choice, references),
         plan={**plan, "given_up": list(plan["given_up"])},
-        student=str(chosen.relative_to(out)),
-        chosen_because=choice.reason,
-        students={str(path.relative_to(out)): report.metrics for path, report in students.items()},
-        teacher_runs={
+        ensembles=ensembles,
+        **gains,
+    )
+
+
+def portfolio_report(
+    config: RecipeConfig,
+    data: PreparedData,
+    out: Path,
+    *,
+    teachers: Runs,
+    students: Runs,
+    choice: Choice,
+    references: Mapping[str, Path],
+    members: Sequence[Path],
+    plan: dict[str, Any],
+    arms: list[ArmSummary],
+    teaching: list[TeachingStep],
+) -> FitReport:
+    """Return the report of a fit by portfolio; `members` are the tables of the teaching ensemble's members in turn."""
+    return FitReport(
+        **_shared_values(config, data, out, teachers, students, choice, references),
+        plan=plan,
+        ensembles=[measure_ensemble(config, data, members)] if members else [],
+        arms=arms,
+        teaching=teaching,
+    )
+
+
+def _shared_values(
+    config: RecipeConfig,
+    data: PreparedData,
+    out: Path,
+    teachers: Runs,
+    students: Runs,
+    choice: Choice,
+    references: Mapping[str, Path],
+) -> dict[str, Any]:
+    """Return what every fit's report holds: the shipped run's own report, and what it is compared with."""
+    chosen = choice.path
+    shipped = {**students, **teachers}.get(chosen) or read_report(chosen)
+    logits = held_out_logits(chosen / LOGITS, data)
+    return {
+        **{name: getattr(shipped, name) for name in shipped.model_fields_set},
+        "fields": field_quality(data),
+        "repeated": repeated_rows(data),
+        "date": datetime.now(UTC).date().isoformat(),
+        "reference": {
+            name: compare_with_reference(logits, held_out_logits(tables, data), data, config.negative_rate)
+            for name, tables in references.items()
+        },
+        "recipe": config.model_dump(mode="json"),
+        "student": str(chosen.relative_to(out)),
+        "chosen_because": choice.reason,
+        "students": {str(path.relative_to(out)): report.metrics for path, report in students.items()},
+        "teacher_runs": {
             str(path.relative_to(out)): TeacherSummary(
                 metrics=report.metrics,
                 seed=report.train.seed,
@@ -71,33 +120,32 @@ def fit_report(
             )
             for path, report in teachers.items()
         },
-        ensembles=ensembles,
-        **gains,
-    )
+    }
 
 
 def measure_ensembles(
     config: RecipeConfig, data: PreparedData, teachers: Sequence[Path]
 ) -> list[EnsembleFigures]:
     """Calibrate and measure the mean logit of the first 1, 2, .. teachers like a model."""
+    tables = [teacher / LOGITS for teacher in teachers]
+    return [measure_ensemble(config, data, tables[: count + 1]) for count in range(len(tables))]
+
+
+def measure_ensemble(config: RecipeConfig, data: PreparedData, tables: Sequence[Path]) -> EnsembleFigures:
+    """Calibrate and measure the mean logit of several logit tables like a model; one may come more than once."""
     calibrate, shards = fitting(config.calibration), held_out_shards(data)
-    ensembles = []
-    for count in range(1, len(teachers) + 1):
-        predictions = {
-            split: undo_sampling(
-                mean_logit([LogitTable(path) for path in teacher_tables(teachers[:count], split)]),
-                shard,
-                config.negative_rate,
-            )
-            for split, shard in shards.items()
-        }
-        calibration = calibrate(data.valid.labels, *predictions["valid"])
-        figures = {
-            split: evaluate(shards[split].labels, logits, calibration, weights=weights)
-            for split, (logits, weights) in predictions.items()
-        }
-        ensembles.append(EnsembleFigures(teachers=count, metrics=Metrics(**figures)))
-    return ensembles
+    predictions = {
+        split: undo_sampling(
+            mean_logit([LogitTable(path / split) for path in tables]), shard, config.negative_rate
+        )
+        for split, shard in shards.items()
+    }
+    calibration = calibrate(data.valid.labels, *predictions["valid"])
+    figures = {
+        split: evaluate(shards[split].labels, logits, calibration, weights=weights)
+        for split, (logits, weights) in predictions.items()
+    }
+    return EnsembleFigures(teachers=len(tables), metrics=Metrics(**figures))
 
 
 def _averaging_curve(config: RecipeConfig, data: PreparedData, teachers: Sequence[Path], split: str) -> Curve:

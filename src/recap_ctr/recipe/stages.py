@@ -4,7 +4,6 @@ Every stage has a directory named after what it was made from. So a changed sett
 and no others, and going back to an earlier setting finds the earlier stages again.
 """
 
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +14,6 @@ from recap_ctr.axes.logits import table_checksum
 from recap_ctr.config import Frozen, TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.inference.artifact import is_same_model
 from recap_ctr.jobs import machine
 from recap_ctr.jobs.executor import Executor, Job
 from recap_ctr.jobs.local import LocalProcesses
@@ -26,14 +24,15 @@ from recap_ctr.recipe.choice import choose_shipped
 from recap_ctr.recipe.config import TEACHER_SEEDS, RecipeConfig, training_of
 from recap_ctr.recipe.probe import FURTHER, Arm, ProbeConfig, ProbeResult, Race
 from recap_ctr.recipe.report import fit_report
-from recap_ctr.storage.files import atomic_directory, read_json, write_json
+from recap_ctr.recipe.ship import ship
+from recap_ctr.storage.files import read_json, write_json
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
 from recap_ctr.training import trees
 from recap_ctr.training.parallel import Runs, run_many, teacher_tables
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
 from recap_ctr.training.report import FitReport, write_report
-from recap_ctr.training.run import ARTIFACT, LOGITS, RunConfig, default_threads, epoch_seconds
+from recap_ctr.training.run import LOGITS, RunConfig, default_threads, epoch_seconds
 
 PLAN = "plan.json"
 MIN_EPOCHS = 6
@@ -189,10 +188,7 @@ class Recipe:
         report = fit_report(
             self.config, asdict(plan), self.data, self.out, teachers, students, choice, references or {}
         )
-        # The same model is left in place: it may have exported graphs by now.
-        if not is_same_model(chosen / ARTIFACT, self.out / ARTIFACT):
-            with atomic_directory(self.out / ARTIFACT) as partial:
-                shutil.copytree(chosen / ARTIFACT, partial, dirs_exist_ok=True)
+        ship(chosen, self.out)
         write_report(self.out, report)
         return report
 
@@ -212,7 +208,7 @@ class Recipe:
         plan = Plan(
             l2=result.l2 if result else self.config.l2 or 0.0,
             learning_rate=self.config.learning_rate or (result.learning_rate if result else 1e-3),
-            teachers=self.config.teachers,
+            teachers=self.config.num_teachers,
             max_epochs=None,
             given_up=tuple(f"the probe of {name.replace('_', ' ')}" for name in result.skipped)
             if result

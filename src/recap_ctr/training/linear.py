@@ -49,11 +49,13 @@ class LinearFit:
     valid_logloss: float
 
 
-def train_linear(config: Frozen, data: PreparedData, device: torch.device, seed: int) -> Trained:
+def train_linear(
+    config: Frozen, data: PreparedData, device: torch.device, seed: int, *, deadline: float | None = None
+) -> Trained:
     """Fit the model `lr` to convergence; its history is a single epoch."""
     assert isinstance(config, LRConfig)
     started = time.monotonic()
-    fit = fit_logistic(data, seed=seed)
+    fit = fit_logistic(data, seed=seed, deadline=deadline)
     model = LR(config, data.layout).to(device)
     with torch.no_grad():
         model.wide.embedding.table.weight.copy_(torch.from_numpy(fit.weights_V).unsqueeze(1))
@@ -92,8 +94,12 @@ def fit_logistic(
     strengths: Sequence[float] = STRENGTHS,
     max_entries: int = MAX_ENTRIES,
     seed: int = 1,
+    deadline: float | None = None,
 ) -> LinearFit:
-    """Fit a logistic regression with the strength that has the lowest logloss on the validation rows."""
+    """Fit a logistic regression with the strength that has the lowest logloss on the validation rows.
+
+    After the `deadline`, a time of `time.time`, no further strength is tried.
+    """
     train = _sample(data.train, max_entries // data.layout.num_columns, seed)
     problem = _Problem(design_matrix(train, data.layout), train)
     valid, labels, masses = design_matrix(data.valid, data.layout), data.valid.labels, data.valid.weights
@@ -120,6 +126,8 @@ def fit_logistic(
             worse += 1
             if worse == PATIENCE:
                 break
+        if deadline is not None and time.time() > deadline:
+            break
     assert best is not None
     return best
 

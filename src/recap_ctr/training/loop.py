@@ -91,6 +91,8 @@ class Trained:
     history: list[Epoch]
     best_epoch: int
     seconds: float
+    finished: bool = True
+    """Whether the schedule stopped the run; if not, it can go on."""
 
 
 @runtime_checkable
@@ -124,6 +126,9 @@ class Trainer:
         loss_name = str(self.model.config.loss)  # type: ignore[union-attr]
         self.loss, self.distillation = LOSSES[loss_name], distillation(loss_name)
         self.steps_per_epoch = -(-len(data.train) // config.batch_size)
+        parts = min(config.validations, self.steps_per_epoch)
+        self.validated_at = [self.steps_per_epoch * part // parts for part in range(1, parts + 1)]
+        """The steps of an epoch after which the model is validated; the last one ends the epoch."""
         betas = [beta_of(epochs, self.steps_per_epoch) for epochs in config.ema_epochs]
         if config.ema is not None:
             betas = [config.ema]
@@ -180,6 +185,11 @@ class Trainer:
                 if begins:
                     model.begin_epoch()
 
+    def steps_to_validation(self) -> int:
+        """Return how many steps are left until the model is validated."""
+        at = self.progress.step % self.steps_per_epoch
+        return next(step for step in self.validated_at if step > at) - at
+
     def learning_rate(self) -> float:
         """Return the learning rate of the next step."""
         if self.config.schedule != "cosine":
@@ -188,8 +198,16 @@ class Trainer:
         low = self.config.min_learning_rate
         return low + (self.config.learning_rate - low) * 0.5 * (1 + math.cos(math.pi * share))
 
+    @property
+    def steps_since_validation(self) -> int:
+        """Return how many steps the weights have had since they were last validated."""
+        return self.progress.step - (self.progress.history[-1].step if self.progress.history else 0)
+
     def end_epoch(self, seconds: float) -> bool:
-        """Validate, then let the schedule decide; return whether this is the best epoch so far."""
+        """Validate, then let the schedule decide; return whether this is the best epoch so far.
+
+        With several validations an epoch, each counts as an epoch here.
+        """
         progress, config = self.progress, self.config
         (auc, loss), beta, self.selected = max(
             ((self.validate(model), beta, model) for beta, model in self._candidates()),
@@ -201,7 +219,7 @@ class Trainer:
                 epoch=epoch,
                 step=progress.step,
                 learning_rate=self.learning_rate(),
-                train_loss=progress.loss_sum / self.steps_per_epoch,
+                train_loss=progress.loss_sum / max(self.steps_since_validation, 1),
                 valid_auc=auc,
                 valid_logloss=loss,
                 beta=beta,
@@ -223,8 +241,8 @@ class Trainer:
 
     def _is_finished(self) -> bool:
         return (
-            self.progress.stalls >= self.config.patience
-            or len(self.progress.history) >= self.config.max_epochs
+            self.progress.stalls >= self.config.patience * len(self.validated_at)
+            or self.progress.step >= self.config.max_epochs * self.steps_per_epoch
         )
 
     def _candidates(self) -> Iterator[tuple[float | None, nn.Module]]:
@@ -308,15 +326,17 @@ def train(
     device: torch.device,
     targets: npt.NDArray[np.float32] | None = None,
     until: int | None = None,
+    deadline: float | None = None,
     quiet: bool = False,
     on_step: Callable[[int], None] | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
 ) -> Trained:
     """Train in the directory `out`, from its saved state if there is one, until the schedule stops the run.
 
-    `until` is an epoch to pause after; a later call goes on from there. `on_step` is called with the number of each
-    step, `on_epoch` with each epoch once its state is saved, after resuming also with the epochs before. An exception
-    that `on_epoch` raises stops the run, which can be resumed.
+    `until` is an epoch to pause after, and `deadline` a time (of `time.time`) to pause at; a later call goes on from
+    there. There is always a validation before a pause, so that there are weights to go on with. `on_step` is called
+    with the number of each step, `on_epoch` with each epoch once its state is saved, after resuming also with the
+    epochs before. An exception that `on_epoch` raises stops the run, which can be resumed.
     """
     trainer = Trainer(name, model_config, config, data, device, targets)
     if (out / STATE).is_file():
@@ -327,8 +347,16 @@ def train(
     if on_epoch is not None:
         for past in progress.history:
             on_epoch(past)
-    while not progress.finished and (until is None or len(progress.history) < until):
-        rate = _train_epoch(trainer, out, quiet=quiet, on_step=on_step)
+    pause_after = math.inf if until is None else until * trainer.steps_per_epoch
+    lasted = 0.0
+    while not progress.finished and progress.step < pause_after:
+        begun = time.time()
+        if deadline is not None and progress.history and begun + lasted > deadline:
+            break
+        rate = _train_epoch(trainer, out, deadline, quiet=quiet, on_step=on_step)
+        lasted = time.time() - begun
+        if rate is None:
+            break
         epoch = progress.history[-1]
         if not quiet:
             say(
@@ -341,24 +369,41 @@ def train(
             on_epoch(epoch)
     model = trainer.selected
     model.load_state_dict(load_tensors(out / BEST)[0])
-    return Trained(model.eval(), progress.history, progress.best_epoch, progress.seconds)
+    return Trained(model.eval(), progress.history, progress.best_epoch, progress.seconds, progress.finished)
 
 
-def _train_epoch(trainer: Trainer, out: Path, *, quiet: bool, on_step: Callable[[int], None] | None) -> float:
-    """Train to the end of the epoch, validate and save; return the rows per second."""
-    progress, steps = trainer.progress, trainer.steps_per_epoch
+def _train_epoch(
+    trainer: Trainer,
+    out: Path,
+    deadline: float | None,
+    *,
+    quiet: bool,
+    on_step: Callable[[int], None] | None,
+) -> float | None:
+    """Train until the next validation, validate and save; return the rows per second.
+
+    If the deadline comes first, save and return None; but validate if that was never done.
+    """
+    progress, steps = trainer.progress, trainer.steps_to_validation()
     started = saved = time.monotonic()
-    with meter(f"epoch {progress.step // steps + 1}", steps, "rows", quiet=quiet) as shown:
-        for index in range(progress.step % steps, steps):
+    title = f"epoch {progress.step // trainer.steps_per_epoch + 1}"
+    with meter(title, steps, "rows", quiet=quiet) as shown:
+        for index in range(steps):
             rows = trainer.step()
             auc = f", valid AUC {progress.history[-1].valid_auc:.5f}" if progress.history else ""
-            shown.advance(rows, 1, f"loss {progress.loss_sum / (index + 1):.4f}{auc}")
+            shown.advance(rows, 1, f"loss {progress.loss_sum / trainer.steps_since_validation:.4f}{auc}")
             if on_step is not None:
                 on_step(progress.step)
             if index + 1 < steps and time.monotonic() - saved > SAVE_SECONDS:
                 progress.seconds += time.monotonic() - saved
                 trainer.save(out)
                 saved = time.monotonic()
+            if deadline is not None and time.time() > deadline and index + 1 < steps:
+                if not progress.history:
+                    break
+                progress.seconds += time.monotonic() - saved
+                trainer.save(out)
+                return None
     if trainer.end_epoch(time.monotonic() - started):
         save_tensors(out / BEST, dict(trainer.selected.state_dict()))
     trainer.keep_checkpoint(out)

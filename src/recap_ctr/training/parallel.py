@@ -28,12 +28,14 @@ def run_many(
     title: str,
     executor: Executor | None = None,
     quiet: bool = False,
+    deadline: float | None = None,
     done: Callable[[Path, RunReport], None] | None = None,
 ) -> Runs:
     """Do the runs side by side, each in its directory and with its logit tables; each resumes by itself.
 
-    Without an `executor`, as many local processes run at a time as there are cores for their threads. `done` is
-    called with each run's directory and report as it ends.
+    Without an `executor`, as many local processes run at a time as there are cores for their threads. At the
+    `deadline`, a time of `time.time`, training ends with what it has. `done` is called with each run's directory and
+    report as it ends.
     """
     if not configs:
         return {}
@@ -42,14 +44,7 @@ def run_many(
         device = next(iter(configs.values())).device
         executor = LocalProcesses(machine.side_by_side(threads, device))
     directories = list(configs)
-    jobs = [
-        Job(
-            _job_name(directory),
-            run_and_write_logits,
-            {"data": str(data.path), "config": config.to_json(), "out": str(directory)},
-        )
-        for directory, config in configs.items()
-    ]
+    jobs = [run_job(directory, config, data, deadline) for directory, config in configs.items()]
     reports: Runs = {}
 
     def receive(index: int, result: Any) -> None:
@@ -62,10 +57,23 @@ def run_many(
     return {directory: reports[directory] for directory in directories}
 
 
-def run_and_write_logits(data: str, config: dict[str, Any], out: str) -> dict[str, Any]:
+def run_job(directory: Path, config: RunConfig, data: PreparedData, deadline: float | None = None) -> Job:
+    """Return the job of a run in a directory, with its logit tables; its result is the run's report as JSON."""
+    arguments = {
+        "data": str(data.path),
+        "config": config.to_json(),
+        "out": str(directory),
+        "deadline": deadline,
+    }
+    return Job(_job_name(directory), run_and_write_logits, arguments)
+
+
+def run_and_write_logits(
+    data: str, config: dict[str, Any], out: str, deadline: float | None = None
+) -> dict[str, Any]:
     """Do a run and write its logits over all rows as tables next to it. The arguments are plain, for a job."""
     settings, directory, prepared = RunConfig.from_json(config), Path(out), PreparedData(Path(data))
-    report = run(settings, prepared, directory)
+    report = run(settings, prepared, directory, deadline=deadline)
     tables = {split: directory / LOGITS / split for split in ("train", *held_out_shards(prepared))}
     missing = {split: path for split, path in tables.items() if not path.is_dir()}
     if missing:

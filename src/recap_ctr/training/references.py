@@ -23,16 +23,16 @@ Array = npt.NDArray[Any]
 CONVERGED = TrainConfig(update="convex")
 
 
-def write_tree_logits(data: str, out: str, threads: int) -> None:
+def write_tree_logits(data: str, out: str, threads: int, deadline: float | None = None) -> None:
     """Fit boosted trees and write their logits over all rows to tables in `out`, unless they are there.
 
-    The arguments are plain, for a job.
+    The arguments are plain, for a job. At the `deadline`, a time of `time.time`, the trees so far are taken.
     """
     prepared, directory = PreparedData(Path(data)), Path(out)
     splits = [split for split in ("train", "valid", "test") if len(getattr(prepared, split))]
     if all(is_table(directory / split) for split in splits):
         return
-    fitted = fit_trees(prepared, threads=threads)
+    fitted = fit_trees(prepared, threads=threads, deadline=deadline)
     for split in splits:
         shard: Shard = getattr(prepared, split)
         with LogitWriter(directory / split, prepared, split, [Estimator(TREES)]) as writer:

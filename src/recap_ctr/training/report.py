@@ -88,6 +88,27 @@ class RouteGain(Record):
         )
 
 
+class FirstOrderGain(Record):
+    """What a logistic regression beside the towers gains on validation rows, and in which proportion it is there."""
+
+    towers: float
+    """Factor of the towers' logit."""
+    linear: float
+    """Factor of the regression's logit."""
+    logloss: float
+    """How much lower the logloss is with it, on the validation rows that did not choose the proportion."""
+    shipped: bool
+
+    @property
+    def sentence(self) -> str:
+        """Return whether the regression is shipped beside the towers and why, in words."""
+        verb = "stands" if self.shipped else "does not stand"
+        return (
+            f"a logistic regression {verb} beside the towers: {self.towers:.2f} of their logit and {self.linear:.2f} of"
+            f" its own change validation logloss by {-self.logloss:+.5f}"
+        )
+
+
 class Reference(Record):
     """A reference model's figures on one split, and how far the reported model is ahead of it there."""
 
@@ -132,6 +153,8 @@ class RunReport(Record):
     """For a model with routes: its metrics on one route and on all, by the number of routes."""
     route_gain: RouteGain | None = None
     """Why as many routes ship as do, where the run chose their number."""
+    first_order: FirstOrderGain | None = None
+    """What a logistic regression beside the towers gains, where that was tried."""
     fields: list[FieldQuality] | None = None
     repeated: dict[str, int] | None = None
     """Held-out rows, by split, with the values and the label of a training row; None where they were not counted."""
@@ -176,6 +199,32 @@ class EnsembleFigures(Record):
     metrics: Metrics
 
 
+class ArmSummary(Record):
+    """What a fit's report says of one model of its race; figures are of the validation rows."""
+
+    name: str
+    auc: float
+    logloss: float
+    epochs: float
+    seconds: float
+    finished: bool
+    """Whether it stopped gaining, or had all of its epochs."""
+    weight: int
+    """How often it is counted in the mean that teaches."""
+
+
+class TeachingStep(Record):
+    """One member of the ensemble that teaches, in the order in which validation rows took them."""
+
+    member: str
+    logloss: float
+    """Logloss of the mean with this member, on the validation rows that choose."""
+    confirmed: float
+    """The same on the validation rows that confirm."""
+    taken: bool
+    """False for the last one, if it was not worth adding."""
+
+
 class FitReport(RunReport):
     """The report of the student that a fit ships, and of all that it was made of."""
 
@@ -193,6 +242,10 @@ class FitReport(RunReport):
     recovered: float | None = None
     """The student's share of what the ensemble of all teachers gains in AUC over one of them."""
     size_against_teacher: float | None = None
+    arms: list[ArmSummary] = Field(default_factory=list)
+    """The models that raced to become teachers, the best on validation rows first."""
+    teaching: list[TeachingStep] = Field(default_factory=list)
+    """What each member of a teaching ensemble of unlike models adds."""
     averaging: Curve | None = None
     """What the mean of more and more teachers gains, with what Eq. 6 predicts from their disagreement."""
 

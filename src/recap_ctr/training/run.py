@@ -39,6 +39,7 @@ from recap_ctr.storage.files import atomic_file
 from recap_ctr.storage.locks import locked
 from recap_ctr.training import trees
 from recap_ctr.training.breakdown import held_out_breakdown
+from recap_ctr.training.first_order import with_first_order
 from recap_ctr.training.linear import train_linear
 from recap_ctr.training.loop import Trained, Trainer, train
 from recap_ctr.training.references import (
@@ -129,6 +130,8 @@ class RunConfig:
     """
     route_choice: RouteChoice = "late"
     """Routes that share all but their last steps, random ones, or those late ones that do best on validation."""
+    first_order: Path | None = None
+    """A finished run of lr, which is put beside the towers of RECAP if that is better on validation rows."""
 
     def __post_init__(self) -> None:
         negative_rate_shift(self.negative_rate)  # It refuses an impossible rate.
@@ -153,6 +156,7 @@ class RunConfig:
             "model_config": self.model_config.model_dump(mode="json"),
             "train": self.train.model_dump(mode="json"),
             "teachers": [str(path) for path in self.teachers],
+            "first_order": None if self.first_order is None else str(self.first_order),
         }
 
     @classmethod
@@ -162,6 +166,7 @@ class RunConfig:
             "model_config": parse_model(values["model"], values["model_config"]),
             "train": parse(TrainConfig, values["train"], "run"),
             "teachers": tuple(Path(path) for path in values["teachers"]),
+            "first_order": Path(values["first_order"]) if values.get("first_order") else None,
         }
         return cls(**{**values, **parsed})
 
@@ -187,9 +192,18 @@ class RunConfig:
 
 
 def run(
-    config: RunConfig, data: PreparedData, out: Path, *, force: bool = False, quiet: bool = False
+    config: RunConfig,
+    data: PreparedData,
+    out: Path,
+    *,
+    force: bool = False,
+    quiet: bool = False,
+    deadline: float | None = None,
 ) -> RunReport:
-    """Do the run, or go on with one that was interrupted, or read the report of a finished one."""
+    """Do the run, or go on with one that was interrupted, or read the report of a finished one.
+
+    At the `deadline`, a time of `time.time`, training ends with what it has.
+    """
     torch.set_num_threads(config.threads)
     trained_before = claim(out, config.training_inputs(data), finished=REPORT, force=force)
     if trained_before and is_finished(out, config):
@@ -201,14 +215,44 @@ def run(
             if not quiet:
                 say(f"{out} is trained; calibrating, measuring and packing it again")
             _remove_results(out, config)
-        return _finish(config, data, out, _train(config, data, out, quiet), quiet=quiet)
+        trained = _train(config, data, out, quiet=quiet, deadline=deadline)
+        return _finish(config, data, out, trained, quiet=quiet)
 
 
-def _train(config: RunConfig, data: PreparedData, out: Path, quiet: bool) -> Trained:
+def advance(
+    config: RunConfig,
+    data: PreparedData,
+    out: Path,
+    *,
+    until: int | None,
+    deadline: float | None,
+    quiet: bool,
+) -> Trained:
+    """Train the weights of a run for a while, and return the best so far; nothing is calibrated or packed.
+
+    `until` is an epoch, `deadline` a time of `time.time`. What an earlier call packed is removed, as it is out of date.
+    """
+    torch.set_num_threads(config.threads)
+    was_packed = claim(out, config.training_inputs(data), finished=REPORT, force=False)
+    with locked(out):
+        if was_packed:
+            _remove_results(out, config, trained_on=True)
+        return _train(config, data, out, quiet=quiet, until=until, deadline=deadline)
+
+
+def _train(
+    config: RunConfig,
+    data: PreparedData,
+    out: Path,
+    *,
+    quiet: bool,
+    until: int | None = None,
+    deadline: float | None = None,
+) -> Trained:
     """Train the weights, or go on from the last saved state."""
     device = torch.device(config.device)
     if config.train.update == "convex":
-        return train_linear(config.model_config, data, device, config.train.seed)
+        return train_linear(config.model_config, data, device, config.train.seed, deadline=deadline)
     targets = teacher_targets(config.teachers, data) if config.teachers else None
     return train(
         config.model,
@@ -218,6 +262,8 @@ def _train(config: RunConfig, data: PreparedData, out: Path, quiet: bool) -> Tra
         out,
         device=device,
         targets=targets,
+        until=until,
+        deadline=deadline,
         quiet=quiet,
     )
 
@@ -226,7 +272,13 @@ def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, 
     """Choose routes, calibrate, measure, pack the artifact and write the report of a trained model."""
     started = time.monotonic()
     device = torch.device(config.device)
-    shipped = _choose_and_measure(config, trained.model, data, device)
+    model, first_order = trained.model, None
+    if config.first_order is not None and isinstance(model, Recap):
+        model, first_order = with_first_order(model, config.first_order, data, device)
+        config = replace(config, model_config=model.config)
+        if not quiet:
+            say(first_order.sentence)
+    shipped = _choose_and_measure(config, model, data, device)
     calibration = shipped.calibration
     if shipped.gain is not None and not quiet:
         say(shipped.gain.sentence)
@@ -235,12 +287,12 @@ def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, 
         out / ARTIFACT,
         name=config.model,
         config=config.model_config,
-        weights=to_arrays(trained.model.state_dict()),
+        weights=to_arrays(model.state_dict()),
         encoder=data.encoder,
         calibration=calibration,
         shift=negative_rate_shift(config.negative_rate),
         metrics=shipped.metrics.without_reliability().to_json(),
-        dial=_measure_dial(config, trained.model, shipped.routes, calibration, data, device),
+        dial=_measure_dial(config, model, shipped.routes, calibration, data, device),
         routes=shipped.routes,
         data={"name": data.name, "fingerprint": data.fingerprint, "rows": len(data.train)},
         training={**config.train.model_dump(mode="json"), "best_epoch": trained.best_epoch},
@@ -255,6 +307,7 @@ def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, 
         metrics=shipped.metrics,
         metrics_by_routes=shipped.metrics_by_routes,
         **({} if shipped.gain is None else {"route_gain": shipped.gain}),
+        **({} if first_order is None else {"first_order": first_order}),
         fields=field_quality(data) if config.report_fields else None,
         repeated=repeated_rows(data) if config.report_fields else None,
         breakdown=held_out_breakdown(shipped.model, data, device, calibration, config.negative_rate),
@@ -334,14 +387,15 @@ def is_finished(out: Path, config: RunConfig) -> bool:
         and report.negative_rate == config.negative_rate
         and (report.reference is not None) == config.train_baseline
         and (report.routes.count, report.routes.choice) == (config.routes, config.route_choice)
+        and (report.first_order is not None) == (config.first_order is not None)
     )
 
 
-def _remove_results(out: Path, config: RunConfig) -> None:
-    """Go back to the trained weights. Remove the logits too, if the routes that they are of may change."""
+def _remove_results(out: Path, config: RunConfig, *, trained_on: bool = False) -> None:
+    """Go back to the trained weights. Remove the logits too, if weights or the routes that they are of may change."""
     routes = read_report(out).routes
-    is_measured = config.route_choice == "greedy" or config.routes is None
-    if is_measured or (routes.count, routes.choice) != (config.routes, config.route_choice):
+    may_change = trained_on or config.route_choice == "greedy" or config.routes is None or config.first_order
+    if may_change or (routes.count, routes.choice) != (config.routes, config.route_choice):
         aside = out / f".{LOGITS}.partial"
         shutil.rmtree(aside, ignore_errors=True)
         if (out / LOGITS).is_dir():

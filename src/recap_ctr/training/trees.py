@@ -1,5 +1,6 @@
 """Boosted trees on the same encoded rows: LightGBM with early stopping, where the extra `peers` is installed."""
 
+import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -40,9 +41,18 @@ class TreeFit:
         return np.asarray(self.booster.predict(_features(shard, self.layout), raw_score=True))
 
 
-def fit_trees(data: PreparedData, *, threads: int = 1, seed: int = 1) -> TreeFit:
-    """Fit boosted trees, until the validation logloss has not improved for 50 rounds."""
+def fit_trees(
+    data: PreparedData, *, threads: int = 1, seed: int = 1, deadline: float | None = None
+) -> TreeFit:
+    """Fit boosted trees, until the validation logloss has not improved for 50 rounds.
+
+    At the `deadline`, a time of `time.time`, the rounds so far are kept.
+    """
     import lightgbm
+
+    def stop_in_time(state: Any) -> None:
+        if deadline is not None and time.time() > deadline:
+            raise lightgbm.callback.EarlyStopException(state.iteration, state.evaluation_result_list)
 
     categories = [
         column
@@ -64,7 +74,7 @@ def fit_trees(data: PreparedData, *, threads: int = 1, seed: int = 1) -> TreeFit
         train,
         MAX_ROUNDS,
         valid_sets=[valid],
-        callbacks=[lightgbm.early_stopping(STOP_AFTER, verbose=False)],
+        callbacks=[lightgbm.early_stopping(STOP_AFTER, verbose=False), stop_in_time],
     )
     return TreeFit(data.layout, booster)
 

@@ -1,0 +1,68 @@
+"""The part of a fit's page that says what raced, who taught, and what there was no time for."""
+
+from recap_ctr.pages.page import Section, Table
+from recap_ctr.training.report import ArmSummary, FitReport, TeachingStep
+
+
+def race_section(report: FitReport) -> Section | None:
+    """Return the section about the race of a portfolio; None if there was none."""
+    if not report.arms:
+        return None
+    tables = [_arms_table(report.arms)]
+    if report.teaching:
+        tables.append(_teaching_table(report.teaching))
+    return Section("What was tried", " ".join(race_sentences(report)), tables=tuple(tables))
+
+
+def race_sentences(report: FitReport) -> list[str]:
+    """Return how long the fit took, what stands beside the towers, and what was given up."""
+    taken, budget = report.plan.get("taken"), report.plan.get("budget")
+    sentences = []
+    if taken is not None:
+        asked = "" if budget is None else f" of {budget:g} asked"
+        sentences.append(f"The fit took {taken / 60:.1f} minutes{asked}.")
+    if report.first_order is not None:
+        sentences.append(_capitalised(report.first_order.sentence) + ".")
+    given_up = report.plan.get("given_up") or []
+    if given_up:
+        sentences.append(f"There was no time for {', '.join(given_up)}.")
+    return sentences
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _arms_table(arms: list[ArmSummary]) -> Table:
+    rows = tuple(
+        (
+            arm.name,
+            f"{100 * arm.auc:.3f}",
+            f"{arm.logloss:.5f}",
+            f"{arm.epochs:.1f}" + ("" if arm.finished else " (cut)"),
+            f"{arm.seconds:.0f}",
+            str(arm.weight) if arm.weight else "",
+        )
+        for arm in arms
+    )
+    note = (
+        "On validation rows, all trained on all training rows; cut: it still gained when its time was over. Weight: how"
+        " often the model counts in the mean that taught the student."
+    )
+    return Table(("model", "AUC", "logloss", "epochs", "seconds", "weight"), rows, note=note)
+
+
+def _teaching_table(steps: list[TeachingStep]) -> Table:
+    rows = tuple(
+        (
+            step.member if step.taken else f"{step.member}: not worth adding",
+            f"{step.logloss:.5f}",
+            f"{step.confirmed:.5f}",
+        )
+        for step in steps
+    )
+    note = (
+        "Logloss of the mean logit with each further member, on the half of the validation rows that chooses and on the"
+        " half that confirms."
+    )
+    return Table(("member", "logloss, choosing", "logloss, confirming"), rows, note=note)

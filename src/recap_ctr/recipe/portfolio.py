@@ -1,0 +1,647 @@
+"""The default fit: race a portfolio of models, let the best mean of them teach a student, ship the best of all.
+
+Every model is an ordinary run in a directory of its own, trained in slices: nothing is trained twice, and what the race
+leaves behind can teach. So a model is judged on all rows, as it is trained, at the length that the fit has time for.
+With a budget, all models of a round get the same time; without one, the same epochs.
+
+After each round the decisions are written to a journal, so that an interrupted fit goes on where it was. The best model
+so far is shipped as soon as there is one.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recap_ctr.axes.logits import Estimator, LogitTable
+from recap_ctr.axes.predict import write_logits
+from recap_ctr.config import TrainConfig
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.evaluation.sampling import undo_sampling
+from recap_ctr.jobs import machine
+from recap_ctr.jobs.executor import Executor, Job
+from recap_ctr.jobs.local import LocalProcesses
+from recap_ctr.jobs.progress import brief, overall, say
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.models.recap import RecapConfig
+from recap_ctr.recipe.choice import choose_shipped
+from recap_ctr.recipe.clock import Clock
+from recap_ctr.recipe.config import MAX_BATCH, TEACHER_SEEDS, RecipeConfig, training_of
+from recap_ctr.recipe.report import portfolio_report
+from recap_ctr.recipe.selection import Selection, select_members
+from recap_ctr.recipe.ship import ship
+from recap_ctr.storage.files import read_json, write_json
+from recap_ctr.storage.hashes import fingerprint
+from recap_ctr.storage.locks import locked
+from recap_ctr.training import trees
+from recap_ctr.training.parallel import Runs, run_job, run_many
+from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
+from recap_ctr.training.report import ArmSummary, FitReport, TeachingStep, parse_report, write_report
+from recap_ctr.training.run import LOGITS, WIDE, RunConfig, advance, epoch_seconds
+
+JOURNAL, RACE = "journal.json", "race"
+STRENGTHS = (1e2, 1e3, 1e4)
+"""Strengths of the embedding regulariser that race first, as l2 · rows: the weight of the prior against all rows."""
+MIDDLE = 1e3
+HALF_DECADE = 10**0.5
+RACE_EPOCHS = 24  # Where all workers together have time for fewer, there is no race.
+BATCH_FACTOR, RATE_FACTOR = 4, 2.0
+"""Against the recipe's batches and learning rate: larger batches pass over the rows twice as fast, at a larger step."""
+WIDE_DIM = 8  # Of vectors, where many fields make the towers' matrices large: a quarter of the work of 16.
+VALIDATION_ROWS = 250_000  # An epoch of more rows is validated several times.
+EPOCHS = (8, 8, 16, None)  # Of the four rounds, where there is no budget.
+SHARES = (0.25, 0.45, 0.55, 0.62)  # Of the budget, at the end of each round.
+REFERENCE_SHARE = 0.1
+LOOK_EPOCHS = 2.0  # A model that can't have as many in its first round is left out.
+MIN_STUDENT_EPOCHS = 2.0
+MAX_CHALLENGERS = 12
+STUDENT = "the student"
+REPORT_SECONDS = 4.0  # To compare, to draw the page, and to end.
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A model in the race: its name, its run, and where that is."""
+
+    name: str
+    config: RunConfig
+    path: Path
+
+
+@dataclass
+class Standing:
+    """How an entrant has done so far: a figure for each validation."""
+
+    aucs: list[float]
+    loglosses: list[float]
+    epochs: float
+    seconds: float
+    finished: bool
+
+    @property
+    def auc(self) -> float:
+        """Return the best validation AUC so far."""
+        return max(self.aucs)
+
+    @property
+    def outlook(self) -> float:
+        """Return the AUC that may be reached: half of what the second half of the run has gained is added.
+
+        A strong regulariser starts slowly and wins late; this keeps it in the race.
+        """
+        count = len(self.aucs)
+        if self.finished or count < 2:
+            return self.auc
+        return max(self.auc, self.aucs[-1] + 0.5 * max(self.aucs[-1] - self.aucs[(count - 1) // 2], 0.0))
+
+
+@dataclass
+class Journal:
+    """What has been decided and measured so far."""
+
+    spent: float = 0.0
+    rounds: int = 0
+    standings: dict[str, Standing] = field(default_factory=dict)
+    best_strength: str | None = None
+    """The name of the best entrant of the first round."""
+    given_up: list[str] = field(default_factory=list)
+    epoch_seconds: float = 0.0
+    """Seconds of an epoch of the first model, measured before the race."""
+    taken: float | None = None
+    """Seconds that the fit took, once it is finished."""
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """The estimators that teach together, chosen among the named ones."""
+
+    names: list[str]
+    selection: Selection
+
+    @property
+    def members(self) -> list[str]:
+        """Return the members' names; one with more weight comes several times."""
+        return [self.names[member] for member in self.selection.members]
+
+    def steps(self) -> list[TeachingStep]:
+        """Return what each member adds, with the one that was not worth adding."""
+        refused = self.selection.refused
+        steps = [*self.selection.steps, *([refused] if refused else [])]
+        return [
+            TeachingStep(
+                member=self.names[step.member],
+                logloss=step.logloss,
+                confirmed=step.confirmed,
+                taken=step is not refused,
+            )
+            for step in steps
+        ]
+
+
+class Portfolio:
+    """The stages of a fit by portfolio, of prepared data in a directory."""
+
+    def __init__(
+        self,
+        config: RecipeConfig,
+        data: PreparedData,
+        out: Path,
+        *,
+        threads: int | None = None,
+        device: str = "cpu",
+        executor: Executor | None = None,
+        budget: float | None = None,
+        started: float | None = None,
+        quiet: bool = False,
+    ) -> None:
+        """Set up the race; `budget` is in minutes, counted from `started`, a time of `time.time`.
+
+        Without an `executor`, runs are trained in local processes, as many at a time as there are cores for them.
+        """
+        self.config, self.data, self.out, self.device, self.quiet = config, data, out, device, quiet
+        self.threads = threads or max(machine.num_cores() // 4, 1)
+        self.executor = executor or LocalProcesses(machine.side_by_side(self.threads, device))
+        self.training = self._paced(training_of(config, len(data.train), teacher=True))
+        self.student_training = self._paced(training_of(config, len(data.train)))
+        inputs = {
+            "data": data.fingerprint,
+            "recipe": config.model_dump(mode="json"),
+            "threads": self.threads,
+            "device": device,
+            "budget": budget,
+        }
+        self._journal_file = out / f"race-{fingerprint(inputs)[:10]}" / JOURNAL
+        self.journal = self._read_journal()
+        self.budget = budget
+        is_finished = self.journal.taken is not None  # Then there is nothing left to hurry for.
+        self.clock = Clock(None if is_finished else budget, started=started, spent=self.journal.spent)
+        self.entrants: dict[str, Entrant] = {}
+        self.linear: Runs = {}
+        self.references: dict[str, Path] = {}
+        self.pack_seconds = 1.0
+        """How long it takes to calibrate, measure and pack a run: the longest that was seen."""
+
+    def run(self) -> FitReport:
+        """Do all stages, ship the best model, and return the report. Interrupted, ship the best so far."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        with locked(self.out), overall("fit", lambda: (self.clock.taken, self.clock.seconds)), brief():
+            try:
+                return self._run()
+            except KeyboardInterrupt:
+                if self.linear:
+                    self.say("interrupted: packing the best so far; the same command goes on from here")
+                    self._finish({}, self._pack([self._best()] if self.journal.standings else []), None)
+                raise
+
+    def _run(self) -> FitReport:
+        self._train_references()
+        self._race()
+        ensemble = self._select()
+        teachers = self._pack_teachers(ensemble)
+        students = self._train_students(ensemble)
+        return self._finish(students, teachers, ensemble)
+
+    def say(self, text: str) -> None:
+        """Show a message, unless the fit is quiet."""
+        if not self.quiet:
+            say(text)
+
+    # Runs and their names.
+
+    def _paced(self, training: TrainConfig) -> TrainConfig:
+        """Return the training with what makes passes quick and decisions frequent, where the user has not decided."""
+        given = {**self.config.train, **self.config.teacher_train}
+        changes: dict[str, Any] = {}
+        if "validations" not in given:
+            changes["validations"] = max(round(len(self.data.train) / VALIDATION_ROWS), 1)
+        if "batch_size" not in given:
+            changes["batch_size"] = min(BATCH_FACTOR * training.batch_size, MAX_BATCH)
+            if self.config.learning_rate is None and changes["batch_size"] > training.batch_size:
+                changes["learning_rate"] = RATE_FACTOR * training.learning_rate
+        return training.model_copy(update=changes)
+
+    def _settings_of(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return a model's settings; vectors are smaller where there are many fields, unless their size is set."""
+        config = parse_model(model, settings)
+        is_wide = self.data.layout.num_fields * getattr(config, "dim", 0) >= WIDE
+        if is_wide and "dim" not in settings:
+            return {**settings, "dim": WIDE_DIM}
+        return settings
+
+    def _run_config(self, model: str, settings: dict[str, Any], training: TrainConfig) -> RunConfig:
+        return RunConfig(
+            model=model,
+            model_config=parse_model(model, settings),
+            train=training,
+            calibration=self.config.calibration,
+            negative_rate=self.config.negative_rate,
+            train_baseline=False,
+            report_fields=False,
+            threads=self.threads,
+            device=self.device,
+        )
+
+    def _path_of(self, name: str, config: RunConfig) -> Path:
+        return self.out / f"{name}-{fingerprint(config.training_inputs(self.data))[:10]}"
+
+    def _enter(self, model: str, l2: float, rate_factor: float = 1.0, dim: int | None = None) -> Entrant:
+        """Add a model to the race, with its run."""
+        rate = self.training.learning_rate * rate_factor
+        changes = {"l2": l2, "learning_rate": rate, "seed": TEACHER_SEEDS + len(self.entrants) + 1}
+        settings = self.config.teacher_settings if model == self.config.teacher_model else {}
+        settings = self._settings_of(model, settings if dim is None else {**settings, "dim": dim})
+        name = f"{model} l2={l2:.3g}"
+        name += "" if rate_factor == 1 else f" rate={rate:g}"
+        name += "" if dim is None else f" dim={dim}"
+        if name in self.entrants:
+            return self.entrants[name]
+        config = self._run_config(model, settings, self.training.model_copy(update=changes))
+        entrant = Entrant(name, config, self._path_of(model, config))
+        self.entrants[name] = entrant
+        return entrant
+
+    # References.
+
+    def _train_references(self) -> None:
+        """Train what the result is compared with; the logistic regression is the first model that is shipped."""
+        deadline = self.clock.deadline(max(REFERENCE_SHARE * self.clock.seconds, 1.0))
+        config = self._run_config("lr", {}, CONVERGED)
+        directory = self._path_of("lr", config)
+        self.references = {LOGISTIC: directory / LOGITS}
+        jobs = []
+        if trees.is_installed():
+            self.references[TREES] = self.out / f"lightgbm-{self.data.fingerprint[:10]}"
+            arguments = {
+                "data": str(self.data.path),
+                "out": str(self.references[TREES]),
+                "threads": self.threads,
+                "deadline": deadline,
+            }
+            jobs.append(Job(TREES, write_tree_logits, arguments))
+        self.say(f"references: {' and '.join(self.references)}")
+        jobs = [run_job(directory, config, self.data, deadline), *jobs]
+        if not self.journal.epoch_seconds:
+            first = self._first_run().to_json()
+            jobs.append(Job("timing", time_epoch, {"data": str(self.data.path), "config": first}))
+        result, *rest = self.executor.run(jobs, title="references", quiet=self.quiet)
+        self.linear = {directory: parse_report(result)}
+        if not self.journal.epoch_seconds:
+            self.journal.epoch_seconds = rest[-1]
+        self._note_packing(self.linear)
+        self._ship_best(self.linear)
+        self._record()
+
+    # The race.
+
+    def _race(self) -> None:
+        """Race strengths of the regulariser, then kinds of models and other settings, then the best of them."""
+        if self._epochs_in_budget() < RACE_EPOCHS:
+            self._give_up("the race: the student learns from the references")
+            return
+        kind, rows = self.config.teacher_model, len(self.data.train)
+        strengths = [s / rows for s in STRENGTHS] if self.config.l2 is None else [self.config.l2]
+        first = [self._enter(kind, _rounded(l2)) for l2 in strengths]
+        if self.config.l2 is None and self.config.portfolio:
+            first.append(self._enter(self.config.portfolio[0], _rounded(MIDDLE / rows)))
+        self._round(0, first, "race of strengths")
+        if not self.journal.standings:
+            return
+        best = self._best_of_round(first)
+        self._round(1, self._challengers(best), "race of models")
+        self._ship_best(self._pack([self._best()]))
+        self._round(2, self._leaders(2 * self.executor.workers), "race of the best")
+        self._round(3, self._leaders(self.executor.workers), "race of the best")
+
+    def _first_run(self) -> RunConfig:
+        """Return the run of the teachers' model at a middling strength."""
+        l2 = _rounded(MIDDLE / len(self.data.train)) if self.config.l2 is None else self.config.l2
+        settings = self._settings_of(self.config.teacher_model, self.config.teacher_settings)
+        return self._run_config(
+            self.config.teacher_model, settings, self.training.model_copy(update={"l2": l2})
+        )
+
+    def _epochs_in_budget(self) -> float:
+        """Return how many epochs of the first model all workers together have time for."""
+        available = self.clock.until(1.0, self.reserve) * self.executor.workers
+        return available / max(self.journal.epoch_seconds, 1e-9)
+
+    def _best_of_round(self, entrants: Sequence[Entrant]) -> Entrant:
+        """Return the best strength of the first round; decided once."""
+        if self.journal.best_strength is None:
+            raced = [entrant for entrant in entrants if entrant.name in self.journal.standings]
+            of_a_kind = [entrant for entrant in raced if entrant.config.model == self.config.teacher_model]
+            best = max(of_a_kind, key=lambda entrant: self.journal.standings[entrant.name].outlook)
+            self.journal.best_strength = best.name
+            self._record()
+        return self.entrants[self.journal.best_strength]
+
+    def _challengers(self, best: Entrant) -> list[Entrant]:
+        """Return models and settings that may be better than the best strength, the most promising first.
+
+        Those that would not have time for a look are left out, and that is said.
+        """
+        kind, l2 = best.config.model, best.config.train.l2
+        rows = len(self.data.train)
+        wanted: list[dict[str, Any]] = []
+        if self.config.l2 is None:
+            strengths = [strength / rows for strength in STRENGTHS]
+            factors = [HALF_DECADE, 1 / HALF_DECADE]
+            if l2 >= 0.99 * strengths[-1]:
+                factors = [HALF_DECADE, 10.0]
+            elif l2 <= 1.01 * strengths[0]:
+                factors = [1 / HALF_DECADE, 0.1]
+            wanted = [{"model": kind, "l2": _rounded(l2 * factor)} for factor in factors]
+        wanted += [{"model": model, "l2": l2} for model in self.config.portfolio]
+        if self.config.learning_rate is None:
+            wanted.insert(3, {"model": kind, "l2": l2, "rate_factor": 2.0})
+        base = getattr(parse_model(kind, self.config.teacher_settings), "dim", None)
+        if base is not None and getattr(best.config.model_config, "dim", base) < base:
+            wanted.append({"model": kind, "l2": l2, "dim": base})
+        known = self.journal.rounds > 1  # The entrants of a round that is over are those that were in it.
+        affordable = len(wanted) if known else self._affordable()
+        entrants = []
+        for one in wanted:
+            entrant = self._enter(**one)
+            if known and entrant.name not in self.journal.standings:
+                continue
+            if known or entrant.name not in self.journal.standings:
+                entrants.append(entrant)
+        left_out = entrants[affordable:]
+        if left_out and not known:
+            for entrant in left_out:
+                self._give_up(f"a look at {entrant.name}")
+        return entrants[:affordable]
+
+    def _affordable(self) -> int:
+        """Return how many models can have a look in the second round."""
+        if not self.clock.is_limited:
+            return MAX_CHALLENGERS
+        look = LOOK_EPOCHS * self._epoch_seconds()
+        available = self.clock.until(SHARES[1], self.reserve) * self.executor.workers
+        return int(available / max(look, 1e-9))
+
+    def _epoch_seconds(self) -> float:
+        """Return how long an epoch has taken, over all models so far."""
+        spent = sum(standing.seconds for standing in self.journal.standings.values())
+        epochs = sum(standing.epochs for standing in self.journal.standings.values())
+        return spent / max(epochs, 1e-9)
+
+    def _leaders(self, count: int) -> list[Entrant]:
+        """Return the best entrants by outlook."""
+        ranked = sorted(self.journal.standings, key=lambda name: -self.journal.standings[name].outlook)
+        return [self.entrants[name] for name in ranked[:count]]
+
+    def _best(self) -> Entrant:
+        """Return the entrant with the best validation AUC so far."""
+        standings = self.journal.standings
+        return self.entrants[max(standings, key=lambda name: standings[name].auc)]
+
+    @property
+    def reserve(self) -> float:
+        """Return the seconds to keep for packing and for the report."""
+        return 2 * self.pack_seconds + REPORT_SECONDS
+
+    def _round(self, number: int, entrants: Sequence[Entrant], title: str) -> None:
+        """Train all entrants for the same time, or to the same epoch, unless that was done before."""
+        if self.journal.rounds > number:
+            return
+        live = [
+            entrant
+            for entrant in entrants
+            if entrant.name not in self.journal.standings or not self.journal.standings[entrant.name].finished
+        ]
+        waves = -(-len(live) // self.executor.workers)
+        seconds = self.clock.until(SHARES[number], self.reserve) / max(waves, 1)
+        if live and seconds > 0:
+            jobs = [Job(entrant.name, train_slice, self._slice(entrant, number, seconds)) for entrant in live]
+
+            def receive(index: int, result: Any) -> None:
+                self.journal.standings[live[index].name] = Standing(**result)
+                self._record()
+
+            self.executor.run(jobs, title=title, quiet=self.quiet, done=receive)
+            ranked = sorted(live, key=lambda entrant: -self.journal.standings[entrant.name].auc)
+            listed = "; ".join(
+                f"{entrant.name} {100 * self.journal.standings[entrant.name].auc:.3f}"
+                f" ({self.journal.standings[entrant.name].epochs:.1f} epochs)"
+                for entrant in ranked
+            )
+            self.say(f"{title}: {listed}")
+        self.journal.rounds = number + 1
+        self._record()
+
+    def _slice(self, entrant: Entrant, number: int, seconds: float) -> dict[str, Any]:
+        return {
+            "data": str(self.data.path),
+            "config": entrant.config.to_json(),
+            "out": str(entrant.path),
+            "until": None if self.clock.is_limited else EPOCHS[number],
+            "seconds": seconds if math.isfinite(seconds) else None,
+        }
+
+    # Teachers and students.
+
+    def _select(self) -> "Ensemble":
+        """Choose the members of the teaching ensemble among all models so far."""
+        tables = {name: self.entrants[name].path / RACE for name in self.journal.standings}
+        tables |= {name: path / "valid" for name, path in self.references.items()}
+        valid, rate = self.data.valid, self.config.negative_rate
+        names = list(tables)
+        undone = [
+            undo_sampling(np.asarray(LogitTable(tables[name]).logits_NM[:, 0], np.float64), valid, rate)
+            for name in names
+        ]
+        logits, weights = [logits for logits, _ in undone], undone[0][1]
+        return Ensemble(names, select_members(valid.labels, logits, weights))
+
+    def _pack(self, entrants: Sequence[Entrant]) -> Runs:
+        """Calibrate, measure and pack runs as they are, with their logit tables."""
+        configs = {entrant.path: entrant.config for entrant in dict.fromkeys(entrants)}
+        runs = run_many(
+            configs,
+            self.data,
+            title="packing",
+            executor=self.executor,
+            quiet=self.quiet,
+            deadline=time.time(),
+        )
+        self._note_packing(runs)
+        return runs
+
+    def _note_packing(self, runs: Runs) -> None:
+        seconds = [report.seconds.evaluate for report in runs.values()]
+        self.pack_seconds = max(self.pack_seconds, *seconds) if seconds else self.pack_seconds
+
+    def _pack_teachers(self, ensemble: "Ensemble") -> Runs:
+        """Pack the members of the ensemble, and the best model, which may be shipped."""
+        members = [self.entrants[name] for name in ensemble.members if name in self.entrants]
+        teachers = self._pack([*members, *([self._best()] if self.journal.standings else [])])
+        self._ship_best({**self.linear, **teachers})
+        return teachers
+
+    def _tables_of(self, ensemble: "Ensemble") -> list[Path]:
+        """Return the directories of the members' logit tables; a member with more weight comes several times."""
+        return [self.references.get(name) or self.entrants[name].path / LOGITS for name in ensemble.members]
+
+    def _train_students(self, ensemble: "Ensemble") -> Runs:
+        """Train students side by side: soft targets regularise too, so that one has a weaker l2 than the teachers."""
+        if not self._has_time_for_a_student():
+            self._give_up(STUDENT)
+            return {}
+        tables = tuple(path / "train" for path in self._tables_of(ensemble))
+        like = self._best_training()
+        factors = (1.0, 1 / HALF_DECADE) if self.config.l2 is None else (1.0,)
+        if self.executor.workers < 2 * len(self.config.students):
+            factors = factors[-1:]
+        configs = {}
+        for student in self.config.students:
+            given = self.config.model_settings if student == self.config.students[0] else {}
+            settings = self._settings_of(student, given)
+            for factor in factors:
+                changes = {"l2": _rounded(like.l2 * factor), "learning_rate": like.learning_rate}
+                base = self._run_config(student, settings, self.student_training.model_copy(update=changes))
+                config = replace(
+                    base.with_seed(self.config.seed),
+                    teachers=tables,
+                    routes=self.config.routes if isinstance(base.model_config, RecapConfig) else 1,
+                    route_choice=self.config.route_choice,
+                    first_order=next(iter(self.linear)),
+                )
+                configs[self._path_of(f"student-{student}", config)] = config
+        self.say(f"student: {' and '.join(self.config.students)}, taught by {' + '.join(ensemble.members)}")
+        return run_many(
+            configs,
+            self.data,
+            title="student",
+            executor=self.executor,
+            quiet=self.quiet,
+            deadline=self.clock.deadline(self.clock.until(1.0, self.reserve + self.pack_seconds)),
+        )
+
+    def _best_training(self) -> TrainConfig:
+        """Return the training of the best entrant of the teachers' kind; as configured if there was no race."""
+        of_a_kind = [
+            entrant
+            for entrant in self.entrants.values()
+            if entrant.config.model == self.config.teacher_model and entrant.name in self.journal.standings
+        ]
+        if not of_a_kind:
+            return self._first_run().train
+        return max(of_a_kind, key=lambda entrant: self.journal.standings[entrant.name].auc).config.train
+
+    def _has_time_for_a_student(self) -> bool:
+        if self.journal.taken is not None:
+            return STUDENT not in self.journal.given_up
+        needed = MIN_STUDENT_EPOCHS * max(self._epoch_seconds(), self.journal.epoch_seconds)
+        return self.clock.until(1.0, self.reserve + self.pack_seconds) > needed
+
+    # What is shipped.
+
+    def _ship_best(self, runs: Runs) -> None:
+        """Ship the best of the runs on validation rows, which is better than nothing if the fit ends here."""
+        ship(max(runs, key=lambda path: runs[path].metrics.valid.raw.auc), self.out)
+
+    def _give_up(self, what: str) -> None:
+        """Note what there is no time for."""
+        if what not in self.journal.given_up:
+            self.journal.given_up.append(what)
+
+    def _finish(self, students: Runs, teachers: Runs, ensemble: "Ensemble | None") -> FitReport:
+        """Ship the best run on validation, and report on it and on all that was tried."""
+        choice = choose_shipped(self.data, students, {**teachers, **self.linear})
+        if choice.reason:
+            self.say(f"shipped: {choice.path.name}; {choice.reason}")
+        ship(choice.path, self.out)
+        if ensemble and self.journal.taken is None:
+            self.journal.taken = self.clock.taken
+        report = portfolio_report(
+            self.config,
+            self.data,
+            self.out,
+            teachers=teachers,
+            students=students,
+            choice=choice,
+            references=self.references,
+            members=self._tables_of(ensemble) if ensemble else [],
+            plan={"budget": self.budget, "taken": self.journal.taken, "given_up": self.journal.given_up},
+            arms=self._arms(ensemble.members if ensemble else ()),
+            teaching=ensemble.steps() if ensemble else [],
+        )
+        write_report(self.out, report)
+        self._record()
+        return report
+
+    def _arms(self, members: Sequence[str]) -> list[ArmSummary]:
+        standings = self.journal.standings
+        return [
+            ArmSummary(
+                name=name,
+                auc=standing.auc,
+                logloss=standing.loglosses[standing.aucs.index(standing.auc)],
+                epochs=standing.epochs,
+                seconds=standing.seconds,
+                finished=standing.finished,
+                weight=members.count(name),
+            )
+            for name, standing in sorted(standings.items(), key=lambda item: -item[1].auc)
+        ]
+
+    # The journal.
+
+    def _read_journal(self) -> Journal:
+        if not self._journal_file.is_file():
+            return Journal()
+        values = read_json(self._journal_file)
+        standings = {name: Standing(**standing) for name, standing in values["standings"].items()}
+        return Journal(**{**values, "standings": standings})
+
+    def _record(self) -> None:
+        """Write down what has been decided and how long it took."""
+        self.journal.spent = self.clock.taken if self.journal.taken is None else self.journal.taken
+        self._journal_file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._journal_file, asdict(self.journal))
+
+
+def train_slice(
+    data: str, config: dict[str, Any], out: str, until: int | None, seconds: float | None
+) -> dict[str, Any]:
+    """Train a model of the race for a while, write its logits of the validation rows, and return how it has done.
+
+    The arguments are plain, for a job.
+    """
+    deadline = None if seconds is None else time.time() + seconds
+    settings, directory, prepared = (
+        RunConfig.from_json(config),
+        Path(out),
+        PreparedData(Path(data), verify=False),
+    )
+    trained = advance(settings, prepared, directory, until=until, deadline=deadline, quiet=False)
+    last, best = trained.history[-1], trained.history[trained.best_epoch - 1]
+    estimator = Estimator(f"{settings.model}-seed-{settings.train.seed}", best.step)
+    write_logits(
+        directory / RACE, {estimator: trained.model}, prepared, "valid", torch.device(settings.device)
+    )
+    steps_per_epoch = -(-len(prepared.train) // settings.train.batch_size)
+    return asdict(
+        Standing(
+            aucs=[epoch.valid_auc for epoch in trained.history],
+            loglosses=[epoch.valid_logloss for epoch in trained.history],
+            epochs=last.step / steps_per_epoch,
+            seconds=trained.seconds,
+            finished=trained.finished,
+        )
+    )
+
+
+def time_epoch(data: str, config: dict[str, Any]) -> float:
+    """Return how long an epoch of a run takes here. The arguments are plain, for a job."""
+    return epoch_seconds(RunConfig.from_json(config), PreparedData(Path(data), verify=False))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")

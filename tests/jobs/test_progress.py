@@ -1,0 +1,36 @@
+"""What several boards show as parts of one whole."""
+
+import math
+import time
+
+import pytest
+
+from recap_ctr.jobs import progress
+from recap_ctr.jobs.progress import board, overall
+
+
+@pytest.mark.parametrize(
+    ("taken", "total", "text"),
+    [
+        (65.0, 600.0, "1:05 of 10:00, 8:55 left"),
+        (620.0, 600.0, "10:20 of 10:00, 0:00 left"),
+        (5.0, math.inf, "0:05 so far"),
+    ],
+)
+def test_logs_say_how_far_the_whole_is(
+    taken: float, total: float, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    event = {"kind": "progress", "done": 1, "total": 2, "note": "epoch 3"}
+    with overall("fit", lambda: (taken, total)), board("race", 2) as shown:
+        shown.receive("fcn", event)
+        shown.finish("fcn")
+    assert capsys.readouterr().err == f"fit: {text}; race: fcn, epoch 3\n"
+
+
+def test_it_is_said_every_ten_seconds_at_most(capsys: pytest.CaptureFixture[str]) -> None:
+    event = {"kind": "progress", "done": 1, "total": 2, "note": ""}
+    with overall("fit", lambda: (time.time(), math.inf)), board("race", 2) as shown:
+        for _ in range(100):
+            shown.receive("fcn", event)
+    assert capsys.readouterr().err == ""

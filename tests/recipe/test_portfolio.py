@@ -1,0 +1,143 @@
+"""The fit by portfolio: what races, who teaches, what ships, and that it can be interrupted anywhere."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recap_ctr.axes.logits import LogitTable
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.inference.scorer import Scorer
+from recap_ctr.jobs.executor import InThisProcess, Job
+from recap_ctr.recipe.config import recipe_config
+from recap_ctr.recipe.portfolio import Portfolio, Standing
+from recap_ctr.training.report import FitReport, read_report
+from tests.support.tiny_recipe import TINY
+
+SMALL: dict[str, Any] = {
+    "model_settings": TINY["model_settings"],
+    "teacher_settings": TINY["teacher_settings"],
+    "portfolio": ["fm"],
+    "train": {"batch_size": 256, "max_epochs": 3},
+}
+
+pytestmark = pytest.mark.slow
+
+
+def portfolio(
+    data: PreparedData, out: Path, *, budget: float | None = None, executor: Any = None, **changes: Any
+) -> Portfolio:
+    config = recipe_config("default", {**SMALL, **changes}, "test")
+    return Portfolio(
+        config, data, out, threads=1, executor=executor or InThisProcess(), budget=budget, quiet=True
+    )
+
+
+@pytest.fixture(scope="module")
+def done(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FitReport]:
+    out = tmp_path_factory.mktemp("portfolio") / "fit"
+    return out, portfolio(prepared, out).run()
+
+
+class TestWithoutABudget:
+    def test_strengths_and_kinds_raced(self, done: tuple[Path, FitReport], prepared: PreparedData) -> None:
+        names = [arm.name for arm in done[1].arms]
+        rows = len(prepared.train)
+        for strength in (1e2, 1e3, 1e4):
+            assert f"fcn l2={strength / rows:.3g}" in names
+        assert sum(name.startswith("fm ") for name in names) >= 1
+        assert sum("rate=" in name for name in names) == 1
+        assert [arm.auc for arm in done[1].arms] == sorted((arm.auc for arm in done[1].arms), reverse=True)
+
+    def test_nothing_that_was_trained_is_better_on_validation(
+        self, done: tuple[Path, FitReport], prepared: PreparedData
+    ) -> None:
+        """Up to what the two halves of the validation rows do not agree on."""
+        _, report = done
+        shipped = report.metrics.valid.raw.auc
+        assert report.chosen_because is not None
+        others = [teacher.metrics.valid.raw.auc for teacher in report.teacher_runs.values()]
+        if max(others) > shipped:
+            assert "does not confirm" in report.chosen_because
+
+    def test_the_student_learns_from_the_mean_that_validation_chose(
+        self, done: tuple[Path, FitReport]
+    ) -> None:
+        out, report = done
+        taken = [step.member for step in report.teaching if step.taken]
+        assert taken and report.ensembles[0].teachers == len(taken)
+        assert {arm.name for arm in report.arms if arm.weight} <= set(taken)
+        student = read_report(next(path for path in out.iterdir() if path.name.startswith("student-recap")))
+        assert len(student.teachers) == len(taken)
+
+    def test_members_stand_next_to_their_tables(
+        self, done: tuple[Path, FitReport], prepared: PreparedData
+    ) -> None:
+        out, report = done
+        for path in report.teacher_runs:
+            table = LogitTable(out / path / "logits" / "train")
+            table.check(prepared)
+
+    def test_again_it_is_up_to_date(self, done: tuple[Path, FitReport], prepared: PreparedData) -> None:
+        out, report = done
+        files = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
+        again = portfolio(prepared, out).run()
+        assert again.model_copy(update={"date": report.date}) == report
+        assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == files
+
+    def test_a_set_strength_is_the_only_one(self, prepared: PreparedData, tmp_path: Path) -> None:
+        report = portfolio(prepared, tmp_path / "fit", l2=0.01, portfolio=[]).run()
+        assert {arm.name.partition(" rate")[0] for arm in report.arms} == {"fcn l2=0.01"}
+
+
+class TestBudget:
+    def test_it_is_kept_and_what_it_leaves_out_is_said(self, prepared: PreparedData, tmp_path: Path) -> None:
+        started = time.time()
+        report = portfolio(prepared, tmp_path / "fit", budget=0.2, train={"batch_size": 256}).run()
+        assert time.time() - started < 12 * 1.5
+        assert report.plan["budget"] == 0.2
+        assert report.plan["taken"] <= 12 * 1.2
+        assert Scorer.load(tmp_path / "fit" / "artifact")
+
+    def test_without_time_the_logistic_regression_ships(self, prepared: PreparedData, tmp_path: Path) -> None:
+        report = portfolio(prepared, tmp_path / "fit", budget=0.001).run()
+        assert report.model.name == "lr" and not report.arms
+        assert any("the race" in text for text in report.plan["given_up"])
+        assert "the student" in report.plan["given_up"]
+
+
+class Interrupting(InThisProcess):
+    """An executor that is interrupted before the job whose name begins with some text."""
+
+    text = ""
+
+    def run(self, jobs: Any, **arguments: Any) -> list[Any]:
+        named: list[Job] = list(jobs)
+        if self.text and any(job.name.startswith(self.text) for job in named):
+            type(self).text = ""
+            raise KeyboardInterrupt
+        return super().run(named, **arguments)
+
+
+@pytest.mark.parametrize("before", ["fcn", "fm", "student-recap"])
+def test_interrupted_it_ships_the_best_so_far_and_goes_on_to_the_same_end(
+    before: str, done: tuple[Path, FitReport], prepared: PreparedData, tmp_path: Path
+) -> None:
+    out, executor = tmp_path / "fit", Interrupting()
+    Interrupting.text = before
+    with pytest.raises(KeyboardInterrupt):
+        portfolio(prepared, out, executor=executor).run()
+    assert Scorer.load(out / "artifact")
+    so_far = read_report(out)
+    assert isinstance(so_far, FitReport)
+    finished = portfolio(prepared, out, executor=executor).run()
+    assert finished.metrics == done[1].metrics
+    assert [arm.auc for arm in finished.arms] == [arm.auc for arm in done[1].arms]
+
+
+def test_a_slow_starter_stays_in_the_race() -> None:
+    fast = Standing([0.70, 0.71, 0.705], [0.6] * 3, 3, 1.0, finished=False)
+    slow = Standing([0.60, 0.65, 0.70], [0.6] * 3, 3, 1.0, finished=False)
+    assert slow.auc < fast.auc and slow.outlook > fast.outlook
+    assert Standing(slow.aucs, slow.loglosses, 3, 1.0, finished=True).outlook == slow.auc
