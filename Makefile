@@ -45,4 +45,4 @@ check-fast: $(VENV)/dev.stamp
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 -m 'not slow'
 
 clean:
-	rm -rf $(VENV) recap-demo .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) recap-demo recap-demo-full .mypy_cache .ruff_cache .hypothesis

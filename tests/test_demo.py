@@ -11,7 +11,18 @@ import pytest
 from recap_ctr import demo
 from recap_ctr.bench.synthetic import quick_recipe
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.demo import BASE, BAYES, FCN, HEADER, RECAP, cells, find, run_demo
+from recap_ctr.demo import (
+    BASE,
+    BAYES,
+    FCN,
+    HEADER,
+    QUICK_HEADER,
+    RECAP,
+    cells,
+    find,
+    run_demo,
+    run_full_demo,
+)
 from recap_ctr.evaluation.evaluate import Metrics
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.recipe.config import RecipeConfig
@@ -21,7 +32,7 @@ from recap_ctr.training.report import FitReport, RunReport, parse_report, read_r
 from recap_ctr.training.run import MAX_ROUTES
 from tests.conftest import Recap, contents, in_process
 
-DEMO = ("demo", "--rows", 5_000, "--threads", 1, "--json", "--out")
+DEMO = ("demo", "--full", "--rows", 5_000, "--threads", 1, "--json", "--out")
 ENSEMBLE = "ensemble of 2 FCN"
 NAMES = [
     BASE,
@@ -71,11 +82,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recipe, "finish", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            run_demo(out, rows=5_000, seed=1, threads=1, force=False, quiet=True)
+            run_full_demo(out, rows=5_000, seed=1, threads=1, force=False, quiet=True)
     assert not (out / "artifact").exists()
     before = contents(out)
     assert sum(name.endswith("/report.json") for name in before) == 2 + 4 + 1
-    run_demo(out, rows=5_000, seed=1, threads=1, force=False, quiet=True)
+    run_full_demo(out, rows=5_000, seed=1, threads=1, force=False, quiet=True)
     after = contents(out)
     assert {name: after[name] for name in before} == before
     return out
@@ -262,3 +273,43 @@ def test_the_real_recipe_is_that_of_fit_but_shorter() -> None:
     assert (config.teachers, config.routes, config.l2) == (default.teachers, MAX_ROUTES, None)
     assert max(config.probe.rungs) < max(default.probe.rungs)
     assert 1 < len(config.probe.strengths) < len(default.probe.strengths)
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("quick") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "MINUTES", 0.15)
+        return out, run_demo(out, rows=5_000, seed=1, threads=1, force=False, quiet=True)
+
+
+class TestQuick:
+    """The demo of two minutes, here with seconds to spend."""
+
+    def test_the_table_ends_with_the_best_possible_model(self, quick: tuple[Path, dict[str, Any]]) -> None:
+        out, result = quick
+        names = [row[0] for row in result["table"]]
+        assert names[0] == BASE and names[1] == "logistic regression" and names[-1] == BAYES
+        assert names[-2] == f"shipped: {result['report']['model']['name']}"
+        assert all(len(row) == len(QUICK_HEADER) for row in result["table"])
+        assert float(result["table"][-1][3]) == 0.0
+        assert min(float(row[2]) for row in result["table"]) == float(result["table"][-1][2])
+        report = read_report(out)
+        assert f"{100 * report.metrics.on('test').raw.auc:.2f}" == result["table"][-2][1]
+
+    def test_ten_rows_are_scored_and_the_page_shows_bayes(self, quick: tuple[Path, dict[str, Any]]) -> None:
+        out, result = quick
+        assert len(result["scored"]["rows"]) == 10
+        assert BAYES in (out / "report.html").read_text()
+
+    def test_finished_it_is_left_alone(self, quick: tuple[Path, dict[str, Any]]) -> None:
+        out, result = quick
+        before = contents(out)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(demo, "MINUTES", 0.15)
+            assert run_demo(out, rows=5_000, seed=1, threads=1, force=False, quiet=True) == result
+        assert contents(out) == before
+
+    def test_the_sentence_says_what_each_model_closes(self, quick: tuple[Path, dict[str, Any]]) -> None:
+        text = quick[1]["finding"]["text"]
+        assert "logistic regression closes" in text and "shipped: " in text

@@ -66,6 +66,14 @@ def fit(
     ] = None,
     separator: Separator = None,
     drop_unlabelled: DropUnlabelled = False,
+    scores: Annotated[
+        str | None,
+        typer.Option(
+            "--scores",
+            metavar="COLUMN|FILE",
+            help="For raw files: your own model's scores, to compare with and to learn from.",
+        ),
+    ] = None,
     schema: Annotated[
         Path | None, typer.Option("--schema", help="For raw files: schema.toml.  [default: inferred]")
     ] = None,
@@ -93,7 +101,7 @@ def fit(
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option("--budget", min=0.1, help="Minutes to take: teachers and epochs are cut to fit."),
+        typer.Option("--budget", min=0.1, help="Minutes to take, from the first row read to the artifact."),
     ] = None,
     settings: Set = None,
     seed: Annotated[
@@ -106,14 +114,17 @@ def fit(
 ) -> None:
     """Train one model that stands for an ensemble, from a click log or prepared data: the whole recipe.
 
-    The stages are probe, teachers, student and artifact. Interrupted anywhere, the same command goes on. With other
-    settings, only the stages that they touch are redone. --set takes any key of a recipe (docs/reference/recipe.md).
+    References are trained first: logistic regression, and LightGBM where it is installed. Then a portfolio of models
+    races, the mean of those that validation chooses teaches one student, and the best of all is shipped. --teachers N
+    makes it the paper's way: a probe, N teachers of one model, and the student. An artifact is there after the first
+    stage and gets better; Ctrl-C ships the best so far, and the same command goes on. With other settings, only the
+    stages that they touch are redone. --set takes any key of a recipe (docs/reference/recipe.md).
 
-    Example: recap fit clicks.parquet --label click --out model
+    Example: recap fit clicks.parquet --label click --budget 10 --out model
 
     Example: recap fit logs/ --label event --positive buy --weight importance --drop-unlabelled --out model
 
-    Example: recap fit data --teachers 3 --set routes=4 --set train.patience=5 --out model
+    Example: recap fit data --teachers 5 --set routes=4 --set train.patience=5 --out model
     """
     limit_threads(threads)
     require_torch()
@@ -137,6 +148,7 @@ def fit(
         group=group,
         separator=separator,
         drop_unlabelled=drop_unlabelled,
+        scores=scores,
         schema=schema,
         split=None if split is None else split.value,
         config=config,
@@ -284,10 +296,22 @@ def _print_forecast(result: "Forecast") -> None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Directory for everything the demo makes.")] = Path(
-        "recap-demo"
-    ),
-    rows: Annotated[int, typer.Option("--rows", min=5_000, help="How many synthetic rows.")] = 150_000,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Directory for all that it makes.  [default: recap-demo or recap-demo-full]"
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            "--rows", min=5_000, help="How many synthetic rows.  [default: 100000, with --full 150000]"
+        ),
+    ] = None,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Show what each part of RECAP adds, instead: about five minutes."),
+    ] = False,
     seed: Annotated[
         int, typer.Option("--seed", min=0, max=999, help="Seed of the rows and of the students.")
     ] = 1,
@@ -296,21 +320,32 @@ def demo(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run the whole recipe on synthetic data: draw, prepare, probe, teachers, students, one artifact, ten scored rows.
+    """Go the whole way on synthetic data in two minutes: draw, prepare, fit, compare, score ten rows.
 
-    The table compares RECAP with its parts and with the best possible model. Interrupted, it resumes.
+    The table compares the model with its references and with the best possible model. With --full it compares RECAP
+    with its parts: averaged weights, teachers and routes. Interrupted, it resumes.
 
     Example: recap demo --rows 50000
+
+    Example: recap demo --full
     """
     limit_threads(threads)
     require_torch()
-    from recap_ctr.demo import HEADER, cells, run_demo
+    from recap_ctr.demo import HEADER, QUICK_HEADER, cells, run_demo, run_full_demo
 
-    result = run_demo(out, rows=rows, seed=seed, threads=threads or 1, force=force, quiet=quiet)
+    out = out or Path("recap-demo-full" if full else "recap-demo")
+    rows = rows or (150_000 if full else 100_000)
+    if full:
+        result = run_full_demo(out, rows=rows, seed=seed, threads=threads or 1, force=force, quiet=quiet)
+    else:
+        result = run_demo(out, rows=rows, seed=seed, threads=threads, force=force, quiet=quiet)
     if as_json:
         print_json(result)
         return
-    print_table(HEADER, [cells(row) for row in result["table"]])
+    if full:
+        print_table(HEADER, [cells(row) for row in result["table"]])
+    else:
+        print_table(QUICK_HEADER, result["table"])
     print_table(result["scored"]["columns"], result["scored"]["rows"])
     typer.echo(result["finding"]["text"])
     tell(

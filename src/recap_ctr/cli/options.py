@@ -167,7 +167,10 @@ RecipeFile = Annotated[
 Preset = Annotated[
     PresetName, typer.Option("--preset", help="The default recipe, or the paper's own settings.")
 ]
-Teachers = Annotated[int | None, typer.Option("--teachers", min=0, help="How many teachers.  [default: 5]")]
+Teachers = Annotated[
+    int | None,
+    typer.Option("--teachers", min=0, help="How many teachers of one model.  [default: a portfolio]"),
+]
 TeacherModel = Annotated[
     str | None,
     typer.Option(

@@ -137,6 +137,8 @@ class Named:
     weight: str | None = None
     group: str | None = None
     drop_unlabelled: bool = False
+    scores: str | None = None
+    """A column with the scores of another model, which is no field."""
 
 
 def infer(
@@ -147,15 +149,16 @@ def infer(
     weight: str | None = None,
     group: str | None = None,
     drop_unlabelled: bool = False,
+    scores: str | None = None,
     max_rows: int = 1_000_000,
 ) -> Inferred:
     """Propose a schema from the first `max_rows` rows of a table, in files or in memory.
 
     `positive` is the value of the label that means a click; without it, 0/1, true/false and words such as yes/no or
     click/skip are recognised. `weight` and `group` are columns for these roles. `drop_unlabelled` leaves out rows
-    without a label, which are refused otherwise.
+    without a label, which are refused otherwise. `scores` is a column with the scores of another model.
     """
-    named = Named(label, positive, None, weight, group, drop_unlabelled)
+    named = Named(label, positive, None, weight, group, drop_unlabelled, scores)
     blocks, named = _recognise(_labelled_blocks(source, named, max_rows), named)
     columns: list[ColumnSummary] = []
     samples: list[pl.DataFrame] = []
@@ -267,7 +270,7 @@ class _Rules:
         self, columns: Sequence[ColumnSummary], source: Source, samples: Sequence[pl.DataFrame]
     ) -> tuple[Schema, tuple[Finding, ...]]:
         """Return the schema and the findings for the columns of a source; `samples` are some of its rows."""
-        roles = (self.named.label, self.named.weight)
+        roles = (self.named.label, self.named.weight, self.named.scores)
         times = [column for column in columns if column.name not in roles and self._is_time(column)]
         usable = [column for column in times if self._can_order(column) and not self._leak(column)]
         time = max(usable, key=lambda column: (column.is_ordered, column.num_distinct), default=None)
@@ -319,6 +322,8 @@ class _Rules:
             return _Choice("label", self._describe_label())
         if name == self.named.weight:
             return _Choice("weight", "named as the weight of the rows")
+        if name == self.named.scores:
+            return _Choice(f"{LEFT_OUT}scores", "named as the scores of another model")
         if (refusal := self._refuse(column)) is not None:
             return refusal
         if leak := self._leak(column):

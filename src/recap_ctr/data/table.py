@@ -85,11 +85,13 @@ def open_table(
     group: str | None = None,
     separator: str | None = None,
     drop_unlabelled: bool = False,
+    scores: str | None = None,
 ) -> Table:
     """Return a raw table with its schema: a `schema` or its TOML file, or one inferred for the column `label`.
 
     For an inferred schema, `positive` is the label's value that means a click, `weight` and `group` are columns with
-    these roles, and `separator` separates the columns of text files. They are part of the schema from then on.
+    these roles, and `separator` separates the columns of text files. They are part of the schema from then on. `scores`
+    is a column with the scores of another model, which is no field.
     """
     if isinstance(schema, str | Path):
         schema = read_schema(Path(schema))
@@ -101,6 +103,10 @@ def open_table(
                     f"--{key} is for a schema that is inferred, and there is one",
                     fix=f'write {key} = "{value}" into the schema',
                 )
+        if any(field.name == scores for field in schema.fields):
+            raise InputError(
+                f"{scores!r} is a field of the schema", fix="remove its [[fields]] table: it holds scores"
+            )
         source = open_source(rows, schema.columns, schema.separator)
         return Table(source, schema, drop_unlabelled=drop_unlabelled)
     source = open_source(rows, separator=separator)
@@ -112,7 +118,13 @@ def open_table(
             fix="save the rows to a file first, or name a --schema",
         )
     inferred = infer(
-        source, label, positive=positive, weight=weight, group=group, drop_unlabelled=drop_unlabelled
+        source,
+        label,
+        positive=positive,
+        weight=weight,
+        group=group,
+        drop_unlabelled=drop_unlabelled,
+        scores=scores,
     )
     return Table(source, inferred.schema, inferred, drop_unlabelled)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recap_ctr.axes.own_scores import write_own_scores
 from recap_ctr.config import read_toml
 from recap_ctr.data.quality import quality_notes
 from recap_ctr.data.shards import PreparedData, is_prepared
@@ -65,6 +66,7 @@ def fit(
     group: str | None = None,
     separator: str | None = None,
     drop_unlabelled: bool = False,
+    scores: str | Path | None = None,
     schema: Schema | str | Path | None = None,
     split: SplitKind | None = None,
     config: RecipeConfig | str | Path | None = None,
@@ -82,7 +84,9 @@ def fit(
     `data` is prepared data or their directory, raw files or a directory of them, or a data frame. Raw rows need a
     `label` column or a `schema`. For an inferred schema, `positive` is the label's value that means a click, `weight`
     the column of row weights, `group` the column to average AUC over, and `separator` separates the columns of text.
-    Rows without a label are an error unless `drop_unlabelled` leaves them out. The rows are split 8:1:1: by time if
+    Rows without a label are an error unless `drop_unlabelled` leaves them out. `scores` are those of a model that you
+    have: a column, or a file with a column that names the rows and one of probabilities or logits; they are compared
+    with the result, and may teach. The rows are split 8:1:1: by time if
     there is a time column, else at random, unless `split` says otherwise.
 
     The recipe is a `preset` with the file `config` and then `settings` on top of it, such as
@@ -101,7 +105,12 @@ def fit(
     _refuse_streams(data)
     prepared = _as_prepared(data)
     if prepared is not None:
-        _refuse_raw_options(label, positive, weight, group, separator, drop_unlabelled, schema, split)
+        _refuse_raw_options(label, positive, weight, group, separator, drop_unlabelled, scores, schema, split)
+    if scores is not None and recipe.teachers is not None:
+        raise InputError(
+            "scores of your own can only be one of many teachers", fix="leave out --scores, or --teachers"
+        )
+    own_scores = None
     take(directory, MARK)
     if prepared is None:
         assert not isinstance(data, PreparedData)  # Those are prepared.
@@ -114,8 +123,11 @@ def fit(
             group=group,
             separator=separator,
             drop_unlabelled=drop_unlabelled,
+            scores=None if scores is None else str(scores),
         )
         prepared = _prepare_table(table, directory, _table_name(data), split, quiet)
+        if scores is not None:
+            own_scores = write_own_scores(str(scores), table, prepared, directory)
     stages: Portfolio | Recipe
     if recipe.teachers is None:
         stages = Portfolio(
@@ -127,6 +139,7 @@ def fit(
             executor=executor,
             budget=budget,
             started=started,
+            own_scores=own_scores,
             quiet=quiet,
         )
     else:
@@ -182,8 +195,8 @@ def _refuse_raw_options(*options: object) -> None:
     """Refuse options that say how raw rows are to be read, if some are set."""
     if any(option not in (None, False) for option in options):
         raise InputError(
-            "--label, --schema and --split are for raw files, as are --positive, --weight, --group, --separator and"
-            " --drop-unlabelled",
+            "--label, --schema and --split are for raw files, as are --positive, --weight, --group, --separator,"
+            " --scores and --drop-unlabelled",
             fix="remove them",
         )
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from recap_ctr.axes.logits import Estimator, LogitTable
+from recap_ctr.axes.own_scores import OWN_SCORES
 from recap_ctr.axes.predict import write_logits
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
@@ -157,11 +158,13 @@ class Portfolio:
         executor: Executor | None = None,
         budget: float | None = None,
         started: float | None = None,
+        own_scores: Path | None = None,
         quiet: bool = False,
     ) -> None:
         """Set up the race; `budget` is in minutes, counted from `started`, a time of `time.time`.
 
-        Without an `executor`, runs are trained in local processes, as many at a time as there are cores for them.
+        `own_scores` is the directory of the logit tables of a model that the user has. Without an `executor`, runs are
+        trained in local processes, as many at a time as there are cores for them.
         """
         self.config, self.data, self.out, self.device, self.quiet = config, data, out, device, quiet
         self.threads = threads or max(machine.num_cores() // 4, 1)
@@ -175,6 +178,8 @@ class Portfolio:
             "device": device,
             "budget": budget,
         }
+        if own_scores is not None:
+            inputs["own_scores"] = own_scores.name
         self._journal_file = out / f"race-{fingerprint(inputs)[:10]}" / JOURNAL
         self.journal = self._read_journal()
         self.budget = budget
@@ -183,6 +188,7 @@ class Portfolio:
         self.entrants: dict[str, Entrant] = {}
         self.linear: Runs = {}
         self.references: dict[str, Path] = {}
+        self.own_scores = own_scores
         self.pack_seconds = 1.0
         """How long it takes to calibrate, measure and pack a run: the longest that was seen."""
 
@@ -283,7 +289,9 @@ class Portfolio:
                 "deadline": deadline,
             }
             jobs.append(Job(TREES, write_tree_logits, arguments))
-        self.say(f"references: {' and '.join(self.references)}")
+        if self.own_scores is not None:
+            self.references[OWN_SCORES] = self.own_scores
+        self.say(f"references: {', '.join(self.references)}")
         jobs = [run_job(directory, config, self.data, deadline), *jobs]
         if not self.journal.epoch_seconds:
             first = self._first_run().to_json()
