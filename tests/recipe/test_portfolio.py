@@ -136,8 +136,12 @@ def test_interrupted_it_ships_the_best_so_far_and_goes_on_to_the_same_end(
     assert [arm.auc for arm in finished.arms] == [arm.auc for arm in done[1].arms]
 
 
-def test_a_slow_starter_stays_in_the_race() -> None:
-    fast = Standing([0.70, 0.71, 0.705], [0.6] * 3, 3, 1.0, finished=False)
-    slow = Standing([0.60, 0.65, 0.70], [0.6] * 3, 3, 1.0, finished=False)
-    assert slow.auc < fast.auc and slow.outlook > fast.outlook
-    assert Standing(slow.aucs, slow.loglosses, 3, 1.0, finished=True).outlook == slow.auc
+def test_a_slow_starter_stays_in_the_race_if_there_is_time() -> None:
+    fast = Standing([0.70, 0.71, 0.712, 0.713], [0.6] * 4, 4, 1.0, finished=False)
+    slow = Standing([0.60, 0.65, 0.68, 0.70], [0.6] * 4, 4, 1.0, finished=False)
+    assert slow.auc < fast.auc
+    assert slow.outlook(4) < fast.outlook(4)
+    assert slow.outlook(16) > fast.outlook(16)
+    assert slow.outlook(8) == pytest.approx(0.70 + 0.6 * (0.70 - 0.65))
+    assert slow.outlook(16) == pytest.approx(0.70 + (0.6 + 0.36) * (0.70 - 0.65))
+    assert Standing(slow.aucs, slow.loglosses, 4, 1.0, finished=True).outlook(16) == slow.auc

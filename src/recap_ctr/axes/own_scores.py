@@ -86,8 +86,8 @@ def _from_file(path: Path, table: Table) -> Floats:
         )
     key, score = columns
     keys = pl.concat([as_text(frame[key]).to_frame() for frame in frames])
-    given = keys.with_columns(pl.Series("score", _from_column(score, source, None)))
-    repeated = given.filter(pl.col(key).is_duplicated())
+    score_of = keys.with_columns(pl.Series("score", _from_column(score, source, None)))
+    repeated = score_of.filter(pl.col(key).is_duplicated())
     if repeated.height:
         raise InputError(
             f"{path}: {key!r} {repeated[key][0]!r} has several scores", fix="write one for each row"
@@ -96,7 +96,7 @@ def _from_file(path: Path, table: Table) -> Floats:
     for whole, _ in table.source.blocks():
         block = drop_unlabelled(whole, table.schema.label) if table.drop_unlabelled else whole
         named = as_text(block.column(key, "names the rows of the scores")).alias(key).to_frame()
-        joined = named.join(given, on=key, how="left", maintain_order="left")
+        joined = named.join(score_of, on=key, how="left", maintain_order="left")
         unscored = joined["score"].is_null().arg_true()
         if len(unscored):
             at = unscored[0]

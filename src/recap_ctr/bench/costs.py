@@ -114,7 +114,9 @@ class Rehearsal:
             margin_error=0.0,
         )
 
-    def train(self, configs: dict[Path, RunConfig], data: PreparedData, title: str) -> Runs:
+    def train(
+        self, configs: dict[Path, RunConfig], data: PreparedData, title: str, deadline: float | None = None
+    ) -> Runs:
         """Count the runs that are missing. The reports of those are empty: a rehearsal reads none."""
         missing: dict[tuple[str, str], dict[Path, RunConfig]] = {}
         for path, config in configs.items():

@@ -158,8 +158,10 @@ class Board:
             self._bars = Progress(*_COLUMNS, console=Console(stderr=True), transient=True)
             if _overall is not None:
                 taken, total = _overall.seconds()
-                known = total if math.isfinite(total) else None
-                self._whole = self._bars.add_task(_overall.title, total=known, completed=int(taken), note="")
+                seconds = total if math.isfinite(total) else None
+                self._whole = self._bars.add_task(
+                    _overall.title, total=seconds, completed=int(taken), note=""
+                )
             self._all = self._bars.add_task(title, total=num_jobs, note=f"0 of {num_jobs}")
             self._bars.start()
 

@@ -128,31 +128,20 @@ def fit(
         prepared = _prepare_table(table, directory, _table_name(data), split, quiet)
         if scores is not None:
             own_scores = write_own_scores(str(scores), table, prepared, directory)
+    options: dict[str, Any] = {
+        "threads": threads,
+        "device": pick_device(device),
+        "budget": budget,
+        "started": started,
+    }
     stages: Portfolio | Recipe
     if recipe.teachers is None:
         stages = Portfolio(
-            recipe,
-            prepared,
-            directory,
-            threads=threads,
-            device=pick_device(device),
-            executor=executor,
-            budget=budget,
-            started=started,
-            own_scores=own_scores,
-            quiet=quiet,
+            recipe, prepared, directory, executor=executor, own_scores=own_scores, quiet=quiet, **options
         )
     else:
-        stages = Recipe(
-            recipe,
-            prepared,
-            directory,
-            threads=threads,
-            device=pick_device(device),
-            runner=None if executor is None else Runner(executor, quiet),
-            budget=budget,
-            quiet=quiet,
-        )
+        runner = None if executor is None else Runner(executor, quiet)
+        stages = Recipe(recipe, prepared, directory, runner=runner, quiet=quiet, **options)
     report = record_command(directory, stages.run(), command)
     shown = page(report, command, read_diagnosis(directory, prepared.fingerprint))
     return FitResult(

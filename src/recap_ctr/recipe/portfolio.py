@@ -58,7 +58,10 @@ VALIDATION_ROWS = 250_000  # An epoch of more rows is validated several times.
 EPOCHS = (8, 8, 16, None)  # Of the four rounds, where there is no budget.
 SHARES = (0.25, 0.45, 0.55, 0.62)  # Of the budget, at the end of each round.
 REFERENCE_SHARE = 0.1
-LOOK_EPOCHS = 2.0  # A model that can't have as many in its first round is left out.
+LOOK_EPOCHS = (
+    2.0  # A model that can't have as many, or a third of a student's, in its first round is left out.
+)
+DECAY, MAX_DOUBLINGS = 0.6, 3.0
 MIN_STUDENT_EPOCHS = 2.0
 MAX_CHALLENGERS = 12
 STUDENT = "the student"
@@ -89,16 +92,18 @@ class Standing:
         """Return the best validation AUC so far."""
         return max(self.aucs)
 
-    @property
-    def outlook(self) -> float:
-        """Return the AUC that may be reached: half of what the second half of the run has gained is added.
+    def outlook(self, horizon: float) -> float:
+        """Return the AUC that may be reached after `horizon` epochs.
 
-        A strong regulariser starts slowly and wins late; this keeps it in the race.
+        A strong regulariser starts slowly and wins late. Each doubling of a run's length is taken to gain `DECAY` times
+        what the one before has gained.
         """
         count = len(self.aucs)
-        if self.finished or count < 2:
+        if self.finished or count < 2 or horizon <= self.epochs:
             return self.auc
-        return max(self.auc, self.aucs[-1] + 0.5 * max(self.aucs[-1] - self.aucs[(count - 1) // 2], 0.0))
+        gain = max(self.aucs[-1] - self.aucs[count // 2 - 1], 0.0)
+        doublings = min(math.log2(horizon / self.epochs), MAX_DOUBLINGS)
+        return max(self.auc, self.aucs[-1] + gain * DECAY * (1 - DECAY**doublings) / (1 - DECAY))
 
 
 @dataclass
@@ -221,11 +226,11 @@ class Portfolio:
 
     def _paced(self, training: TrainConfig) -> TrainConfig:
         """Return the training with what makes passes quick and decisions frequent, where the user has not decided."""
-        given = {**self.config.train, **self.config.teacher_train}
+        decided = {**self.config.train, **self.config.teacher_train}
         changes: dict[str, Any] = {}
-        if "validations" not in given:
+        if "validations" not in decided:
             changes["validations"] = max(round(len(self.data.train) / VALIDATION_ROWS), 1)
-        if "batch_size" not in given:
+        if "batch_size" not in decided:
             changes["batch_size"] = min(BATCH_FACTOR * training.batch_size, MAX_BATCH)
             if self.config.learning_rate is None and changes["batch_size"] > training.batch_size:
                 changes["learning_rate"] = RATE_FACTOR * training.learning_rate
@@ -343,7 +348,7 @@ class Portfolio:
         if self.journal.best_strength is None:
             raced = [entrant for entrant in entrants if entrant.name in self.journal.standings]
             of_a_kind = [entrant for entrant in raced if entrant.config.model == self.config.teacher_model]
-            best = max(of_a_kind, key=lambda entrant: self.journal.standings[entrant.name].outlook)
+            best = max(of_a_kind, key=lambda entrant: self._outlook(entrant.name))
             self.journal.best_strength = best.name
             self._record()
         return self.entrants[self.journal.best_strength]
@@ -370,17 +375,17 @@ class Portfolio:
         base = getattr(parse_model(kind, self.config.teacher_settings), "dim", None)
         if base is not None and getattr(best.config.model_config, "dim", base) < base:
             wanted.append({"model": kind, "l2": l2, "dim": base})
-        known = self.journal.rounds > 1  # The entrants of a round that is over are those that were in it.
-        affordable = len(wanted) if known else self._affordable()
+        is_over = self.journal.rounds > 1  # The entrants of a round that is over are those that were in it.
+        affordable = len(wanted) if is_over else self._affordable()
         entrants = []
-        for one in wanted:
-            entrant = self._enter(**one)
-            if known and entrant.name not in self.journal.standings:
+        for settings in wanted:
+            entrant = self._enter(**settings)
+            if is_over and entrant.name not in self.journal.standings:
                 continue
-            if known or entrant.name not in self.journal.standings:
+            if is_over or entrant.name not in self.journal.standings:
                 entrants.append(entrant)
         left_out = entrants[affordable:]
-        if left_out and not known:
+        if left_out and not is_over:
             for entrant in left_out:
                 self._give_up(f"a look at {entrant.name}")
         return entrants[:affordable]
@@ -389,7 +394,7 @@ class Portfolio:
         """Return how many models can have a look in the second round."""
         if not self.clock.is_limited:
             return MAX_CHALLENGERS
-        look = LOOK_EPOCHS * self._epoch_seconds()
+        look = max(LOOK_EPOCHS, self._horizon() / 3) * self._epoch_seconds()
         available = self.clock.until(SHARES[1], self.reserve) * self.executor.workers
         return int(available / max(look, 1e-9))
 
@@ -399,9 +404,17 @@ class Portfolio:
         epochs = sum(standing.epochs for standing in self.journal.standings.values())
         return spent / max(epochs, 1e-9)
 
+    def _outlook(self, name: str) -> float:
+        return self.journal.standings[name].outlook(self._horizon())
+
+    def _horizon(self) -> float:
+        """Return how many epochs a student will have time for; infinite without a budget."""
+        seconds = (1 - SHARES[-1]) * self.clock.seconds
+        return seconds / max(self.journal.epoch_seconds, 1e-9)
+
     def _leaders(self, count: int) -> list[Entrant]:
         """Return the best entrants by outlook."""
-        ranked = sorted(self.journal.standings, key=lambda name: -self.journal.standings[name].outlook)
+        ranked = sorted(self.journal.standings, key=lambda name: -self._outlook(name))
         return [self.entrants[name] for name in ranked[:count]]
 
     def _best(self) -> Entrant:
@@ -508,8 +521,8 @@ class Portfolio:
             factors = factors[-1:]
         configs = {}
         for student in self.config.students:
-            given = self.config.model_settings if student == self.config.students[0] else {}
-            settings = self._settings_of(student, given)
+            chosen = self.config.model_settings if student == self.config.students[0] else {}
+            settings = self._settings_of(student, chosen)
             for factor in factors:
                 changes = {"l2": _rounded(like.l2 * factor), "learning_rate": like.learning_rate}
                 base = self._run_config(student, settings, self.student_training.model_copy(update=changes))

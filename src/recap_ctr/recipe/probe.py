@@ -247,6 +247,8 @@ class Race:
     probe_rate: bool = True
     teachers: tuple[Path, ...] = ()
     seconds: float | None = None
+    deadline: float | None = None
+    """The time, of `time.time`, at which every arm ends with what it has."""
     standings: dict[Arm, Standing] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
 
@@ -313,6 +315,7 @@ class Race:
             "device": self.device,
             "out": str(self.out / "arms" / arm.name),
             "teachers": [str(path) for path in self.teachers],
+            "deadline": self.deadline,
         }
 
     def _halve(self, arms: Sequence[Arm]) -> Standing:
@@ -479,6 +482,7 @@ def train_arm(
     device: str,
     out: str,
     teachers: Sequence[str] = (),
+    deadline: float | None = None,
 ) -> dict[str, Any]:
     """Train one arm to the end of epoch `until`, from its saved state. The arguments are plain, for a job."""
     torch.set_num_threads(threads)
@@ -502,6 +506,7 @@ def train_arm(
             device=on,
             targets=targets,
             until=until,
+            deadline=deadline,
         )
         best = trained.history[trained.best_epoch - 1]
         estimator = Estimator(directory.name, best.step)

@@ -4,7 +4,6 @@ Every stage has a directory named after what it was made from. So a changed sett
 and no others, and going back to an earlier setting finds the earlier stages again.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import parse_model, short_name
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe.choice import choose_shipped
+from recap_ctr.recipe.clock import Clock
 from recap_ctr.recipe.config import TEACHER_SEEDS, RecipeConfig, training_of
 from recap_ctr.recipe.probe import FURTHER, Arm, ProbeConfig, ProbeResult, Race
 from recap_ctr.recipe.report import fit_report
@@ -37,6 +37,11 @@ from recap_ctr.training.run import LOGITS, RunConfig, default_threads, epoch_sec
 PLAN = "plan.json"
 MIN_EPOCHS = 6
 PROBE_SHARE = 0.25  # The share of a budget that the probe may take beyond its search for l2.
+SEARCH_SHARE, TEACHERS_SHARE, STUDENT_SHARE = (
+    0.4,
+    0.65,
+    0.92,
+)  # Of a budget, when the probe and the runs must end.
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,13 @@ class StageRunner(Protocol):
         """Find settings by a probe."""
         ...
 
-    def train(self, configs: dict[Path, RunConfig], data: PreparedData, title: str) -> Runs:
-        """Do the runs side by side, each in its directory; read the reports of those that are finished."""
+    def train(
+        self, configs: dict[Path, RunConfig], data: PreparedData, title: str, deadline: float | None = None
+    ) -> Runs:
+        """Do the runs side by side, each in its directory; read the reports of those that are finished.
+
+        At the `deadline`, a time of `time.time`, training ends with what it has.
+        """
         ...
 
     def run(self, jobs: Sequence[Job], title: str) -> list[Any]:
@@ -107,9 +117,13 @@ class Runner:
         """Find settings by a probe."""
         return race.run(self.executor, quiet=self.quiet)
 
-    def train(self, configs: dict[Path, RunConfig], data: PreparedData, title: str) -> Runs:
+    def train(
+        self, configs: dict[Path, RunConfig], data: PreparedData, title: str, deadline: float | None = None
+    ) -> Runs:
         """Do the runs side by side, each in its directory; read the reports of those that are finished."""
-        return run_many(configs, data, title=title, executor=self.executor, quiet=self.quiet)
+        return run_many(
+            configs, data, title=title, executor=self.executor, quiet=self.quiet, deadline=deadline
+        )
 
     def run(self, jobs: Sequence[Job], title: str) -> list[Any]:
         """Run other jobs and return their results in order."""
@@ -133,9 +147,10 @@ class Recipe:
         device: str = "cpu",
         runner: StageRunner | None = None,
         budget: float | None = None,
+        started: float | None = None,
         quiet: bool = False,
     ) -> None:
-        """Check the recipe; `budget` is in minutes, `threads` are those of one run.
+        """Check the recipe; `budget` is in minutes from `started` on, `threads` are those of one run.
 
         Without a `runner`, runs are trained in local processes, as many at a time as there are cores for them.
         """
@@ -146,7 +161,7 @@ class Recipe:
         self.runner = runner or Runner(LocalProcesses(machine.side_by_side(self.threads, device)), quiet)
         self.student_training = training_of(config, len(data.train))
         self.teacher_training = training_of(config, len(data.train), teacher=True)
-        self._started = time.monotonic()
+        self.clock = Clock(budget, started=started)
 
     def say(self, text: str) -> None:
         """Show a message, unless the recipe is quiet."""
@@ -337,13 +352,14 @@ class Recipe:
             probe_rate=probe_rate,
             teachers=teachers,
             seconds=seconds,
+            deadline=self.clock.deadline(self.clock.until(SEARCH_SHARE)),
         )
 
     def _within_budget(self, plan: Plan, result: ProbeResult | None) -> Plan:
         """Fit the plan to the budget: down to half of the epochs, then down to two teachers, then fewer epochs."""
         assert self.budget is not None
         per_epoch = result.seconds_per_epoch if result else epoch_seconds(self._teacher(plan), self.data)
-        left = max(60 * self.budget - (time.monotonic() - self._started), 1.0)
+        left = max(self.clock.until(1.0), 1.0)
         workers = self.runner.workers
         student_waves = -(-len(self.config.students) // workers)
 
@@ -400,9 +416,9 @@ class Recipe:
             plan, self.config.teacher_model, self.teacher_model_config, self.teacher_training
         )
 
-    def train(self, configs: dict[Path, RunConfig], title: str) -> Runs:
-        """Do runs side by side; read the reports of those that are finished."""
-        return self.runner.train(configs, self.data, title)
+    def train(self, configs: dict[Path, RunConfig], title: str, share: float = 1.0) -> Runs:
+        """Do runs side by side, until `share` of the budget is used; read the reports of those that are finished."""
+        return self.runner.train(configs, self.data, title, self.clock.deadline(self.clock.until(share)))
 
     def train_teachers(self, plan: Plan) -> Runs:
         """Train the teachers and write their logit tables; a smaller number takes the first of a larger one."""
@@ -415,7 +431,7 @@ class Recipe:
             for number in range(1, plan.teachers + 1)
         }
         self.say(f"teachers: {plan.teachers} × {self.config.teacher_model}, {self.runner.workers} at a time")
-        return self.train(configs, "teachers")
+        return self.train(configs, "teachers", TEACHERS_SHARE)
 
     def train_references(self) -> tuple[Runs, dict[str, Path]]:
         """Train what the result is compared with, and return the logistic regression's run and all logit tables."""
@@ -458,7 +474,7 @@ class Recipe:
             inputs = config.training_inputs(self.data, self.runner.checksum)
             configs[self.directory(f"student-{short_name(student)}", inputs)] = config
         self.say(f"student: {' and '.join(self.config.students)}, taught by {len(teachers)} teachers")
-        return self.train(configs, "student")
+        return self.train(configs, "student", STUDENT_SHARE)
 
     def student_l2(self, plan: Plan, student: str, model_config: Frozen, teachers: Sequence[Path]) -> float:
         """Return the regulariser of a taught student: the teachers' or a weaker one, as validation says."""
