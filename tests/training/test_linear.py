@@ -14,7 +14,7 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
 from recap_ctr.models.catalogue import parse_model
-from recap_ctr.training.linear import design_matrix, fit_logistic, train_linear
+from recap_ctr.training.linear import STRENGTHS, design_matrix, fit_logistic, train_linear
 from recap_ctr.training.run import RunConfig, run
 
 
@@ -66,3 +66,9 @@ def test_a_convex_run_is_a_run_like_any_other(prepared: PreparedData, tmp_path: 
 def test_other_models_are_not_convex() -> None:
     with pytest.raises(InputError, match="the loss of fcn is not"):
         RunConfig("fcn", parse_model("fcn", {}), TrainConfig(update="convex"))
+
+
+def test_at_a_deadline_it_ends_with_the_weights_that_it_has(prepared: PreparedData) -> None:
+    cut, whole = fit_logistic(prepared, deadline=1.0), fit_logistic(prepared)
+    assert cut.steps == 1 and cut.strength == STRENGTHS[0] and whole.steps > 1
+    assert np.isfinite(cut.weights_V).all() and cut.valid_logloss > whole.valid_logloss

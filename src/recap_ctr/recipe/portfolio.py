@@ -57,6 +57,9 @@ WIDE_DIM = 8  # Of vectors, where many fields make the towers' matrices large: a
 VALIDATION_ROWS = 250_000  # An epoch of more rows is validated several times.
 EPOCHS = (8, 8, 16, None)  # Of the four rounds, where there is no budget.
 SHARES = (0.25, 0.45, 0.55, 0.62)  # Of the budget, at the end of each round.
+TYPICAL_EPOCHS = (
+    260  # Of all models together, without a budget: most stop before they have had all of theirs.
+)
 REFERENCE_SHARE = 0.1
 LOOK_EPOCHS = (
     2.0  # A model that can't have as many, or a third of a student's, in its first round is left out.
@@ -103,7 +106,8 @@ class Standing:
             return self.auc
         gain = max(self.aucs[-1] - self.aucs[count // 2 - 1], 0.0)
         doublings = min(math.log2(horizon / self.epochs), MAX_DOUBLINGS)
-        return max(self.auc, self.aucs[-1] + gain * DECAY * (1 - DECAY**doublings) / (1 - DECAY))
+        further = DECAY * (1 - math.pow(DECAY, doublings)) / (1 - DECAY)
+        return max(self.auc, self.aucs[-1] + further * gain)
 
 
 @dataclass
@@ -200,7 +204,7 @@ class Portfolio:
     def run(self) -> FitReport:
         """Do all stages, ship the best model, and return the report. Interrupted, ship the best so far."""
         self.out.mkdir(parents=True, exist_ok=True)
-        with locked(self.out), overall("fit", lambda: (self.clock.taken, self.clock.seconds)), brief():
+        with locked(self.out), overall("fit", self._time), brief():
             try:
                 return self._run()
             except KeyboardInterrupt:
@@ -208,6 +212,13 @@ class Portfolio:
                     self.say("interrupted: packing the best so far; the same command goes on from here")
                     self._finish({}, self._pack([self._best()] if self.journal.standings else []), None)
                 raise
+
+    def _time(self) -> tuple[float, float]:
+        """Return the seconds that the fit has taken, and those that it will take: its budget, or an estimate."""
+        if self.clock.is_limited or not self.journal.epoch_seconds:
+            return self.clock.taken, self.clock.seconds
+        epochs = TYPICAL_EPOCHS * self.journal.epoch_seconds / self.executor.workers
+        return self.clock.taken, max(epochs, self.clock.taken)
 
     def _run(self) -> FitReport:
         self._train_references()
@@ -305,6 +316,11 @@ class Portfolio:
         self.linear = {directory: parse_report(result)}
         if not self.journal.epoch_seconds:
             self.journal.epoch_seconds = rest[-1]
+            total = self._time()[1]
+            self.say(
+                f"time: {self.journal.epoch_seconds:.1f} s an epoch, {self.executor.workers} runs at a time;"
+                f" {'' if self.clock.is_limited else 'about '}{total / 60:.1f} minutes in all"
+            )
         self._note_packing(self.linear)
         self._ship_best(self.linear)
         self._record()
@@ -545,7 +561,7 @@ class Portfolio:
         )
 
     def _best_training(self) -> TrainConfig:
-        """Return the training of the best entrant of the teachers' kind; as configured if there was no race."""
+        """Return the training of the most promising entrant of the teachers' kind; as configured without a race."""
         of_a_kind = [
             entrant
             for entrant in self.entrants.values()
@@ -553,7 +569,7 @@ class Portfolio:
         ]
         if not of_a_kind:
             return self._first_run().train
-        return max(of_a_kind, key=lambda entrant: self.journal.standings[entrant.name].auc).config.train
+        return max(of_a_kind, key=lambda entrant: self._outlook(entrant.name)).config.train
 
     def _has_time_for_a_student(self) -> bool:
         if self.journal.taken is not None:

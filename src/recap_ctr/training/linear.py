@@ -98,7 +98,7 @@ def fit_logistic(
 ) -> LinearFit:
     """Fit a logistic regression with the strength that has the lowest logloss on the validation rows.
 
-    After the `deadline`, a time of `time.time`, no further strength is tried.
+    At the `deadline`, a time of `time.time`, it ends with the weights that it has.
     """
     train = _sample(data.train, max_entries // data.layout.num_columns, seed)
     problem = _Problem(design_matrix(train, data.layout), train)
@@ -107,7 +107,7 @@ def fit_logistic(
     best: LinearFit | None = None
     worse = 0
     for strength in strengths:
-        solution = problem.solve(strength, solution)
+        solution = problem.solve(strength, solution, deadline)
         logits = valid @ solution[:-1] + solution[-1]
         loss = metrics.logloss(labels, logits, masses)
         if best is None or loss < best.valid_logloss:
@@ -161,8 +161,8 @@ class _Problem:
         logits = self._matrix @ solution[:-1] + solution[-1]
         return float(np.average(metrics.softplus(logits) - self._labels * logits, weights=self._masses))
 
-    def solve(self, strength: float, start: Floats) -> Floats:
-        """Return the weights and bias that minimise the loss plus strength / 2 · ||weights||²."""
+    def solve(self, strength: float, start: Floats, deadline: float | None = None) -> Floats:
+        """Return the weights and bias that minimise the loss plus strength / 2 · ||weights||²; in time if need be."""
         scale = 1 / np.sqrt(self._curvature + strength)
         total = self._masses.sum()
 
@@ -174,11 +174,16 @@ class _Problem:
             gradient = np.append(self._transposed @ residuals + strength * weights, residuals.sum())
             return float(loss + strength / 2 * weights @ weights) / total, gradient * scale / total
 
+        def stop_in_time(_: Floats) -> None:
+            if deadline is not None and time.time() > deadline:
+                raise StopIteration
+
         result = optimize.minimize(
             loss_and_gradient,
             start / scale,
             jac=True,
             method="L-BFGS-B",
+            callback=stop_in_time,
             options={"maxiter": MAX_STEPS, "ftol": TOLERANCE, "gtol": 0.0},
         )
         self.steps += int(result.nit)
