@@ -56,7 +56,7 @@ BATCH_FACTOR, RATE_FACTOR = 4, 2.0
 WIDE_DIM = 8  # Of vectors, where many fields make the towers' matrices large: a quarter of the work of 16.
 VALIDATION_ROWS = 250_000  # An epoch of more rows is validated several times.
 EPOCHS = (8, 8, 16, None)  # Of the four rounds, where there is no budget.
-SHARES = (0.25, 0.45, 0.55, 0.62)  # Of the budget, at the end of each round.
+SHARES = (0.2, 0.4, 0.5, 0.58)  # Of the time that is left after the references, at the end of each round.
 TYPICAL_EPOCHS = (
     260  # Of all models together, without a budget: most stop before they have had all of theirs.
 )
@@ -122,6 +122,8 @@ class Journal:
     given_up: list[str] = field(default_factory=list)
     epoch_seconds: float = 0.0
     """Seconds of an epoch of the first model, measured before the race."""
+    race_began: float | None = None
+    """Seconds that were spent when the race began."""
     taken: float | None = None
     """Seconds that the fit took, once it is finished."""
 
@@ -329,6 +331,8 @@ class Portfolio:
 
     def _race(self) -> None:
         """Race strengths of the regulariser, then kinds of models and other settings, then the best of them."""
+        if self.journal.race_began is None:
+            self.journal.race_began = self.clock.taken
         if self._epochs_in_budget() < RACE_EPOCHS:
             self._give_up("the race: the student learns from the references")
             return
@@ -411,7 +415,7 @@ class Portfolio:
         if not self.clock.is_limited:
             return MAX_CHALLENGERS
         look = max(LOOK_EPOCHS, self._horizon() / 3) * self._epoch_seconds()
-        available = self.clock.until(SHARES[1], self.reserve) * self.executor.workers
+        available = self._until_end_of_round(1) * self.executor.workers
         return int(available / max(look, 1e-9))
 
     def _epoch_seconds(self) -> float:
@@ -425,7 +429,7 @@ class Portfolio:
 
     def _horizon(self) -> float:
         """Return how many epochs a student will have time for; infinite without a budget."""
-        seconds = (1 - SHARES[-1]) * self.clock.seconds
+        seconds = (1 - SHARES[-1]) * (self.clock.seconds - (self.journal.race_began or 0.0))
         return seconds / max(self.journal.epoch_seconds, 1e-9)
 
     def _leaders(self, count: int) -> list[Entrant]:
@@ -443,6 +447,12 @@ class Portfolio:
         """Return the seconds to keep for packing and for the report."""
         return 2 * self.pack_seconds + REPORT_SECONDS
 
+    def _until_end_of_round(self, number: int) -> float:
+        """Return the seconds until a round must end; infinite without a budget."""
+        began = self.journal.race_began or 0.0
+        share = SHARES[number] + (1 - SHARES[number]) * began / self.clock.seconds
+        return self.clock.until(share, self.reserve)
+
     def _round(self, number: int, entrants: Sequence[Entrant], title: str) -> None:
         """Train all entrants for the same time, or to the same epoch, unless that was done before."""
         if self.journal.rounds > number:
@@ -453,7 +463,7 @@ class Portfolio:
             if entrant.name not in self.journal.standings or not self.journal.standings[entrant.name].finished
         ]
         waves = -(-len(live) // self.executor.workers)
-        seconds = self.clock.until(SHARES[number], self.reserve) / max(waves, 1)
+        seconds = self._until_end_of_round(number) / max(waves, 1)
         if live and seconds > 0:
             jobs = [Job(entrant.name, train_slice, self._slice(entrant, number, seconds)) for entrant in live]
 
