@@ -136,6 +136,20 @@ def test_interrupted_it_ships_the_best_so_far_and_goes_on_to_the_same_end(
     assert [arm.auc for arm in finished.arms] == [arm.auc for arm in done[1].arms]
 
 
+def test_interrupted_within_a_budget_the_race_is_not_lost(prepared: PreparedData, tmp_path: Path) -> None:
+    out, executor = tmp_path / "fit", Interrupting()
+    Interrupting.text = "student-recap"
+    with pytest.raises(KeyboardInterrupt):
+        portfolio(prepared, out, executor=executor, budget=0.2).run()
+    so_far = read_report(out)
+    time.sleep(5)
+    report = portfolio(prepared, out, executor=executor, budget=0.2).run()
+    assert isinstance(so_far, FitReport) and [arm.name for arm in report.arms] == [
+        arm.name for arm in so_far.arms
+    ]
+    assert report.students and report.plan["taken"] < 1.3 * 12
+
+
 def test_a_slow_starter_stays_in_the_race_if_there_is_time() -> None:
     fast = Standing([0.70, 0.71, 0.712, 0.713], [0.6] * 4, 4, 1.0, finished=False)
     slow = Standing([0.60, 0.65, 0.68, 0.70], [0.6] * 4, 4, 1.0, finished=False)

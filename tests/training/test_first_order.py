@@ -15,6 +15,7 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import count_parameters, parse_model
 from recap_ctr.models.recap import Recap, RecapConfig
+from recap_ctr.training import first_order
 from recap_ctr.training.first_order import fit_mixture, with_first_order
 from recap_ctr.training.parallel import run_and_write_logits
 from recap_ctr.training.references import CONVERGED
@@ -98,3 +99,19 @@ def test_a_run_ships_it_and_its_size_is_counted(
     assert report.parameters > plain and packed.manifest["parameters"] == report.parameters
     without = replace(config, first_order=None)
     assert run(without, prepared, tmp_path / "run", quiet=True).first_order is None
+
+
+def test_the_gain_is_against_the_calibrated_towers_alone(
+    prepared: PreparedData, linear_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = np.asarray(prepared.valid.labels, np.float64)
+    towers = 2 * (labels - 0.5) + np.random.default_rng(1).normal(size=len(labels))
+    monkeypatch.setattr(first_order, "predict", lambda *_: towers.astype(np.float32))
+    config = RecapConfig(dim=4, depth=2, train_depths=(2,), depth_weights=(1.0,), num_adapters=4)
+    _, gain = with_first_order(Recap(config, prepared.layout), linear_run, prepared, CPU)
+    regression = predict(load_artifact(linear_run / "artifact").model, prepared.valid, CPU)
+    best = [
+        metrics.logloss(labels, fit_mixture(labels, towers, other).logits(towers, other))
+        for other in (np.zeros(len(labels)), regression.astype(np.float64))
+    ]
+    assert gain.logloss == pytest.approx(best[0] - best[1], abs=1e-5)

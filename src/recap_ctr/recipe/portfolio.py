@@ -333,7 +333,7 @@ class Portfolio:
         """Race strengths of the regulariser, then kinds of models and other settings, then the best of them."""
         if self.journal.race_began is None:
             self.journal.race_began = self.clock.taken
-        if self._epochs_in_budget() < RACE_EPOCHS:
+        if not self.journal.standings and self._epochs_in_budget() < RACE_EPOCHS:
             self._give_up("the race: the student learns from the references")
             return
         kind, rows = self.config.teacher_model, len(self.data.train)

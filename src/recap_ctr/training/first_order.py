@@ -4,7 +4,7 @@ The two err differently: the towers learn what fields do together, and a converg
 them does alone. Their weighted sum is one model, larger by one number for each value of a field.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +81,7 @@ def with_first_order(
     labels = np.asarray(valid.labels)
     columns = labels[first], towers_N[first], linear_N[first], part(valid.weights, first)
     together = fit_mixture(*columns)
-    alone = fit_mixture(columns[0], columns[1], np.zeros(len(first)), columns[3])
+    alone = replace(fit_mixture(columns[0], columns[1], np.zeros(len(first)), columns[3]), linear=0.0)
     losses = [
         metrics.logloss(
             labels[second], mixture.logits(towers_N, linear_N)[second], part(valid.weights, second)
