@@ -28,7 +28,7 @@ from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.evaluation import metrics
 from recap_ctr.jobs import machine
 from recap_ctr.training.linear import design_matrix, fit_logistic
-from recap_ctr.training.trees import fit_trees
+from recap_ctr.training.trees import TreeColumns, fit_trees
 
 RESULTS = Path(__file__).parent / "results"
 Floats = npt.NDArray[np.float64]
@@ -87,14 +87,19 @@ def tree_logits(data: PreparedData) -> Floats:
 
 
 def catboost_logits(data: PreparedData) -> Floats:
-    """Train CatBoost on the ids as categories, until the validation logloss has not improved for 50 rounds."""
+    """Train CatBoost on categories and numbers, until the validation logloss has not improved for 50 rounds."""
     import catboost
+    import pandas as pd
+
+    columns = TreeColumns(data)
 
     def pool(shard: Shard) -> Any:
+        frame = pd.DataFrame(columns.of(shard))
+        frame = frame.astype(dict.fromkeys(columns.categories, "int32"))
         return catboost.Pool(
-            np.asarray(shard.ids, np.int32),
+            frame,
             np.asarray(shard.labels, np.int32),
-            cat_features=list(range(data.layout.num_columns)),
+            cat_features=columns.categories,
             weight=shard.weights,
         )
 

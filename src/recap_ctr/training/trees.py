@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
-from recap_ctr.data.layout import Layout
 from recap_ctr.data.shards import PreparedData, Shard
 
 Floats = npt.NDArray[np.float64]
@@ -29,16 +29,56 @@ def is_installed() -> bool:
     return find_spec("lightgbm") is not None
 
 
+class TreeColumns:
+    """The encoded rows as trees take them: ids of categories, numbers, and the order of numbers cut at quantiles."""
+
+    def __init__(self, data: PreparedData) -> None:
+        """Learn from the encoder which columns have an order."""
+        self._layout = data.layout
+        fitted_fields = {fitted.field.name: fitted for fitted in data.encoder.fields}
+        self._ranks: dict[int, Floats] = {}
+        """By column, the bucket number of each id within its field; NaN for missing and unseen ones."""
+        for field in data.layout.fields:
+            fitted = fitted_fields[field.name]
+            if fitted.field.kind == "numeric" and fitted.field.transform == "quantiles":
+                buckets = fitted.values.cast(pl.Float64).to_numpy()
+                self._ranks[field.start] = np.concatenate([[np.nan], buckets, [np.nan]])
+
+    @property
+    def categories(self) -> list[int]:
+        """Return the columns whose numbers have no order."""
+        return [
+            column
+            for field in self._layout.fields
+            if field.value_column is None and field.start not in self._ranks
+            for column in range(field.start, field.start + field.width)
+        ]
+
+    def of(self, shard: Shard) -> npt.NDArray[np.float32]:
+        """Return one column per id column."""
+        columns = np.array(shard.ids, np.float32)
+        for field in self._layout.fields:
+            ids = np.asarray(shard.ids)[:, field.start]
+            if field.value_column is not None:
+                is_missing = ids != field.offset + 1
+                columns[:, field.start] = np.where(is_missing, np.nan, shard.values[:, field.value_column])
+            elif field.start in self._ranks:
+                columns[:, field.start] = self._ranks[field.start][ids - field.offset]
+            else:
+                columns[:, field.start : field.start + field.width] -= field.offset
+        return columns
+
+
 @dataclass(frozen=True, eq=False)
 class TreeFit:
     """Boosted trees, kept up to the round that was best on validation."""
 
-    layout: Layout
+    columns: TreeColumns
     booster: Any
 
     def logits(self, shard: Shard) -> Floats:
         """Return one logit per row."""
-        return np.asarray(self.booster.predict(_features(shard, self.layout), raw_score=True))
+        return np.asarray(self.booster.predict(self.columns.of(shard), raw_score=True))
 
 
 def fit_trees(
@@ -54,21 +94,14 @@ def fit_trees(
         if deadline is not None and time.time() > deadline:
             raise lightgbm.callback.EarlyStopException(state.iteration, state.evaluation_result_list)
 
-    categories = [
-        column
-        for field in data.layout.fields
-        if field.value_column is None
-        for column in range(field.start, field.start + field.width)
-    ]
+    columns = TreeColumns(data)
     train = lightgbm.Dataset(
-        _features(data.train, data.layout),
+        columns.of(data.train),
         data.train.labels,
         weight=data.train.weights,
-        categorical_feature=categories,
+        categorical_feature=columns.categories,
     )
-    valid = train.create_valid(
-        _features(data.valid, data.layout), data.valid.labels, weight=data.valid.weights
-    )
+    valid = train.create_valid(columns.of(data.valid), data.valid.labels, weight=data.valid.weights)
     booster = lightgbm.train(
         {**SETTINGS, "num_threads": threads, "seed": seed},
         train,
@@ -76,16 +109,4 @@ def fit_trees(
         valid_sets=[valid],
         callbacks=[lightgbm.early_stopping(STOP_AFTER, verbose=False), stop_in_time],
     )
-    return TreeFit(data.layout, booster)
-
-
-def _features(shard: Shard, layout: Layout) -> npt.NDArray[np.float32]:
-    """Return one column per id column: the id within its field, or the number of a numeric field."""
-    columns = np.array(shard.ids, np.float32)
-    for field in layout.fields:
-        if field.value_column is not None:
-            is_missing = np.asarray(shard.ids)[:, field.start] != field.offset + 1
-            columns[:, field.start] = np.where(is_missing, np.nan, shard.values[:, field.value_column])
-        else:
-            columns[:, field.start : field.start + field.width] -= field.offset
-    return columns
+    return TreeFit(columns, booster)

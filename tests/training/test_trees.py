@@ -1,0 +1,49 @@
+"""The columns that trees are given: categories without an order, numbers with theirs."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from recap_ctr.data.prepare import Preparation, write_prepared_data
+from recap_ctr.data.source import FrameSource
+from recap_ctr.schema import Field, Schema
+from recap_ctr.training.trees import TreeColumns, fit_trees
+
+
+@pytest.fixture(scope="module")
+def rows() -> pl.DataFrame:
+    rng = np.random.default_rng(0)
+    price = rng.lognormal(size=4_000).round(3)
+    clicks = rng.random(4_000) < np.where((price > 0.6) & (price < 1.5), 0.7, 0.1)
+    holes = pl.Series(price).set(pl.Series(rng.random(4_000) < 0.1), None)
+    site = [f"s{value}" for value in rng.integers(0, 30, 4_000)]
+    return pl.DataFrame({"click": clicks.astype(int), "site": site, "price": holes, "size": price})
+
+
+def test_buckets_of_a_number_keep_their_order(rows: pl.DataFrame, tmp_path: Path) -> None:
+    fields = (
+        Field(name="site", kind="categorical"),
+        Field(name="price", kind="numeric", transform="quantiles"),
+        Field(name="size", kind="numeric", transform="value"),
+    )
+    preparation = Preparation(Schema(label="click", fields=fields), {"all": FrameSource(rows)})
+    data, _ = write_prepared_data(preparation, tmp_path / "data", quiet=True)
+    columns = TreeColumns(data)
+    assert columns.categories == [0]
+    table, raw = columns.of(data.train), rows["price"].to_numpy()[data.train.rows]
+    assert (np.isnan(table[:, 1]) >= np.isnan(raw)).all() and np.isnan(raw).any()
+    present = ~np.isnan(table[:, 1])
+    order = np.argsort(raw[present])
+    assert (np.diff(table[present, 1][order]) >= 0).all()
+    assert np.corrcoef(table[:, 2], rows["size"].to_numpy()[data.train.rows])[0, 1] > 0.999
+
+
+def test_a_deadline_keeps_the_rounds_so_far(rows: pl.DataFrame, tmp_path: Path) -> None:
+    schema = Schema(label="click", fields=(Field(name="price", kind="numeric", transform="quantiles"),))
+    data, _ = write_prepared_data(
+        Preparation(schema, {"all": FrameSource(rows)}), tmp_path / "data", quiet=True
+    )
+    assert fit_trees(data, deadline=1.0).booster.best_iteration == 1
+    assert fit_trees(data).booster.best_iteration > 1
