@@ -242,7 +242,25 @@ def fits() -> list[str]:
     return [*lines, "", "Leads are paired, in points of AUC, ± half of the 95 % interval. " + " ".join(notes)]
 
 
+def budgets() -> list[str]:
+    """Return what budgets were asked for, and what was taken."""
+    measured = load(HERE / "fits" / "budgets.json")
+    lines = ["| log | asked | taken, minutes | shipped | test AUC | given up |", "|---|---|---|---|---|---|"]
+    for name, fitted in measured["fits"].items():
+        rows, asked = name.split(", ")
+        lines.append(
+            f"| {int(rows.split()[0]):,} rows | {asked} | {fitted['minutes']:.2f} | {fitted['model']}"
+            f" | {100 * fitted['auc']:.2f} | {', '.join(fitted['given_up'])} |"
+        )
+    return [
+        *lines,
+        "",
+        f"{measured['machine']['processor']}, {measured['machine']['cores']} cores, {measured['date']}.",
+    ]
+
+
 BLOCKS = {
+    "budgets": (DOCS / "results.md", budgets),
     "fits": (DOCS / "results.md", fits),
     "headline": (README, headline),
     "results": (DOCS / "results.md", results),

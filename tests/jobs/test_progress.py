@@ -1,9 +1,13 @@
 """What several boards show as parts of one whole."""
 
+import io
 import math
+import re
+import sys
 import time
 
 import pytest
+from rich.console import Console
 
 from recap_ctr.jobs import progress
 from recap_ctr.jobs.progress import board, overall
@@ -34,3 +38,23 @@ def test_it_is_said_every_ten_seconds_at_most(capsys: pytest.CaptureFixture[str]
         for _ in range(100):
             shown.receive("fcn", event)
     assert capsys.readouterr().err == ""
+
+
+def test_on_a_narrow_terminal_every_task_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    event = {
+        "kind": "progress",
+        "done": 3,
+        "total": 9,
+        "note": "epoch 3, 28,046 rows/s, valid AUC " + "0" * 60,
+    }
+    with overall("fit", lambda: (65.0, 600.0)), board("race of models", 9) as shown:
+        shown.receive("fcn l2=0.00208 rate=0.004", event)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", screen.getvalue().replace("\r", "\n"))
+    lines = [line for line in text.split("\n") if line.strip()]
+    assert max(map(len, lines)) <= 80
+    assert any("fit" in line and "1:05 of 10:00, 8:55 left" in line for line in lines)
+    assert any("fcn l2=0.00208 rate=0.004" in line and "epoch 3" in line for line in lines)

@@ -9,14 +9,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 PLAIN_SECONDS = 10.0
 SEND_SECONDS = 0.3
-_COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    TextColumn("{task.fields[note]}"),
-    TimeRemainingColumn(),
+_COLUMNS = (  # The note is cut where a terminal is narrow, so that every task has one line.
+    TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+    BarColumn(bar_width=16),
+    TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+    TimeRemainingColumn(compact=True),
 )
 Send = Callable[[dict[str, Any]], None]
 """What takes progress and messages as events, which JSON can hold."""
@@ -89,7 +90,7 @@ class Meter:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         if not quiet and _send is None and sys.stderr.isatty():
-            self._bar = Progress(*_COLUMNS, console=Console(stderr=True), transient=True)
+            self._bar = Progress(*_COLUMNS, console=Console(stderr=True), transient=True, expand=True)
             self._task = self._bar.add_task(title, total=total, note="")
             self._bar.start()
 
@@ -155,7 +156,7 @@ class Board:
         self._bars: Progress | None = None
         self._whole: TaskID | None = None
         if not quiet and _send is None and sys.stderr.isatty():
-            self._bars = Progress(*_COLUMNS, console=Console(stderr=True), transient=True)
+            self._bars = Progress(*_COLUMNS, console=Console(stderr=True), transient=True, expand=True)
             if _overall is not None:
                 taken, total = _overall.seconds()
                 seconds = total if math.isfinite(total) else None
