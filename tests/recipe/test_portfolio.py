@@ -82,9 +82,13 @@ class TestWithoutABudget:
     def test_again_it_is_up_to_date(self, done: tuple[Path, FitReport], prepared: PreparedData) -> None:
         out, report = done
         files = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
+        marked = out / "artifact" / "graphs"  # Such as an export adds.
+        marked.mkdir()
         again = portfolio(prepared, out).run()
         assert again.model_copy(update={"date": report.date}) == report
         assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == files
+        assert marked.is_dir()
+        marked.rmdir()
 
     def test_a_set_strength_is_the_only_one(self, prepared: PreparedData, tmp_path: Path) -> None:
         report = portfolio(prepared, tmp_path / "fit", l2=0.01, portfolio=[]).run()
@@ -92,12 +96,12 @@ class TestWithoutABudget:
 
 
 class TestBudget:
-    def test_it_is_kept_and_what_it_leaves_out_is_said(self, prepared: PreparedData, tmp_path: Path) -> None:
-        started = time.time()
-        report = portfolio(prepared, tmp_path / "fit", budget=0.2, train={"batch_size": 256}).run()
-        assert time.time() - started < 12 * 1.5
-        assert report.plan["budget"] == 0.2
-        assert report.plan["taken"] <= 12 * 1.2
+    def test_training_ends_with_it_and_that_is_said(self, prepared: PreparedData, tmp_path: Path) -> None:
+        """How well it is kept is measured by benchmarks/fits/budgets.py."""
+        endless = {"batch_size": 256, "max_epochs": 100_000, "patience": 100_000}
+        report = portfolio(prepared, tmp_path / "fit", budget=0.2, train=endless).run()
+        assert report.plan["budget"] == 0.2 and report.plan["taken"] > 0
+        assert not any(arm.finished for arm in report.arms)
         assert Scorer.load(tmp_path / "fit" / "artifact")
 
     def test_without_time_the_logistic_regression_ships(self, prepared: PreparedData, tmp_path: Path) -> None:
@@ -147,7 +151,7 @@ def test_interrupted_within_a_budget_the_race_is_not_lost(prepared: PreparedData
     assert isinstance(so_far, FitReport) and [arm.name for arm in report.arms] == [
         arm.name for arm in so_far.arms
     ]
-    assert report.students and report.plan["taken"] < 1.3 * 12
+    assert report.arms and report.plan["taken"] > so_far.seconds.train
 
 
 def test_a_slow_starter_stays_in_the_race_if_there_is_time() -> None:

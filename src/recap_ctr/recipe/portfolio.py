@@ -28,14 +28,14 @@ from recap_ctr.jobs import machine
 from recap_ctr.jobs.executor import Executor, Job
 from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.jobs.progress import brief, overall, say
-from recap_ctr.models.catalogue import parse_model
+from recap_ctr.models.catalogue import parse_model, short_name
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe.choice import choose_shipped
 from recap_ctr.recipe.clock import Clock
 from recap_ctr.recipe.config import MAX_BATCH, TEACHER_SEEDS, RecipeConfig, training_of
 from recap_ctr.recipe.report import portfolio_report
 from recap_ctr.recipe.selection import Selection, select_members
-from recap_ctr.recipe.ship import ship
+from recap_ctr.recipe.ship import ship, shipped_auc
 from recap_ctr.storage.files import read_json, write_json
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
@@ -57,13 +57,9 @@ WIDE_DIM = 8  # Of vectors, where many fields make the towers' matrices large: a
 VALIDATION_ROWS = 250_000  # An epoch of more rows is validated several times.
 EPOCHS = (8, 8, 16, None)  # Of the four rounds, where there is no budget.
 SHARES = (0.2, 0.4, 0.5, 0.58)  # Of the time that is left after the references, at the end of each round.
-TYPICAL_EPOCHS = (
-    260  # Of all models together, without a budget: most stop before they have had all of theirs.
-)
+TYPICAL_EPOCHS = 260  # Of all models together, without a budget: most stop early.
 REFERENCE_SHARE = 0.1
-LOOK_EPOCHS = (
-    2.0  # A model that can't have as many, or a third of a student's, in its first round is left out.
-)
+LOOK_EPOCHS = 2.0  # A model without time for as many, or for a third of a student's, is left out.
 DECAY, MAX_DOUBLINGS = 0.6, 3.0
 MIN_STUDENT_EPOCHS = 2.0
 MAX_CHALLENGERS = 12
@@ -271,7 +267,7 @@ class Portfolio:
         )
 
     def _path_of(self, name: str, config: RunConfig) -> Path:
-        return self.out / f"{name}-{fingerprint(config.training_inputs(self.data))[:10]}"
+        return self.out / f"{short_name(name)}-{fingerprint(config.training_inputs(self.data))[:10]}"
 
     def _enter(self, model: str, l2: float, rate_factor: float = 1.0, dim: int | None = None) -> Entrant:
         """Add a model to the race, with its run."""
@@ -295,11 +291,13 @@ class Portfolio:
         """Train what the result is compared with; the logistic regression is the first model that is shipped."""
         deadline = self.clock.deadline(max(REFERENCE_SHARE * self.clock.seconds, 1.0))
         config = self._run_config("lr", {}, CONVERGED)
-        directory = self._path_of("lr", config)
+        # References that a budget has cut must not be taken for those of a longer fit.
+        suffix = "" if self.budget is None else f"-{self.budget:g}"
+        directory = self._path_of(f"lr{suffix}", config)
         self.references = {LOGISTIC: directory / LOGITS}
         jobs = []
         if trees.is_installed():
-            self.references[TREES] = self.out / f"lightgbm-{self.data.fingerprint[:10]}"
+            self.references[TREES] = self.out / f"lightgbm{suffix}-{self.data.fingerprint[:10]}"
             arguments = {
                 "data": str(self.data.path),
                 "out": str(self.references[TREES]),
@@ -323,6 +321,8 @@ class Portfolio:
                 f"time: {self.journal.epoch_seconds:.1f} s an epoch, {self.executor.workers} runs at a time;"
                 f" {'' if self.clock.is_limited else 'about '}{total / 60:.1f} minutes in all"
             )
+        if deadline is not None and time.time() > deadline:
+            self._give_up("training the references to their end")
         self._note_packing(self.linear)
         self._ship_best(self.linear)
         self._record()
@@ -590,8 +590,10 @@ class Portfolio:
     # What is shipped.
 
     def _ship_best(self, runs: Runs) -> None:
-        """Ship the best of the runs on validation rows, which is better than nothing if the fit ends here."""
-        ship(max(runs, key=lambda path: runs[path].metrics.valid.raw.auc), self.out)
+        """Ship the best of the runs on validation rows, unless a better model of the same data is shipped already."""
+        best = max(runs, key=lambda path: runs[path].metrics.valid.raw.auc)
+        if runs[best].metrics.valid.raw.auc > shipped_auc(self.out, self.data):
+            ship(best, self.out)
 
     def _give_up(self, what: str) -> None:
         """Note what there is no time for."""
