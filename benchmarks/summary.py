@@ -244,6 +244,8 @@ def fits() -> list[str]:
 
 def budgets() -> list[str]:
     """Return what budgets were asked for, and what was taken."""
+    if not (HERE / "fits" / "budgets.json").is_file():
+        return ["Not measured yet."]
     measured = load(HERE / "fits" / "budgets.json")
     lines = ["| log | asked | taken, minutes | shipped | test AUC | given up |", "|---|---|---|---|---|---|"]
     for name, fitted in measured["fits"].items():

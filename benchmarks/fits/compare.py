@@ -123,11 +123,11 @@ RIVALS: dict[str, Callable[[PreparedData], Floats]] = {
 }
 
 
-def rival_logits(data: PreparedData, work: Path, results: dict[str, Any]) -> dict[str, Floats]:
+def rival_logits(table: str, data: PreparedData, work: Path, results: dict[str, Any]) -> dict[str, Floats]:
     """Return the rivals' logits of the test rows, trained once for each table."""
     logits = {}
     for name, train in RIVALS.items():
-        file = work / f"{data.name}-{name.replace(' ', '-')}.npy"
+        file = work / f"{table}-{name.replace(' ', '-')}.npy"
         if not file.is_file():
             try:
                 before, started = cpu_seconds(), time.monotonic()
@@ -180,7 +180,7 @@ def main() -> None:
         scored = np.asarray(LogitTable(tables / "test").logits_NM[:, 0], np.float64)
         labels, weights = data.test.labels, data.test.weights
         leads = {}
-        for name, rival in rival_logits(data, arguments.work, results).items():
+        for name, rival in rival_logits(arguments.data, data, arguments.work, results).items():
             lead = metrics.auc_difference(labels, scored, rival, weights)
             leads[name] = {"auc": lead.difference, "error": lead.standard_error}
         raw = report.metrics.on("test").raw
