@@ -12,6 +12,8 @@ import recap_ctr
 from recap_ctr.jobs.executor import InThisProcess
 from tests.conftest import Recap
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1}
 TINY = {
     "model": "fcn",
@@ -43,7 +45,6 @@ def fitted(table: pl.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> rec
     )
 
 
-@pytest.mark.slow
 def test_fit_gives_a_model_a_report_and_a_page(fitted: recap_ctr.FitResult) -> None:
     assert isinstance(fitted.report, recap_ctr.FitReport)
     assert len(fitted.report.teacher_runs) == 2
@@ -53,7 +54,6 @@ def test_fit_gives_a_model_a_report_and_a_page(fitted: recap_ctr.FitResult) -> N
     assert isinstance(fitted.load(), recap_ctr.Scorer)
 
 
-@pytest.mark.slow
 def test_a_file_and_a_frame_give_the_same_model(
     fitted: recap_ctr.FitResult, table: pl.DataFrame, csv: Path, tmp_path: Path
 ) -> None:
@@ -73,7 +73,6 @@ def test_a_file_and_a_frame_give_the_same_model(
     np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.slow
 def test_what_was_prepared_is_fitted_without_preparing_it_again(csv: Path, tmp_path: Path) -> None:
     data = recap_ctr.prepare(csv, label="click", out=tmp_path / "data")
 
@@ -93,7 +92,6 @@ def test_what_was_prepared_is_fitted_without_preparing_it_again(csv: Path, tmp_p
 # Prepare.
 
 
-@pytest.mark.slow
 def test_prepare_takes_files_and_frames(table: pl.DataFrame, csv: Path, tmp_path: Path) -> None:
     tables: dict[str, Any] = {
         "file": csv,
@@ -143,7 +141,6 @@ def test_prepare_splits_in_every_way(
     assert sizes == [[500, 500, 0], [600, 300, 100], [700, 300, 0]]
 
 
-@pytest.mark.slow
 def test_prepare_replaces_other_data_only_by_force(table: pl.DataFrame, tmp_path: Path) -> None:
     first = recap_ctr.prepare(table, label="click", out=tmp_path / "data")
     again = recap_ctr.prepare(table, label="click", out=tmp_path / "data")
@@ -172,7 +169,6 @@ def test_predict_adds_two_columns_and_keeps_the_rest(
         np.testing.assert_array_equal(other["score"], scored["score"])
 
 
-@pytest.mark.slow
 def test_calls_commands_and_classifier_score_alike(
     fitted: recap_ctr.FitResult, table: pl.DataFrame, csv: Path, tmp_path: Path, recap: Recap
 ) -> None:

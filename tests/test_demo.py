@@ -32,6 +32,8 @@ from recap_ctr.training.report import FitReport, RunReport, parse_report, read_r
 from recap_ctr.training.run import MAX_ROUTES
 from tests.conftest import Recap, contents, in_process
 
+pytestmark = pytest.mark.slow
+
 DEMO = ("demo", "--full", "--rows", 5_000, "--threads", 1, "--json", "--out")
 ENSEMBLE = "ensemble of 2 FCN"
 NAMES = [
@@ -102,7 +104,6 @@ def reports(made: Path, pattern: str) -> list[RunReport]:
     return [read_report(path.parent) for path in sorted(made.glob(f"{pattern}/report.json"))]
 
 
-@pytest.mark.slow
 def test_the_table_has_every_entry_and_its_figures(made: Path, result: dict[str, Any]) -> None:
     table = {entry["model"]: entry for entry in result["table"]}
 
@@ -123,7 +124,6 @@ def test_the_table_has_every_entry_and_its_figures(made: Path, result: dict[str,
         assert 0 < table[name]["cost"] < table[RECAP]["cost"] == table["+ routes"]["cost"]
 
 
-@pytest.mark.slow
 def test_the_figures_are_those_of_the_runs_own_reports(made: Path, result: dict[str, Any]) -> None:
     table = {entry["model"]: entry for entry in result["table"]}
     teachers = reports(made, "teachers-*/teacher-*")
@@ -155,7 +155,6 @@ def test_the_figures_are_those_of_the_runs_own_reports(made: Path, result: dict[
         check(name, report.metrics_by_routes[routes])
 
 
-@pytest.mark.slow
 def test_the_artifact_is_recap(made: Path, result: dict[str, Any], recap: Recap) -> None:
     artifact = load_artifact(made / "artifact")
     recap_entry = next(entry for entry in result["table"] if entry["model"] == RECAP)
@@ -172,7 +171,6 @@ def test_the_artifact_is_recap(made: Path, result: dict[str, Any], recap: Recap)
     assert len(done.out.splitlines()) == 11
 
 
-@pytest.mark.slow
 def test_a_finished_demo_is_left_alone(recap: Recap, made: Path) -> None:
     before = contents(made)
     again = recap(*DEMO, made)
@@ -182,7 +180,6 @@ def test_a_finished_demo_is_left_alone(recap: Recap, made: Path) -> None:
     assert contents(made) == before
 
 
-@pytest.mark.slow
 def test_other_inputs_need_force(recap: Recap, made: Path) -> None:
     before = contents(made)
     done = recap(*DEMO, made, "--seed", 2)
@@ -191,7 +188,6 @@ def test_other_inputs_need_force(recap: Recap, made: Path) -> None:
     assert contents(made) == before
 
 
-@pytest.mark.slow
 def test_the_table_reads_well_without_json(recap: Recap, made: Path, result: dict[str, Any]) -> None:
     done = recap(*[part for part in DEMO if part != "--json"], made, "-q")
     lines = done.out.splitlines()

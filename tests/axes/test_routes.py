@@ -75,6 +75,7 @@ def test_folded_routes_ignore_later_changes_of_the_adapters() -> None:
         assert not torch.equal(routed(recap_rows()).logit_B, before)
 
 
+@pytest.mark.slow
 def test_mean_and_disagreement_are_those_of_the_logits() -> None:
     model = recap_model(recap_config())
     routes = random_routes(model.config, 5, seed=0)

@@ -114,6 +114,7 @@ class TestRoundTrip:
         assert scores.tolist() == Scorer(Engine.of(again)).score_frame(click_log).tolist()
         assert not again.model.training
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", MODELS)
     @pytest.mark.parametrize(
         "calibration", [AffineCalibration(0.1 + 0.2, -1 / 3), IsotonicCalibration((-0.1, 1 / 3), (-2.0, 0.7))]

@@ -50,6 +50,8 @@ from tests.conftest import Recap, contents
 from tests.support.forged_artifact import forge, refused_with_a_flipped_bit, swap_directories
 from tests.support.running_server import serve_in_thread
 
+pytestmark = pytest.mark.slow
+
 BACKBONE = {"dim": 8, "depth": 2, "train_depths": [1, 2], "num_adapters": 6, "lora_rank": 4}
 FULL, HOME, SHALLOW = Setting(2, 2), Setting(1, 2), Setting(1, 1)
 WIDE_SHALLOW = Setting(2, 1)
@@ -119,7 +121,6 @@ def node_types(graph: bytes) -> list[str]:
 
 
 class TestContents:
-    @pytest.mark.slow
     def test_graphs_are_added_and_nothing_else_changes(self, trained: Path, exported: Path) -> None:
         before, after = contents(trained), contents(exported)
         names = {setting.file for setting in (FULL, HOME, SHALLOW)}
@@ -152,7 +153,6 @@ class TestContents:
                 products = node_types(artifact.read_graph(setting)).count("MatMul")
                 assert products == 2 * (setting.depth or 0) + 2
 
-    @pytest.mark.slow
     def test_the_same_model_gives_the_same_bytes(self, exported: Path) -> None:
         assert to_onnx(load_artifact(exported), SHALLOW) == read_artifact(exported).read_graph(SHALLOW)
 
@@ -176,7 +176,6 @@ class TestContents:
         assert f"| 1 route at depth 1 | {measured[3]['auc']:.5f} |" in (exported / CARD).read_text()
         assert "2 routes at depth 1" not in (exported / CARD).read_text(), "it is not on the dial"
 
-    @pytest.mark.slow
     def test_the_command_adds_a_graph_through_a_link(
         self, copy: Path, odd_rows: pl.DataFrame, prepared: PreparedData, recap: Recap, tmp_path: Path
     ) -> None:
@@ -224,7 +223,6 @@ class TestEquality:
         (calibrated,) = run(session, rows.ids_BW, rows.values_BN, tables, OUTPUTS[2:])
         np.testing.assert_allclose(calibrated, engines["torch"].score(rows).logit_B, atol=1e-5, rtol=1e-5)
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("backend", ["onnx", "torch"])
     @settings(deadline=None, max_examples=25, derandomize=True)
     @given(cuts=st.lists(st.integers(0, 300), max_size=8), order=st.randoms(use_true_random=False))
@@ -245,7 +243,6 @@ class TestEquality:
                     part.disagreement_B, whole.disagreement_B[at[start:end]], atol=1e-6, rtol=1e-5
                 )
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("backend", ["onnx", "torch"])
     def test_many_threads_at_once(
         self, backend: str, engines: dict[str, Engine], odd_rows: pl.DataFrame
@@ -269,7 +266,6 @@ class TestEquality:
 
 
 class TestCalibration:
-    @pytest.mark.slow
     def test_every_way_to_score_gives_the_same_probabilities_at_every_setting(
         self, exported: Path, engines: dict[str, Engine], odd_rows: pl.DataFrame, recap: Recap, tmp_path: Path
     ) -> None:
@@ -325,7 +321,6 @@ class TestCalibration:
         shared = metrics.sigmoid(engines["torch"].artifact.calibration.apply(scores.raw_logit_B))
         assert shared.mean() > 1.2 * rate
 
-    @pytest.mark.slow
     def test_an_older_artifact_has_one_calibration_until_its_settings_are_measured(
         self, copy: Path, exported: Path, prepared: PreparedData
     ) -> None:
@@ -356,7 +351,6 @@ def spoil(manifest: dict[str, Any], setting: Setting, loss: float) -> None:
 
 
 class TestPoorSettings:
-    @pytest.mark.slow
     def test_one_is_not_offered_by_any_command_or_server(
         self, copy: Path, odd_rows: pl.DataFrame, recap: Recap, tmp_path: Path
     ) -> None:
@@ -380,7 +374,6 @@ class TestPoorSettings:
         done = recap("export", copy, "--routes", 1, "--depth", 1)
         assert done.code == 2 and named in done.err
 
-    @pytest.mark.slow
     def test_one_that_proves_good_when_it_is_measured_again_is_offered(
         self, copy: Path, prepared: PreparedData
     ) -> None:
@@ -426,7 +419,6 @@ for command in COMMANDS:
 
 
 class TestBaseInstall:
-    @pytest.mark.slow
     def test_predict_evaluate_inspect_and_dial_without_torch(
         self, exported: Path, odd_rows: pl.DataFrame, engines: dict[str, Engine], tmp_path: Path
     ) -> None:
@@ -457,7 +449,6 @@ class TestBaseInstall:
         assert figures["calibrated"]["auc"] == pytest.approx(expected_auc, abs=1e-9)
         assert (tmp_path / "dial" / "report.html").is_file()
 
-    @pytest.mark.slow
     def test_errors_name_what_is_missing(self, trained: Path, exported: Path, tmp_path: Path) -> None:
         script = """
 from pathlib import Path
@@ -647,7 +638,6 @@ class TestMalice:
 
 
 class TestRefusal:
-    @pytest.mark.slow
     def test_a_graph_that_differs_from_torch_is_not_stored(
         self, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -669,7 +659,6 @@ class TestRefusal:
             export(copy, quiet=True)
         assert contents(copy) == before
 
-    @pytest.mark.slow
     def test_a_full_disk_leaves_the_artifact_as_it_was(
         self, exported: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -183,6 +183,7 @@ def test_greedy_routes_are_the_best_on_validation(
     assert list(read_report(out).metrics_by_routes) == ["1", "3"]
 
 
+@pytest.mark.slow
 def test_the_weights_do_not_depend_on_the_routes(four: Path, shipped: Callable[[Choice, int], Path]) -> None:
     for other in (shipped("random", 4), shipped("greedy", 3), shipped("late", 1)):
         assert (other / "best.safetensors").read_bytes() == (four / "best.safetensors").read_bytes()

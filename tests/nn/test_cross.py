@@ -72,6 +72,7 @@ def named(name: str) -> Callable[[str], str]:
     return lambda message: f"{name}: {message}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layer_norm", "scale_norm"), NORMS)
 @pytest.mark.parametrize(("num_heads", "batch"), [(1, 11), (3, 9), (2, 1)])
 def test_fused_equals_plain(

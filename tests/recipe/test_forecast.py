@@ -30,7 +30,7 @@ from recap_ctr.training.report import FitReport
 from tests.conftest import Recap
 from tests.support.tiny_recipe import tiny_recipe
 
-pytestmark = pytest.mark.usefixtures("one_process")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_process")]
 
 TINY = {"train": {"batch_size": 256, "max_epochs": 2}, "l2": 0.01}
 
@@ -40,7 +40,6 @@ def axis_choice(count: int, loss: float, minutes: float = 1.0, *, noise: float =
     return AxisChoice(count, Estimate(loss, loss, loss), None, gain, minutes, 10, 1.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("runs", [2, 3])
 def test_the_interval_holds_what_five_runs_measure(runs: int) -> None:
     """Runs are the truth plus random functions of rank 40, whose strength differs from run to run a little."""
@@ -137,7 +136,6 @@ def planned(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) ->
     return out
 
 
-@pytest.mark.slow
 def test_the_probes_arms_are_estimators(prepared: PreparedData, tmp_path: Path) -> None:
     few = {"strengths": [1.0, 10.0, 100.0, 1000.0, 1e4], "rungs": [1], "refinements": [], "rate_factors": []}
     further: dict[str, list[float]] = {"horizon_factors": [], "dropouts": [], "dim_factors": []}
@@ -171,7 +169,6 @@ def test_the_probes_arms_are_estimators(prepared: PreparedData, tmp_path: Path) 
     assert worth_of_arms(with_l2) is None  # l2 is set: whatever was probed isn't this recipe's
 
 
-@pytest.mark.slow
 def test_the_recipe_goes_on_from_the_forecast_and_checks_it(planned: Path, prepared: PreparedData) -> None:
     runs = {path: path.stat().st_mtime_ns for path in planned.rglob("best.safetensors")}
     assert len(runs) == 3  # two teachers, one student
@@ -205,7 +202,6 @@ def test_a_forecast_of_other_teachers_is_not_checked(
     assert check_forecast(planned, changed) == []
 
 
-@pytest.mark.slow
 def test_fit_keeps_to_the_recommendation(planned: Path, prepared: PreparedData, recap: Recap) -> None:
     choice = json.loads((planned / "forecast.json").read_text())["choice"]
     plans = set(planned.glob("plan-*"))
@@ -216,7 +212,6 @@ def test_fit_keeps_to_the_recommendation(planned: Path, prepared: PreparedData, 
     assert len(report["teacher_runs"]) == choice["teachers"]
 
 
-@pytest.mark.slow
 def test_the_plan_command_ends_with_sentences_and_the_next_step(
     planned: Path, prepared: PreparedData, recap: Recap, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def test_the_report_compares_the_student_with_its_teachers(done: Finished, prepa
     assert report.routes.count == 4
 
 
+@pytest.mark.slow
 def test_teachers_and_student_have_seeds_of_their_own(done: Finished) -> None:
     seeds = [teacher.seed for teacher in done.report.teacher_runs.values()]
     assert len({*seeds, done.report.train.seed}) == 3
