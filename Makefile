@@ -39,7 +39,7 @@ docs: $(VENV)/dev.stamp
 	$(BIN)/mkdocs build --quiet --strict --site-dir $(VENV)/site
 
 check: $(VENV)/dev.stamp
-	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 check-fast: $(VENV)/dev.stamp
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 -m 'not slow'
