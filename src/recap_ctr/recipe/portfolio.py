@@ -61,7 +61,7 @@ TYPICAL_EPOCHS = 260  # Of all models together, without a budget: most stop earl
 REFERENCE_SHARE = 0.1
 LOOK_EPOCHS = 2.0  # A model without time for as many, or for a third of a student's, is left out.
 DECAY, MAX_DOUBLINGS = 0.6, 3.0
-MIN_STUDENT_EPOCHS = 2.0
+MIN_STUDENT_EPOCHS = 0.3
 MAX_CHALLENGERS = 12
 STUDENT = "the student"
 REPORT_SECONDS = 4.0  # To compare, to draw the page, and to end.
@@ -567,7 +567,7 @@ class Portfolio:
             title="student",
             executor=self.executor,
             quiet=self.quiet,
-            deadline=self.clock.deadline(self.clock.until(1.0, self.reserve + self.pack_seconds)),
+            deadline=self.clock.deadline(self.clock.until(1.0, self._student_reserve())),
         )
 
     def _best_training(self) -> TrainConfig:
@@ -585,7 +585,11 @@ class Portfolio:
         if self.journal.taken is not None:
             return STUDENT not in self.journal.given_up
         needed = MIN_STUDENT_EPOCHS * max(self._epoch_seconds(), self.journal.epoch_seconds)
-        return self.clock.until(1.0, self.reserve + self.pack_seconds) > needed
+        return self.clock.until(1.0, self._student_reserve()) > needed
+
+    def _student_reserve(self) -> float:
+        """Return the seconds to keep after a student's training: it is measured on routes and depths, on all rows."""
+        return self.reserve + self.journal.epoch_seconds
 
     # What is shipped.
 
