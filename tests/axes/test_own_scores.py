@@ -113,6 +113,14 @@ def test_a_fit_compares_with_them_and_may_learn_from_them(log: pl.DataFrame, tmp
     assert OWN_SCORES in [step.member for step in result.report.teaching]
 
 
+def test_a_column_that_is_not_there_is_named_before_anything_is_done(
+    log: pl.DataFrame, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"no column 'old_modell' \(scores\).*old_model"):
+        fit(log, label="click", scores="old_modell", out=tmp_path / "fit")
+    assert not any(path.is_dir() for path in (tmp_path / "fit").iterdir())
+
+
 def test_they_do_not_go_with_a_number_of_teachers(log: pl.DataFrame, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="one of many teachers"):
         fit(log, label="click", scores="old_model", out=tmp_path / "fit", settings={"teachers": 2})

@@ -10,7 +10,8 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.jobs.executor import InThisProcess, Job
 from recap_ctr.recipe.config import recipe_config
-from recap_ctr.recipe.portfolio import Portfolio, Standing
+from recap_ctr.recipe.entrants import Standing
+from recap_ctr.recipe.portfolio import Portfolio
 from recap_ctr.training.report import FitReport, read_report
 from tests.support.tiny_recipe import TINY
 
@@ -150,6 +151,8 @@ def test_interrupted_within_a_budget_the_race_is_not_lost(prepared: PreparedData
         arm.name for arm in so_far.arms
     ]
     assert report.arms and report.plan["taken"] > so_far.seconds.train
+    again = portfolio(prepared, out, executor=executor, budget=3.0).run()
+    assert again.students == report.students and again.plan == report.plan
 
 
 def test_a_slow_starter_stays_in_the_race_if_there_is_time() -> None:

@@ -63,6 +63,7 @@ def _from_column(column: str, source: Source, table: Table | None) -> Floats:
     parts = []
     for whole, _ in source.blocks():
         block = drop_unlabelled(whole, table.schema.label) if table and table.drop_unlabelled else whole
+        block.column(column, "scores")
         numbers = as_numbers(block, field)
         missing = numbers.is_null().arg_true()
         if len(missing):

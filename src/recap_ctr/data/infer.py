@@ -169,7 +169,7 @@ def infer(
         if not columns:
             columns = [ColumnSummary(name) for name in part.frame.columns]
             origin = part.origin
-            for role, name in (("weight", weight), ("group", group)):
+            for role, name in (("weight", weight), ("group", group), ("scores", scores)):
                 if name is not None:
                     part.column(name, role)
         for column in columns:

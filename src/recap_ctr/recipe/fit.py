@@ -123,7 +123,7 @@ def fit(
             group=group,
             separator=separator,
             drop_unlabelled=drop_unlabelled,
-            scores=None if scores is None else str(scores),
+            scores=None if scores is None or Path(scores).is_file() else str(scores),
         )
         prepared = _prepare_table(table, directory, _table_name(data), split, quiet)
         if scores is not None:

@@ -11,16 +11,14 @@ so far is shipped as soon as there is one.
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from recap_ctr.axes.logits import Estimator, LogitTable
+from recap_ctr.axes.logits import LogitTable
 from recap_ctr.axes.own_scores import OWN_SCORES
-from recap_ctr.axes.predict import write_logits
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.evaluation.sampling import undo_sampling
@@ -33,6 +31,8 @@ from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe.choice import choose_shipped
 from recap_ctr.recipe.clock import Clock
 from recap_ctr.recipe.config import MAX_BATCH, TEACHER_SEEDS, RecipeConfig, training_of
+from recap_ctr.recipe.entrants import RACE, Entrant, Journal, Standing, time_epoch, train_slice
+from recap_ctr.recipe.probe import three_digits
 from recap_ctr.recipe.report import portfolio_report
 from recap_ctr.recipe.selection import Selection, select_members
 from recap_ctr.recipe.ship import ship, shipped_auc
@@ -43,9 +43,9 @@ from recap_ctr.training import trees
 from recap_ctr.training.parallel import Runs, run_job, run_many
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
 from recap_ctr.training.report import ArmSummary, FitReport, TeachingStep, parse_report, write_report
-from recap_ctr.training.run import LOGITS, WIDE, RunConfig, advance, epoch_seconds
+from recap_ctr.training.run import LOGITS, WIDE, RunConfig
 
-JOURNAL, RACE = "journal.json", "race"
+JOURNAL = "journal.json"
 STRENGTHS = (1e2, 1e3, 1e4)
 """Strengths of the embedding regulariser that race first, as l2 · rows: the weight of the prior against all rows."""
 MIDDLE = 1e3
@@ -60,68 +60,10 @@ SHARES = (0.2, 0.4, 0.5, 0.58)  # Of the time that is left after the references,
 TYPICAL_EPOCHS = 260  # Of all models together, without a budget: most stop early.
 REFERENCE_SHARE = 0.1
 LOOK_EPOCHS = 2.0  # A model without time for as many, or for a third of a student's, is left out.
-DECAY, MAX_DOUBLINGS = 0.6, 3.0
 MIN_STUDENT_EPOCHS = 0.3
 MAX_CHALLENGERS = 12
 STUDENT = "the student"
 REPORT_SECONDS = 4.0  # To compare, to draw the page, and to end.
-
-
-@dataclass(frozen=True)
-class Entrant:
-    """A model in the race: its name, its run, and where that is."""
-
-    name: str
-    config: RunConfig
-    path: Path
-
-
-@dataclass
-class Standing:
-    """How an entrant has done so far: a figure for each validation."""
-
-    aucs: list[float]
-    loglosses: list[float]
-    epochs: float
-    seconds: float
-    finished: bool
-
-    @property
-    def auc(self) -> float:
-        """Return the best validation AUC so far."""
-        return max(self.aucs)
-
-    def outlook(self, horizon: float) -> float:
-        """Return the AUC that may be reached after `horizon` epochs.
-
-        A strong regulariser starts slowly and wins late. Each doubling of a run's length is taken to gain `DECAY` times
-        what the one before has gained.
-        """
-        count = len(self.aucs)
-        if self.finished or count < 2 or horizon <= self.epochs:
-            return self.auc
-        gain = max(self.aucs[-1] - self.aucs[count // 2 - 1], 0.0)
-        doublings = min(math.log2(horizon / self.epochs), MAX_DOUBLINGS)
-        further = DECAY * (1 - math.pow(DECAY, doublings)) / (1 - DECAY)
-        return max(self.auc, self.aucs[-1] + further * gain)
-
-
-@dataclass
-class Journal:
-    """What has been decided and measured so far."""
-
-    spent: float = 0.0
-    rounds: int = 0
-    standings: dict[str, Standing] = field(default_factory=dict)
-    best_strength: str | None = None
-    """The name of the best entrant of the first round."""
-    given_up: list[str] = field(default_factory=list)
-    epoch_seconds: float = 0.0
-    """Seconds of an epoch of the first model, measured before the race."""
-    race_began: float | None = None
-    """Seconds that were spent when the race began."""
-    taken: float | None = None
-    """Seconds that the fit took, once it is finished."""
 
 
 @dataclass(frozen=True)
@@ -338,9 +280,9 @@ class Portfolio:
             return
         kind, rows = self.config.teacher_model, len(self.data.train)
         strengths = [s / rows for s in STRENGTHS] if self.config.l2 is None else [self.config.l2]
-        first = [self._enter(kind, _rounded(l2)) for l2 in strengths]
+        first = [self._enter(kind, three_digits(l2)) for l2 in strengths]
         if self.config.l2 is None and self.config.portfolio:
-            first.append(self._enter(self.config.portfolio[0], _rounded(MIDDLE / rows)))
+            first.append(self._enter(self.config.portfolio[0], three_digits(MIDDLE / rows)))
         self._round(0, first, "race of strengths")
         if not self.journal.standings:
             return
@@ -352,7 +294,7 @@ class Portfolio:
 
     def _first_run(self) -> RunConfig:
         """Return the run of the teachers' model at a middling strength."""
-        l2 = _rounded(MIDDLE / len(self.data.train)) if self.config.l2 is None else self.config.l2
+        l2 = three_digits(MIDDLE / len(self.data.train)) if self.config.l2 is None else self.config.l2
         settings = self._settings_of(self.config.teacher_model, self.config.teacher_settings)
         return self._run_config(
             self.config.teacher_model, settings, self.training.model_copy(update={"l2": l2})
@@ -388,27 +330,19 @@ class Portfolio:
                 factors = [HALF_DECADE, 10.0]
             elif l2 <= 1.01 * strengths[0]:
                 factors = [1 / HALF_DECADE, 0.1]
-            wanted = [{"model": kind, "l2": _rounded(l2 * factor)} for factor in factors]
+            wanted = [{"model": kind, "l2": three_digits(l2 * factor)} for factor in factors]
         wanted += [{"model": model, "l2": l2} for model in self.config.portfolio]
         if self.config.learning_rate is None:
             wanted.insert(3, {"model": kind, "l2": l2, "rate_factor": 2.0})
         base = getattr(parse_model(kind, self.config.teacher_settings), "dim", None)
         if base is not None and getattr(best.config.model_config, "dim", base) < base:
             wanted.append({"model": kind, "l2": l2, "dim": base})
-        is_over = self.journal.rounds > 1  # The entrants of a round that is over are those that were in it.
-        affordable = len(wanted) if is_over else self._affordable()
-        entrants = []
-        for settings in wanted:
-            entrant = self._enter(**settings)
-            if is_over and entrant.name not in self.journal.standings:
-                continue
-            if is_over or entrant.name not in self.journal.standings:
-                entrants.append(entrant)
-        left_out = entrants[affordable:]
-        if left_out and not is_over:
-            for entrant in left_out:
-                self._give_up(f"a look at {entrant.name}")
-        return entrants[:affordable]
+        entrants = [self._enter(**settings) for settings in wanted]
+        unseen = [entrant for entrant in entrants if entrant.name not in self.journal.standings]
+        affordable = self._affordable()
+        for entrant in unseen[affordable:]:
+            self._give_up(f"a look at {entrant.name}")
+        return unseen[:affordable]
 
     def _affordable(self) -> int:
         """Return how many models can have a look in the second round."""
@@ -429,7 +363,9 @@ class Portfolio:
 
     def _horizon(self) -> float:
         """Return how many epochs a student will have time for; infinite without a budget."""
-        seconds = (1 - SHARES[-1]) * (self.clock.seconds - (self.journal.race_began or 0.0))
+        if self.budget is None:
+            return math.inf
+        seconds = (1 - SHARES[-1]) * (60 * self.budget - (self.journal.race_began or 0.0))
         return seconds / max(self.journal.epoch_seconds, 1e-9)
 
     def _leaders(self, count: int) -> list[Entrant]:
@@ -550,7 +486,7 @@ class Portfolio:
             chosen = self.config.model_settings if student == self.config.students[0] else {}
             settings = self._settings_of(student, chosen)
             for factor in factors:
-                changes = {"l2": _rounded(like.l2 * factor), "learning_rate": like.learning_rate}
+                changes = {"l2": three_digits(like.l2 * factor), "learning_rate": like.learning_rate}
                 base = self._run_config(student, settings, self.student_training.model_copy(update=changes))
                 config = replace(
                     base.with_seed(self.config.seed),
@@ -658,43 +594,3 @@ class Portfolio:
         self.journal.spent = self.clock.taken if self.journal.taken is None else self.journal.taken
         self._journal_file.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._journal_file, asdict(self.journal))
-
-
-def train_slice(
-    data: str, config: dict[str, Any], out: str, until: int | None, seconds: float | None
-) -> dict[str, Any]:
-    """Train a model of the race for a while, write its logits of the validation rows, and return how it has done.
-
-    The arguments are plain, for a job.
-    """
-    deadline = None if seconds is None else time.time() + seconds
-    settings, directory, prepared = (
-        RunConfig.from_json(config),
-        Path(out),
-        PreparedData(Path(data), verify=False),
-    )
-    trained = advance(settings, prepared, directory, until=until, deadline=deadline, quiet=False)
-    last, best = trained.history[-1], trained.history[trained.best_epoch - 1]
-    estimator = Estimator(f"{settings.model}-seed-{settings.train.seed}", best.step)
-    write_logits(
-        directory / RACE, {estimator: trained.model}, prepared, "valid", torch.device(settings.device)
-    )
-    steps_per_epoch = -(-len(prepared.train) // settings.train.batch_size)
-    return asdict(
-        Standing(
-            aucs=[epoch.valid_auc for epoch in trained.history],
-            loglosses=[epoch.valid_logloss for epoch in trained.history],
-            epochs=last.step / steps_per_epoch,
-            seconds=trained.seconds,
-            finished=trained.finished,
-        )
-    )
-
-
-def time_epoch(data: str, config: dict[str, Any]) -> float:
-    """Return how long an epoch of a run takes here. The arguments are plain, for a job."""
-    return epoch_seconds(RunConfig.from_json(config), PreparedData(Path(data), verify=False))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.3g}")

@@ -80,7 +80,7 @@ class ProbeConfig(Frozen):
 
     def arms(self, rows: int, learning_rate: float) -> "list[Arm]":
         """Return the first arms: one for each strength."""
-        return [Arm(_rounded(strength / rows), learning_rate) for strength in self.strengths]
+        return [Arm(three_digits(strength / rows), learning_rate) for strength in self.strengths]
 
     def most_epochs(self, *, probe_rate: bool) -> int:
         """Return the epochs of all arms together if none stops early, without those that confirm the winner."""
@@ -210,7 +210,8 @@ class ProbeResult:
         return f"l2 {self.l2:g}, learning rate {self.learning_rate:g}{text}"
 
 
-def _rounded(value: float) -> float:
+def three_digits(value: float) -> float:
+    """Return a number with three significant digits, which suits names of directories."""
     return float(f"{value:.3g}")
 
 
@@ -337,7 +338,7 @@ class Race:
     def _refine(self, best: Standing) -> Standing:
         """Try strengths of the regulariser ever closer to the best."""
         for decades in self.config.refinements if best.arm.l2 else ():
-            strengths = [_rounded(best.arm.l2 * 10**power) for power in (-decades, decades)]
+            strengths = [three_digits(best.arm.l2 * 10**power) for power in (-decades, decades)]
             best = self._challenge(best, [replace(best.arm, l2=l2) for l2 in strengths])
         return best
 
@@ -382,7 +383,9 @@ class Race:
     def challengers(self, setting: str, best: Arm) -> list[Arm]:
         """Return the best arm with one setting changed; none where the model has no such setting."""
         if setting == "learning_rate":
-            values: list[Any] = [_rounded(best.learning_rate * factor) for factor in self.config.rate_factors]
+            values: list[Any] = [
+                three_digits(best.learning_rate * factor) for factor in self.config.rate_factors
+            ]
         elif setting == "horizon":
             horizons = self.training.ema_epochs
             values = [horizons[0] * factor for factor in self.config.horizon_factors if horizons]
@@ -426,7 +429,7 @@ class Race:
         spent = sum(standing.seconds for standing in self.standings.values())
         epochs = sum(len(standing.aucs) for standing in self.standings.values())
         result = ProbeResult(
-            l2=_rounded(best.arm.l2 * self.rows / len(self.data.train)),
+            l2=three_digits(best.arm.l2 * self.rows / len(self.data.train)),
             learning_rate=best.arm.learning_rate,
             auc=best.auc,
             seconds_per_epoch=spent / epochs * len(self.data.train) / self.rows,
