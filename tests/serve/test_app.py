@@ -395,10 +395,9 @@ def test_after_a_burst_and_five_idle_seconds_requests_get_the_best_setting_again
     costs = Costs((1, 512), tuple((0.004 * share, 2.048 * share) for share in FakeEngine.costs))
     with serve_in_thread(FakeEngine(SLOW), ServeConfig(artifact="", deadline_ms=200), costs=costs) as address:
         assert address.score({"rows": [ROW]}).json()["routes"] == 8
-        for _ in range(3):
-            at_once(address, [{"rows": [ROW]}] * 30)
-        busy = address.score({"rows": [ROW]}).json()
-        assert (busy["routes"], busy["lowered"]) != (8, False)
+        burst = [answer for _ in range(3) for answer, _ in at_once(address, [{"rows": [ROW]}] * 30)]
+        assert any(answer.status == 429 or answer.json()["lowered"] for answer in burst)
+        # What the very next request gets depends on the machine; test_batcher.py asks that with its own clock.
         time.sleep(5)
         rested = address.score({"rows": [ROW]}).json()
         assert (rested["routes"], rested["depth"], rested["lowered"]) == (8, 4, False)
