@@ -1,5 +1,6 @@
 """A tiny click log, prepared and trained once for all tests that only read it; and the command, in this process."""
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ from recap_ctr.schema import Field, Schema
 from recap_ctr.training.run import ARTIFACT, RunConfig, run
 
 ROWS = 3_000
+# The imported packages hold millions of objects that live as long as the tests; don't look at them again and again.
+gc.freeze()
+gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.fixture(scope="session")

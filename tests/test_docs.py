@@ -26,6 +26,7 @@ TEXTS = sorted(
     [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *DOCS.rglob("*.md")]
 )
 MAX_WORDS = 900
+FEW_ROWS = 3_000
 COMMANDS = all_commands()
 FOLDERS = {path.name for path in (*ROOT.iterdir(), *(ROOT / "src" / "recap_ctr").iterdir()) if path.is_dir()}
 # Files that a reader of docs/extending.md and CONTRIBUTING.md writes, and those that a benchmark leaves.
@@ -118,8 +119,9 @@ def test_packages_are_described_in_the_order_of_their_imports() -> None:
 
 
 def in_seconds(script: str) -> str:
-    """Return a script whose fits have twelve seconds: that they run is tested, not what minutes reach."""
-    return re.sub(r"(--budget |budget=)[\d.]+", r"\g<1>0.2", script)
+    """Return a script of few rows, whose fits have seconds: that they run is tested, not what minutes reach."""
+    script = re.sub(r"--rows \d+0000\b", f"--rows {FEW_ROWS}", script)
+    return re.sub(r"(--budget |budget=)[\d.]+", r"\g<1>0.1", script)
 
 
 @pytest.mark.slow
@@ -144,7 +146,7 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
     assert str(port) in script
     run_script(in_seconds(script), tmp_path)
     rows = {len((tmp_path / name).read_text().splitlines()) for name in ("scores.csv", "served.csv")}
-    assert rows == {10_001}
+    assert rows == {FEW_ROWS + 1}
     for block in blocks(QUICKSTART, "python"):
         run_python(in_seconds(block), tmp_path)
 
@@ -210,15 +212,3 @@ def exists(name: str) -> bool:
             value = getattr(value, attribute)
         return True
     return False
-
-
-@pytest.mark.slow
-def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "WARNING" not in done.stderr

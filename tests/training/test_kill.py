@@ -90,7 +90,8 @@ def timed_kills(name, settings, wanted):
 def kills_at_every_write(settings):
     # The training is done; what remains is the artifact and the report. The child dies before its k-th call.
     out = base / "writes"
-    shutil.copytree(base / "exact-whole", out)
+    attempt(base / "writes-whole", settings)
+    shutil.copytree(base / "writes-whole", out)
 
     def dies_at(k):
         import recap_ctr.storage.files as storage
@@ -118,21 +119,39 @@ def kills_at_every_write(settings):
     print("writes", kills, flush=True)
 
 
-timed_kills("exact", {"update": "exact", "ema": 0.9}, 4)
-timed_kills("fast", {"update": "fast"}, 3)
-kills_at_every_write({"update": "exact", "ema": 0.9})
+kind = sys.argv[4]
+if kind == "writes":
+    kills_at_every_write({"update": "fast"})
+else:
+    settings = {"exact": {"update": "exact", "ema": 0.9}, "fast": {"update": "fast"}}[kind]
+    timed_kills(kind, settings, 3)
 """
 
 
-@pytest.fixture(scope="module")
-def killed(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
-    """The directories that the driver left, and how many kills each of them survived."""
-    base = tmp_path_factory.mktemp("killed")
+def kill(kind: str, prepared: PreparedData, base: Path) -> int:
+    """Let the driver kill runs of a kind in a directory; return how many kills it did."""
     (base / "snapshots").mkdir()
-    command = [sys.executable, "-c", DRIVER, str(prepared.path), str(base), "7"]
+    command = [sys.executable, "-c", DRIVER, str(prepared.path), str(base), "7", kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return base, {name: int(kills) for name, kills in map(str.split, done.stdout.splitlines())}
+    name, kills = done.stdout.split()
+    assert name == kind
+    return int(kills)
+
+
+def check_snapshots(base: Path, whole: dict[str, bytes]) -> tuple[int, int]:
+    """Load what each kill left: an artifact is whole or refused. Return how many were each."""
+    loadable = refused = 0
+    for snapshot in sorted((base / "snapshots").iterdir()):
+        for directory in (snapshot / "artifact", snapshot / ".artifact.partial"):
+            try:
+                load_artifact(directory)
+            except InputError:
+                refused += 1
+            else:
+                loadable += 1
+                assert data_of(directory) == whole
+    return loadable, refused
 
 
 def state(run: Path) -> dict[str, Any]:
@@ -148,36 +167,23 @@ def data_of(directory: Path) -> dict[str, bytes]:
     return {name: data for name, (data, _) in contents(directory).items()}
 
 
-@pytest.mark.parametrize(("name", "kills"), [("exact", 4), ("fast", 3)])
-def test_a_killed_run_ends_with_the_same_bits(
-    name: str, kills: int, killed: tuple[Path, dict[str, int]]
-) -> None:
-    base, survived = killed
-    run, whole = base / name, base / f"{name}-whole"
-    assert survived[name] == kills
+@pytest.mark.parametrize("kind", ["exact", "fast"])
+def test_a_killed_run_ends_with_the_same_bits(kind: str, prepared: PreparedData, tmp_path: Path) -> None:
+    assert kill(kind, prepared, tmp_path) == 3
+    run, whole = tmp_path / kind, tmp_path / f"{kind}-whole"
     assert state(run) == state(whole)
     assert (run / "best.safetensors").read_bytes() == (whole / "best.safetensors").read_bytes()
     assert data_of(run / "artifact") == data_of(whole / "artifact")
+    # A run that was killed by the clock may have written its artifact already.
+    check_snapshots(tmp_path, data_of(whole / "artifact"))
 
 
 def test_killed_before_any_write_the_artifact_is_whole_or_absent(
-    killed: tuple[Path, dict[str, int]],
+    prepared: PreparedData, tmp_path: Path
 ) -> None:
-    base, survived = killed
-    whole = data_of(base / "exact-whole" / "artifact")
-    assert survived["writes"] > 4
-    assert data_of(base / "writes" / "artifact") == whole
-    assert not (base / "writes" / ".artifact.partial").exists()
-    # A run that was killed by the clock may have written its artifact already, too.
-    wholes = [whole, data_of(base / "fast-whole" / "artifact")]
-    loadable = refused = 0
-    for snapshot in sorted((base / "snapshots").iterdir()):
-        for directory in (snapshot / "artifact", snapshot / ".artifact.partial"):
-            try:
-                load_artifact(directory)
-            except InputError:
-                refused += 1
-            else:
-                loadable += 1
-                assert data_of(directory) in wholes
+    assert kill("writes", prepared, tmp_path) > 4
+    whole = data_of(tmp_path / "writes-whole" / "artifact")
+    assert data_of(tmp_path / "writes" / "artifact") == whole
+    assert not (tmp_path / "writes" / ".artifact.partial").exists()
+    loadable, refused = check_snapshots(tmp_path, whole)
     assert loadable > 0 < refused

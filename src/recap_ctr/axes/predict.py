@@ -32,9 +32,14 @@ def write_logits(
     data: PreparedData,
     split: str,
     device: torch.device,
+    *,
+    rows: Shard | None = None,
 ) -> None:
-    """Write the logits over a whole split to a logit table, with one column per estimator."""
-    shard: Shard = getattr(data, split)
+    """Write the logits over a whole split to a logit table, with one column per estimator.
+
+    `rows` are the split's rows if they are not those of the prepared data.
+    """
+    shard: Shard = getattr(data, split) if rows is None else rows
     with LogitWriter(path, data, split, list(models)) as writer, torch.inference_mode():
         for model in models.values():
             model.eval()

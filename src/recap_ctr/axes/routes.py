@@ -171,15 +171,15 @@ def route_logits(
     pairs = [(route.exponential[:steps], route.linear[:steps]) for route in routes]
     exponential_states = _leaf_states(model.exponential, h0_BHD, [leaf for leaf, _ in pairs], exponential)
     linear_states = _leaf_states(model.linear, h0_BHD, [leaf for _, leaf in pairs], linear)
-    first_order_B = model.first_order_logit(inputs)
+    beside_B = model.beside_logit(inputs)
     if model.gate is not None:
         logits_KB = torch.stack([model.fuse(exponential_states[i], linear_states[j]) for i, j in pairs])
-        return logits_KB if first_order_B is None else logits_KB + first_order_B
+        return logits_KB if beside_B is None else logits_KB + beside_B
     # With a mean fuse, a route's logit is the mean of two leaves: the heads run once per leaf, not once per pair.
     exponential_logits = {leaf: model.exponential.logit(h) for leaf, h in exponential_states.items()}
     linear_logits = {leaf: model.linear.logit(h) for leaf, h in linear_states.items()}
     logits_KB = torch.stack([(exponential_logits[i] + linear_logits[j]) / 2 for i, j in pairs])
-    return logits_KB if first_order_B is None else logits_KB + first_order_B
+    return logits_KB if beside_B is None else logits_KB + beside_B
 
 
 def mean_route_logit(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,25 @@ class Shard:
         """Yield all rows in order; the last batch may be short."""
         for start in range(0, len(self), size):
             yield self.batch(slice(start, start + size))
+
+
+class Rows(Protocol):
+    """What training reads: rows to learn from, rows to validate on, and their layout."""
+
+    @property
+    def layout(self) -> Layout:
+        """The sizes and positions of the fields."""
+        ...
+
+    @property
+    def train(self) -> Shard:
+        """The training rows."""
+        ...
+
+    @property
+    def valid(self) -> Shard:
+        """The validation rows."""
+        ...
 
 
 class PreparedData:

@@ -36,6 +36,7 @@ from recap_ctr.inference.torch_backend import PackedModel, TorchBackend, load_mo
 from recap_ctr.jobs.progress import say
 from recap_ctr.nn.embedding import Table
 from recap_ctr.nn.interface import Inputs
+from recap_ctr.nn.rates import RateTable
 from recap_ctr.storage.arrays import Array
 
 OPSET = 20
@@ -52,11 +53,13 @@ class Graph(nn.Module):
         self.model = packed.folded(setting)
         self.has_several_routes = setting.routes > 1
         self.shift, self.calibration = packed.shift, packed.calibration_of(setting)
-        stored_names = {id(weight): name for name, weight in packed.backbone.named_parameters()}
+        stored_names = {
+            id(weight): name for name, weight in packed.backbone.state_dict(keep_vars=True).items()
+        }
         tables = {
             f"{path}.weight": table.weight
             for path, table in self.model.named_modules()
-            if isinstance(table, Table)
+            if isinstance(table, Table | RateTable)
         }
         self.paths = list(tables)
         """The tables' names in `model`."""
@@ -88,8 +91,8 @@ def to_onnx(packed: PackedModel, setting: Setting) -> bytes:
     """Return the graph of a setting; the same model gives the same bytes."""
     graph = Graph(packed, setting).eval()
     rows = random_rows(packed.encoder.layout, 8)
-    weights = dict(packed.backbone.named_parameters())
-    tables = [weights[name].detach() for name in graph.names]
+    weights = packed.backbone.state_dict()
+    tables = [weights[name] for name in graph.names]
     batch = {0: Dim("batch")}
     try:
         with silence_exporter(), torch.no_grad():

@@ -37,18 +37,20 @@ MODELS = {
     "autoint": "recap_ctr.models.autoint:AutoInt",
     "afn": "recap_ctr.models.afn:AFN",
 }
+PARTS = {"rates": "recap_ctr.models.rates:Rates"}
+"""Models that a fit makes beside others: what they know of the training rows is counted, not learnt by steps."""
 
 
 def model_class(name: str) -> type["nn.Module"]:
     """Return the class of a model, by its name in `MODELS` or by its dotted name."""
     if is_dotted(name):
         return _outside_class(name)
-    if name not in MODELS:
+    if name not in MODELS and name not in PARTS:
         raise InputError(
             f"no model {name!r}{did_you_mean(name, MODELS)}",
             fix=f"choose {', '.join(MODELS)}, or package.module:Name",
         )
-    return cast("type[nn.Module]", resolve(MODELS[name]))
+    return cast("type[nn.Module]", resolve({**MODELS, **PARTS}[name]))
 
 
 def _outside_class(name: str) -> type["nn.Module"]:
@@ -149,8 +151,15 @@ def build(name: str, config: Frozen, layout: Layout) -> "nn.Module":
 
 
 def count_parameters(name: str, config: Frozen, layout: Layout) -> int:
-    """Return the number of trainable parameters, PAD rows included, without allocating them."""
+    """Return the number of trainable parameters, PAD rows included, without allocating them.
+
+    An entry of a table of rates counts as one: it takes as many bytes.
+    """
     import torch
 
+    from recap_ctr.nn.rates import RateTable
+
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build(name, config, layout).parameters())
+        model = build(name, config, layout)
+    rates = sum(module.weight.numel() for module in model.modules() if isinstance(module, RateTable))
+    return rates + sum(parameter.numel() for parameter in model.parameters())

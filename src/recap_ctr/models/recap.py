@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from recap_ctr.config import Frozen
 from recap_ctr.data.layout import Layout
 from recap_ctr.models.fcn import halved
+from recap_ctr.models.rates import Rates, RatesConfig
 from recap_ctr.nn.cross import Cross
 from recap_ctr.nn.embedding import Embedding
 from recap_ctr.nn.initial import linear
@@ -64,6 +65,8 @@ class RecapConfig(Frozen):
     fuse: Literal["mean", "gate"] = "mean"
     first_order: bool = False
     """A linear model of all values beside the towers, whose logit is added to theirs at every depth."""
+    rates: RatesConfig | None = None
+    """A network on click rates beside the towers, whose logit is added too; a fit puts it there."""
     train_depths: tuple[PositiveInt, ...] = (2, 4)
     depth_weights: tuple[float, ...] = (0.1, 0.9)
     """α_d of Eq. 16, one per trained depth; most weight is on the last depth, which is the one that is served."""
@@ -95,7 +98,9 @@ class RecapConfig(Frozen):
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Drop a setting that is newer than the runs named after these values, if it is at its default."""
-        return {key: value for key, value in dump(self).items() if key != "first_order" or value}
+        return {
+            key: value for key, value in dump(self).items() if key not in ("first_order", "rates") or value
+        }
 
     def choices(self, step: int) -> range:
         """Return the adapters that step `step` (from 0) may use."""
@@ -192,6 +197,7 @@ class Recap(nn.Module):
             nn.init.zeros_(self.gate.weight)
             nn.init.zeros_(self.gate.bias)
         self.first_order = Wide(layout, bias=True) if config.first_order else None
+        self.rates = Rates(config.rates, layout) if config.rates else None
         self.register_buffer("alphas_K", torch.tensor(config.depth_weights), persistent=False)
         self.epoch = config.sample_from
         """The current epoch of training, which the training loop sets."""
@@ -213,7 +219,7 @@ class Recap(nn.Module):
         depths = self.config.train_depths if self.training and depth is None else (steps,)
         logits: list[Tensor] = []
         exponential, linear = h0_BHD, h0_BHD
-        first_order_B = self.first_order_logit(inputs)
+        beside_B = self.beside_logit(inputs)
         for at in range(steps):
             exponential = self.exponential.step(
                 exponential, h0_BHD, at, self.choose_adapter(route, "exponential", at, h0_BHD)
@@ -221,12 +227,17 @@ class Recap(nn.Module):
             linear = self.linear.step(linear, h0_BHD, at, self.choose_adapter(route, "linear", at, h0_BHD))
             if at + 1 in depths:
                 logit_B = self.fuse(exponential, linear)
-                logits.append(logit_B if first_order_B is None else logit_B + first_order_B)
+                logits.append(logit_B if beside_B is None else logit_B + beside_B)
         return Output(logits[-1], {"logits_KB": torch.stack(logits), "alphas_K": self.alphas_K})
 
-    def first_order_logit(self, inputs: Inputs) -> Tensor | None:
-        """Return the logit of the linear model beside the towers; None if there is none."""
-        return None if self.first_order is None else self.first_order(inputs)
+    def beside_logit(self, inputs: Inputs) -> Tensor | None:
+        """Return the sum of the logits of what stands beside the towers; None if nothing does."""
+        logits: list[Tensor] = []
+        if self.first_order is not None:
+            logits.append(self.first_order(inputs))
+        if self.rates is not None:
+            logits.append(self.rates.logit(inputs))
+        return torch.stack(logits).sum(0) if logits else None
 
     def fuse(self, exponential_BHD: Tensor, linear_BHD: Tensor) -> Tensor:
         """Return the mean of the towers' logits, or their mean weighted by a gate that sees both states."""

@@ -21,8 +21,8 @@ def race_sentences(report: FitReport) -> list[str]:
     if taken is not None:
         asked = "" if budget is None else f" of {budget:g} asked"
         sentences.append(f"The fit took {taken / 60:.1f} minutes{asked}.")
-    if report.first_order is not None:
-        sentences.append(_capitalised(report.first_order.sentence) + ".")
+    if report.beside is not None:
+        sentences.append(_capitalised(report.beside.sentence) + ".")
     given_up = report.plan.get("given_up") or []
     if given_up:
         sentences.append(f"There was no time for {', '.join(given_up)}.")

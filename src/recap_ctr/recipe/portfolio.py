@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from recap_ctr.axes.logits import LogitTable
 from recap_ctr.axes.own_scores import OWN_SCORES
 from recap_ctr.config import TrainConfig
+from recap_ctr.data.rates import crossable
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.jobs import machine
 from recap_ctr.jobs.executor import Executor, Job
@@ -41,11 +44,13 @@ from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
 from recap_ctr.training import trees
 from recap_ctr.training.parallel import Runs, run_job, run_many
+from recap_ctr.training.rates import RATES
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
 from recap_ctr.training.report import ArmSummary, FitReport, TeachingStep, parse_report, write_report
 from recap_ctr.training.run import LOGITS, WIDE, RunConfig
 
 JOURNAL = "journal.json"
+Floats = npt.NDArray[np.float64]
 STRENGTHS = (1e2, 1e3, 1e4)
 """Strengths of the embedding regulariser that race first, as l2 · rows: the weight of the prior against all rows."""
 MIDDLE = 1e3
@@ -58,11 +63,17 @@ VALIDATION_ROWS = 250_000  # An epoch of more rows is validated several times.
 EPOCHS = (8, 8, 16, None)  # Of the four rounds, where there is no budget.
 SHARES = (0.2, 0.4, 0.5, 0.58)  # Of the time that is left after the references, at the end of each round.
 TYPICAL_EPOCHS = 260  # Of all models together, without a budget: most stop early.
-REFERENCE_SHARE = 0.1
-LOOK_EPOCHS = 2.0  # A model without time for as many, or for a third of a student's, is left out.
+REFERENCE_SHARE = 0.2  # Of the time; they stand beside the student's towers, too.
+LOOK_EPOCHS = (
+    2.0,
+    8.0,
+)  # A model without time for a third of a student's epochs, within these limits, is left out.
 MIN_STUDENT_EPOCHS = 0.3
 MAX_CHALLENGERS = 12
 STUDENT = "the student"
+RATES_TRAINING = {"learning_rate": 2e-3, "l2": 0.0, "ema_epochs": (1.0,), "max_epochs": 40}
+RATES_BATCHES = (256, 1024)  # The smallest and largest, for few rows and for many.
+MAX_COUNTED_ROWS = 20_000_000  # Of more training rows, click rates would not fit in memory.
 REPORT_SECONDS = 4.0  # To compare, to draw the page, and to end.
 
 
@@ -135,7 +146,8 @@ class Portfolio:
         is_finished = self.journal.taken is not None  # Then there is nothing left to hurry for.
         self.clock = Clock(None if is_finished else budget, started=started, spent=self.journal.spent)
         self.entrants: dict[str, Entrant] = {}
-        self.linear: Runs = {}
+        self.counted: Runs = {}
+        """The runs of lr and rates, which need no race; they teach, stand beside the student's towers, and may ship."""
         self.references: dict[str, Path] = {}
         self.own_scores = own_scores
         self.pack_seconds = 1.0
@@ -148,7 +160,7 @@ class Portfolio:
             try:
                 return self._run()
             except KeyboardInterrupt:
-                if self.linear:
+                if self.counted:
                     self.say("interrupted: packing the best so far; the same command goes on from here")
                     self._finish({}, self._pack([self._best()] if self.journal.standings else []), None)
                 raise
@@ -230,14 +242,19 @@ class Portfolio:
     # References.
 
     def _train_references(self) -> None:
-        """Train what the result is compared with; the logistic regression is the first model that is shipped."""
+        """Train what the result is compared with, and what counts; the best of them is the first to be shipped."""
         deadline = self.clock.deadline(max(REFERENCE_SHARE * self.clock.seconds, 1.0))
-        config = self._run_config("lr", {}, CONVERGED)
+        configs = [self._run_config("lr", {}, CONVERGED)]
+        if crossable(self.data.layout) and len(self.data.train) <= MAX_COUNTED_ROWS:
+            configs.append(self._run_config(RATES, {}, self._rates_training()))
         # References that a budget has cut must not be taken for those of a longer fit.
         suffix = "" if self.budget is None else f"-{self.budget:g}"
-        directory = self._path_of(f"lr{suffix}", config)
-        self.references = {LOGISTIC: directory / LOGITS}
-        jobs = []
+        runs = {self._path_of(f"{config.model}{suffix}", config): config for config in configs}
+        self.references = {LOGISTIC: next(iter(runs)) / LOGITS}
+        jobs = [run_job(directory, config, self.data, deadline) for directory, config in runs.items()]
+        if not self.journal.epoch_seconds:
+            first = self._first_run().to_json()
+            jobs.append(Job("timing", time_epoch, {"data": str(self.data.path), "config": first}))
         if trees.is_installed():
             self.references[TREES] = self.out / f"lightgbm{suffix}-{self.data.fingerprint[:10]}"
             arguments = {
@@ -250,14 +267,12 @@ class Portfolio:
         if self.own_scores is not None:
             self.references[OWN_SCORES] = self.own_scores
         self.say(f"references: {', '.join(self.references)}")
-        jobs = [run_job(directory, config, self.data, deadline), *jobs]
+        results = self.executor.run(jobs, title="references", quiet=self.quiet)
+        self.counted = {
+            directory: parse_report(result) for directory, result in zip(runs, results, strict=False)
+        }
         if not self.journal.epoch_seconds:
-            first = self._first_run().to_json()
-            jobs.append(Job("timing", time_epoch, {"data": str(self.data.path), "config": first}))
-        result, *rest = self.executor.run(jobs, title="references", quiet=self.quiet)
-        self.linear = {directory: parse_report(result)}
-        if not self.journal.epoch_seconds:
-            self.journal.epoch_seconds = rest[-1]
+            self.journal.epoch_seconds = results[len(runs)]
             total = self._time()[1]
             self.say(
                 f"time: {self.journal.epoch_seconds:.1f} s an epoch, {self.executor.workers} runs at a time;"
@@ -265,9 +280,14 @@ class Portfolio:
             )
         if deadline is not None and time.time() > deadline:
             self._give_up("training the references to their end")
-        self._note_packing(self.linear)
-        self._ship_best(self.linear)
+        self._note_packing(self.counted)
+        self._ship_best(self.counted)
         self._record()
+
+    def _rates_training(self) -> TrainConfig:
+        smallest, largest = RATES_BATCHES
+        size = min(max(len(self.data.train) // 100, smallest), largest)
+        return self.training.model_copy(update={**RATES_TRAINING, "batch_size": size})
 
     # The race.
 
@@ -276,7 +296,7 @@ class Portfolio:
         if self.journal.race_began is None:
             self.journal.race_began = self.clock.taken
         if not self.journal.standings and self._epochs_in_budget() < RACE_EPOCHS:
-            self._give_up("the race: the student learns from the references")
+            self._give_up("the race: the student learns from labels and references")
             return
         kind, rows = self.config.teacher_model, len(self.data.train)
         strengths = [s / rows for s in STRENGTHS] if self.config.l2 is None else [self.config.l2]
@@ -348,7 +368,8 @@ class Portfolio:
         """Return how many models can have a look in the second round."""
         if not self.clock.is_limited:
             return MAX_CHALLENGERS
-        look = max(LOOK_EPOCHS, self._horizon() / 3) * self._epoch_seconds()
+        fewest, most = LOOK_EPOCHS
+        look = min(max(fewest, self._horizon() / 3), most) * self._epoch_seconds()
         available = self._until_end_of_round(1) * self.executor.workers
         return int(available / max(look, 1e-9))
 
@@ -430,17 +451,31 @@ class Portfolio:
     # Teachers and students.
 
     def _select(self) -> "Ensemble":
-        """Choose the members of the teaching ensemble among all models so far."""
+        """Choose the members of the teaching ensemble among all that may teach.
+
+        Models that stand beside the student's towers don't: the towers are worth more if they know something else. Nor
+        do trees that are worse than the regression because the budget cut them.
+        """
+        valid, rate = self.data.valid, self.config.negative_rate
+
+        def logits_of(table: Path) -> tuple[Floats, Floats | None]:
+            logits_N = np.asarray(LogitTable(table).logits_NM[:, 0], np.float64)
+            return undo_sampling(logits_N, valid, rate)
+
         tables = {name: self.entrants[name].path / RACE for name in self.journal.standings}
         tables |= {name: path / "valid" for name, path in self.references.items()}
-        valid, rate = self.data.valid, self.config.negative_rate
-        names = list(tables)
-        undone = [
-            undo_sampling(np.asarray(LogitTable(tables[name]).logits_NM[:, 0], np.float64), valid, rate)
-            for name in names
-        ]
-        logits, weights = [logits for logits, _ in undone], undone[0][1]
-        return Ensemble(names, select_members(valid.labels, logits, weights))
+        columns = {name: logits_of(table)[0] for name, table in tables.items()}
+        weights = logits_of(tables[LOGISTIC])[1]
+        regression = columns.pop(LOGISTIC)
+        if TREES in columns:
+            losses = [
+                metrics.logloss(valid.labels, logits, weights) for logits in (columns[TREES], regression)
+            ]
+            if losses[0] > losses[1]:
+                del columns[TREES]
+        if not columns:
+            return Ensemble([], Selection((), None))
+        return Ensemble(list(columns), select_members(valid.labels, list(columns.values()), weights))
 
     def _pack(self, entrants: Sequence[Entrant]) -> Runs:
         """Calibrate, measure and pack runs as they are, with their logit tables."""
@@ -464,7 +499,7 @@ class Portfolio:
         """Pack the members of the ensemble, and the best model, which may be shipped."""
         members = [self.entrants[name] for name in ensemble.members if name in self.entrants]
         teachers = self._pack([*members, *([self._best()] if self.journal.standings else [])])
-        self._ship_best({**self.linear, **teachers})
+        self._ship_best({**self.counted, **teachers})
         return teachers
 
     def _tables_of(self, ensemble: "Ensemble") -> list[Path]:
@@ -493,10 +528,11 @@ class Portfolio:
                     teachers=tables,
                     routes=self.config.routes if isinstance(base.model_config, RecapConfig) else 1,
                     route_choice=self.config.route_choice,
-                    first_order=next(iter(self.linear)),
+                    beside=tuple(self.counted),
                 )
                 configs[self._path_of(f"student-{student}", config)] = config
-        self.say(f"student: {' and '.join(self.config.students)}, taught by {' + '.join(ensemble.members)}")
+        teachers = " + ".join(ensemble.members) or "labels alone"
+        self.say(f"student: {' and '.join(self.config.students)}, taught by {teachers}")
         return run_many(
             configs,
             self.data,
@@ -542,7 +578,7 @@ class Portfolio:
 
     def _finish(self, students: Runs, teachers: Runs, ensemble: "Ensemble | None") -> FitReport:
         """Ship the best run on validation, and report on it and on all that was tried."""
-        choice = choose_shipped(self.data, students, {**teachers, **self.linear})
+        choice = choose_shipped(self.data, students, {**teachers, **self.counted})
         if choice.reason:
             self.say(f"shipped: {choice.path.name}; {choice.reason}")
         ship(choice.path, self.out)

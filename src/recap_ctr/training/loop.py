@@ -20,7 +20,7 @@ from torch import nn
 from recap_ctr.axes.predict import predict, to_inputs
 from recap_ctr.axes.trajectory import MovingAverage, beta_of, restore_statistics
 from recap_ctr.config import Frozen, TrainConfig
-from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.shards import Rows
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
 from recap_ctr.jobs.machine import keep_freed_memory
@@ -114,7 +114,7 @@ class Trainer:
         name: str,
         model_config: Frozen,
         config: TrainConfig,
-        data: PreparedData,
+        data: Rows,
         device: torch.device,
         targets: npt.NDArray[np.float32] | None = None,
     ) -> None:
@@ -320,7 +320,7 @@ def train(
     name: str,
     model_config: Frozen,
     config: TrainConfig,
-    data: PreparedData,
+    data: Rows,
     out: Path,
     *,
     device: torch.device,

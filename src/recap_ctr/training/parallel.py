@@ -14,6 +14,8 @@ from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.jobs import machine
 from recap_ctr.jobs.executor import Executor, Job
 from recap_ctr.jobs.local import LocalProcesses
+from recap_ctr.models.rates import Rates
+from recap_ctr.training.rates import training_rows
 from recap_ctr.training.report import RunReport, parse_report
 from recap_ctr.training.run import ARTIFACT, LOGITS, RunConfig, held_out_shards, run
 
@@ -84,7 +86,10 @@ def run_and_write_logits(
             f"{settings.model}-seed-{settings.train.seed}", route=f"mean of {count}" if count > 1 else None
         )
         for split, path in missing.items():
-            write_logits(path, {estimator: loaded.model.to(device)}, prepared, split, device)
+            rows = None
+            if split == "train" and isinstance(loaded.model, Rates):
+                rows = training_rows(loaded.model.config, prepared)
+            write_logits(path, {estimator: loaded.model.to(device)}, prepared, split, device, rows=rows)
     return report.to_json()
 
 

@@ -88,24 +88,23 @@ class RouteGain(Record):
         )
 
 
-class FirstOrderGain(Record):
-    """What a logistic regression beside the towers gains on validation rows, and in which proportion it is there."""
+class PartGain(Record):
+    """What models beside the towers gain on validation rows, and in which proportions they are there."""
 
-    towers: float
-    """Factor of the towers' logit."""
-    linear: float
-    """Factor of the regression's logit."""
+    factors: dict[str, float]
+    """Factors of the logits of the towers and of each part that ships beside them, by name."""
     logloss: float
-    """How much lower the logloss is with it, on the validation rows that did not choose the proportion."""
-    shipped: bool
+    """How much lower the logloss is with the parts, on the validation rows that did not fit the proportions."""
 
     @property
     def sentence(self) -> str:
-        """Return whether the regression is shipped beside the towers and why, in words."""
-        verb = "stands" if self.shipped else "does not stand"
+        """Return what is shipped beside the towers and why, in words."""
+        shares = [f"{factor:.2f} of the {name}" for name, factor in self.factors.items()]
+        if len(shares) == 1:
+            return "nothing stands beside the towers: it would not lower the validation logloss"
         return (
-            f"a logistic regression {verb} beside the towers: {self.towers:.2f} of their logit and {self.linear:.2f} of"
-            f" its own change validation logloss by {-self.logloss:+.5f}"
+            f"the shipped logit is {', '.join(shares[:-1])} and {shares[-1]}, which changes the validation logloss by"
+            f" {-self.logloss:+.5f}"
         )
 
 
@@ -153,8 +152,8 @@ class RunReport(Record):
     """For a model with routes: its metrics on one route and on all, by the number of routes."""
     route_gain: RouteGain | None = None
     """Why as many routes ship as do, where the run chose their number."""
-    first_order: FirstOrderGain | None = None
-    """What a logistic regression beside the towers gains, where that was tried."""
+    beside: PartGain | None = None
+    """What a logistic regression and click rates beside the towers gain, where that was tried."""
     fields: list[FieldQuality] | None = None
     repeated: dict[str, int] | None = None
     """Held-out rows, by split, with the values and the label of a training row; None where they were not counted."""

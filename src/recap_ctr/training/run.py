@@ -32,16 +32,18 @@ from recap_ctr.inference.setting import measured_settings
 from recap_ctr.jobs import machine
 from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import count_parameters, parse_model
+from recap_ctr.models.rates import Rates
 from recap_ctr.models.recap import Recap, RecapConfig, Route
 from recap_ctr.nn.weights import to_arrays
 from recap_ctr.storage.claims import claim
 from recap_ctr.storage.files import atomic_file
 from recap_ctr.storage.locks import locked
 from recap_ctr.training import trees
+from recap_ctr.training.beside import put_beside
 from recap_ctr.training.breakdown import held_out_breakdown
-from recap_ctr.training.first_order import with_first_order
 from recap_ctr.training.linear import train_linear
 from recap_ctr.training.loop import Trained, Trainer, train
+from recap_ctr.training.rates import RATES, train_rates
 from recap_ctr.training.references import (
     LOGISTIC,
     TREES,
@@ -130,8 +132,8 @@ class RunConfig:
     """
     route_choice: RouteChoice = "late"
     """Routes that share all but their last steps, random ones, or those late ones that do best on validation."""
-    first_order: Path | None = None
-    """A finished run of lr, which is put beside the towers of RECAP if that is better on validation rows."""
+    beside: tuple[Path, ...] = ()
+    """Finished runs of lr and rates, which are put beside the towers of RECAP if that is better on validation rows."""
 
     def __post_init__(self) -> None:
         negative_rate_shift(self.negative_rate)  # It refuses an impossible rate.
@@ -156,7 +158,7 @@ class RunConfig:
             "model_config": self.model_config.model_dump(mode="json"),
             "train": self.train.model_dump(mode="json"),
             "teachers": [str(path) for path in self.teachers],
-            "first_order": None if self.first_order is None else str(self.first_order),
+            "beside": [str(path) for path in self.beside],
         }
 
     @classmethod
@@ -166,7 +168,7 @@ class RunConfig:
             "model_config": parse_model(values["model"], values["model_config"]),
             "train": parse(TrainConfig, values["train"], "run"),
             "teachers": tuple(Path(path) for path in values["teachers"]),
-            "first_order": Path(values["first_order"]) if values.get("first_order") else None,
+            "beside": tuple(Path(path) for path in values["beside"]),
         }
         return cls(**{**values, **parsed})
 
@@ -253,6 +255,17 @@ def _train(
     device = torch.device(config.device)
     if config.train.update == "convex":
         return train_linear(config.model_config, data, device, config.train.seed, deadline=deadline)
+    if config.model == RATES:
+        return train_rates(
+            config.model_config,
+            config.train,
+            data,
+            out,
+            device=device,
+            until=until,
+            deadline=deadline,
+            quiet=quiet,
+        )
     targets = teacher_targets(config.teachers, data) if config.teachers else None
     return train(
         config.model,
@@ -272,12 +285,13 @@ def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, 
     """Choose routes, calibrate, measure, pack the artifact and write the report of a trained model."""
     started = time.monotonic()
     device = torch.device(config.device)
-    model, first_order = trained.model, None
-    if config.first_order is not None and isinstance(model, Recap):
-        model, first_order = with_first_order(model, config.first_order, data, device)
-        config = replace(config, model_config=model.config)
+    model, beside = trained.model, None
+    if config.beside and isinstance(model, Recap):
+        model, beside = put_beside(model, config.beside, data, device)
         if not quiet:
-            say(first_order.sentence)
+            say(beside.sentence)
+    if isinstance(model, Recap | Rates):  # What ships may be more than what was configured.
+        config = replace(config, model_config=model.config)
     shipped = _choose_and_measure(config, model, data, device)
     calibration = shipped.calibration
     if shipped.gain is not None and not quiet:
@@ -307,7 +321,7 @@ def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, 
         metrics=shipped.metrics,
         metrics_by_routes=shipped.metrics_by_routes,
         **({} if shipped.gain is None else {"route_gain": shipped.gain}),
-        **({} if first_order is None else {"first_order": first_order}),
+        **({} if beside is None else {"beside": beside}),
         fields=field_quality(data) if config.report_fields else None,
         repeated=repeated_rows(data) if config.report_fields else None,
         breakdown=held_out_breakdown(shipped.model, data, device, calibration, config.negative_rate),
@@ -387,14 +401,14 @@ def is_finished(out: Path, config: RunConfig) -> bool:
         and report.negative_rate == config.negative_rate
         and (report.reference is not None) == config.train_baseline
         and (report.routes.count, report.routes.choice) == (config.routes, config.route_choice)
-        and (report.first_order is not None) == (config.first_order is not None)
+        and (report.beside is not None) == bool(config.beside)
     )
 
 
 def _remove_results(out: Path, config: RunConfig, *, trained_on: bool = False) -> None:
     """Go back to the trained weights. Remove the logits too, if weights or the routes that they are of may change."""
     routes = read_report(out).routes
-    may_change = trained_on or config.route_choice == "greedy" or config.routes is None or config.first_order
+    may_change = trained_on or config.route_choice == "greedy" or config.routes is None or config.beside
     if may_change or (routes.count, routes.choice) != (config.routes, config.route_choice):
         aside = out / f".{LOGITS}.partial"
         shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,70 @@
+"""Train the network on click rates: count, choose the pairs of fields, then the ordinary training loop."""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from recap_ctr.config import Frozen, TrainConfig
+from recap_ctr.data.layout import Layout
+from recap_ctr.data.rates import Rates as Counted
+from recap_ctr.data.shards import PreparedData, Shard
+from recap_ctr.errors import InputError
+from recap_ctr.models.rates import Rates, RatesConfig
+from recap_ctr.training.loop import Trained, train
+
+RATES = "rates"
+
+
+@dataclass(frozen=True)
+class CodedRows:
+    """Rows as the network on rates is trained and validated: codes in the place of ids."""
+
+    layout: Layout
+    train: Shard
+    valid: Shard
+
+
+def training_rows(config: RatesConfig, data: PreparedData) -> Shard:
+    """Return the training rows with what each may know of its rates, in the place of ids."""
+    return _coded(data.train, Counted(data.train, data.layout).training_codes(config.crosses))
+
+
+def _coded(shard: Shard, codes: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> Shard:
+    return replace(shard, ids=np.empty((len(shard), 0), np.int32), values=codes)  # type: ignore[arg-type]
+
+
+def train_rates(
+    config: Frozen,
+    training: TrainConfig,
+    data: PreparedData,
+    out: Path,
+    *,
+    device: torch.device,
+    until: int | None = None,
+    deadline: float | None = None,
+    quiet: bool = False,
+) -> Trained:
+    """Train the model `rates` in the directory `out`; the crosses are chosen if the config names none."""
+    assert isinstance(config, RatesConfig)
+    started = time.monotonic()
+    counted = Counted(data.train, data.layout)
+    crosses = config.crosses or tuple(counted.choose())
+    if not crosses:
+        raise InputError("no field has one value a row, so there are no rates of values")
+    rows = CodedRows(
+        data.layout,
+        _coded(data.train, counted.training_codes(crosses)),
+        _coded(data.valid, counted.codes(crosses, data.valid)),
+    )
+    counting = time.monotonic() - started
+    named = config.model_copy(update={"crosses": crosses})
+    trained = train(
+        RATES, named, training, rows, out, device=device, until=until, deadline=deadline, quiet=quiet
+    )
+    table = torch.from_numpy(counted.table(crosses))
+    model = Rates(named.model_copy(update={"buckets": len(table)}), data.layout)
+    model.load_state_dict({**trained.model.state_dict(), "table.weight": table})
+    return replace(trained, model=model.to(device).eval(), seconds=trained.seconds + counting)

@@ -1,0 +1,133 @@
+"""Models beside the towers: their proportions, and that the combined model is the weighted sum."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from recap_ctr.axes.predict import predict, predict_routes
+from recap_ctr.axes.routes import late_routes
+from recap_ctr.config import TrainConfig
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.evaluation import metrics
+from recap_ctr.inference.engine import Engine
+from recap_ctr.inference.export import export
+from recap_ctr.inference.setting import Setting
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.models.catalogue import count_parameters, parse_model
+from recap_ctr.models.recap import Recap, RecapConfig
+from recap_ctr.training import beside
+from recap_ctr.training.beside import fit_mixture, put_beside
+from recap_ctr.training.parallel import run_and_write_logits
+from recap_ctr.training.references import CONVERGED
+from recap_ctr.training.run import RunConfig, run
+from tests.support.tiny_recipe import TINY
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def counted_runs(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return finished runs of lr and of rates."""
+    base = tmp_path_factory.mktemp("counted")
+    for name, training in {"lr": CONVERGED, "rates": TrainConfig(batch_size=256, max_epochs=2)}.items():
+        config = RunConfig(name, parse_model(name, {}), training, train_baseline=False, report_fields=False)
+        run_and_write_logits(str(prepared.path), config.to_json(), str(base / name))
+    return base / "lr", base / "rates"
+
+
+def test_the_proportions_are_those_of_the_lowest_logloss() -> None:
+    rng = np.random.default_rng(0)
+    parts = rng.normal(size=(3, 20_000))
+    truth = np.array([0.7, 1.3, 0.4]) @ parts - 1.0
+    labels = (rng.random(20_000) < metrics.sigmoid(truth)).astype(np.float64)
+    mixture = fit_mixture(labels, parts)
+    assert [*mixture.factors, mixture.constant] == pytest.approx([0.7, 1.3, 0.4, -1.0], abs=0.08)
+
+
+def test_a_harmful_part_has_no_weight() -> None:
+    rng = np.random.default_rng(0)
+    good = rng.normal(size=5_000)
+    labels = (rng.random(5_000) < metrics.sigmoid(good)).astype(np.float64)
+    assert fit_mixture(labels, np.stack([-good, good])).factors[0] == 0
+
+
+def test_row_weights_count() -> None:
+    rng = np.random.default_rng(0)
+    parts = rng.normal(size=(2, 5_000))
+    is_first = np.arange(5_000) < 2_500
+    labels = (rng.random(5_000) < metrics.sigmoid(np.where(is_first, *parts))).astype(float)
+    first, second = fit_mixture(labels, parts, is_first.astype(float)).factors
+    assert first > 0.8 and second < 0.2
+
+
+def test_the_combined_model_is_the_weighted_sum_at_every_depth_and_route(
+    prepared: PreparedData, counted_runs: tuple[Path, Path]
+) -> None:
+    config = RecapConfig(dim=4, depth=2, train_depths=(1, 2), depth_weights=(0.5, 0.5), num_adapters=4)
+    torch.manual_seed(1)
+    model = Recap(config, prepared.layout).eval()  # Untrained: something must be worth adding.
+    routes = late_routes(config, 4)
+    for runs in (counted_runs[:1], counted_runs[1:], counted_runs):
+        combined, gain = put_beside(model, runs, prepared, CPU)
+        assert gain.logloss > 0 and len(gain.factors) > 1 and "validation logloss by -" in gain.sentence
+        named = {"regression": counted_runs[0], "rates": counted_runs[1]}
+        added_N = sum(
+            factor * predict(load_artifact(named[name] / "artifact").model, prepared.test, CPU)
+            for name, factor in gain.factors.items()
+            if name != "towers"
+        )
+        assert isinstance(added_N, np.ndarray)
+        for depth in (1, 2):
+            towers_NK = gain.factors["towers"] * predict_routes(model, prepared.test, routes, CPU, depth)
+            rest_NK = predict_routes(combined, prepared.test, routes, CPU, depth) - towers_NK
+            assert np.ptp(rest_NK - added_N[:, None]) < 1e-5, "what is left is the constant"
+        home = predict(combined, prepared.test, CPU)
+        assert np.allclose(home, predict_routes(combined, prepared.test, routes[:1], CPU)[:, 0], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_ships_them_and_their_size_is_counted(
+    prepared: PreparedData, click_log: pl.DataFrame, counted_runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    settings = parse_model("recap", TINY["model_settings"])
+    config = RunConfig(
+        "recap",
+        settings,
+        TrainConfig(batch_size=256, max_epochs=1),
+        train_baseline=False,
+        report_fields=False,
+        beside=counted_runs,
+    )
+    assert RunConfig.from_json(config.to_json()) == config
+    report = run(config, prepared, tmp_path / "run", quiet=True)
+    assert report.beside is not None and len(report.beside.factors) > 1
+    plain = count_parameters("recap", settings, prepared.layout)
+    packed = load_artifact(tmp_path / "run" / "artifact")
+    stored = sum(weight.size for weight in packed.weights.values())
+    assert plain < report.parameters == packed.manifest["parameters"] <= stored
+    scored = []
+    export(tmp_path / "run" / "artifact", routes=1, depth=2, data=prepared, quiet=True)
+    backends: tuple[Literal["onnx", "torch"], ...] = ("onnx", "torch")
+    for backend in backends:
+        engine = Engine.load(tmp_path / "run" / "artifact", backend=backend, threads=1)
+        scored.append(engine.score(engine.encode(click_log), Setting(1, 2)).logit_B)
+    np.testing.assert_allclose(scored[0], scored[1], atol=1e-5)
+    without = replace(config, beside=())
+    assert run(without, prepared, tmp_path / "run", quiet=True).beside is None
+
+
+def test_the_gain_is_against_the_calibrated_towers_alone(
+    prepared: PreparedData, counted_runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Towers that know the labels gain nothing from others, however wrong their scale is."""
+    labels = np.asarray(prepared.valid.labels, np.float64)
+    towers = 40 * (labels - 0.5) + np.random.default_rng(1).normal(size=len(labels))
+    monkeypatch.setattr(beside, "predict", lambda *_: towers.astype(np.float32))
+    config = RecapConfig(dim=4, depth=2, train_depths=(2,), depth_weights=(1.0,), num_adapters=4)
+    _, gain = put_beside(Recap(config, prepared.layout), counted_runs, prepared, CPU)
+    assert gain.logloss == pytest.approx(0.0, abs=1e-4)
