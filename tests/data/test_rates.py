@@ -18,6 +18,7 @@ from recap_ctr.data.rates import (
     PRIOR,
     SLOTS,
     Rates,
+    choose_crosses,
     encode_rates,
     pack_table,
     place,
@@ -64,6 +65,8 @@ def test_a_row_sees_the_clicks_of_other_folds_and_the_number_of_all_other_rows()
     rows = random_shard(400)
     rates = Rates(rows, LAYOUT)
     codes = rates.training_codes([("f0",), ("f0", "f1")])
+    measured = rates.measure([("f0",), ("f0", "f1")], rows).training
+    assert codes.tolist() == measured.tolist()
     for row in range(0, 400, 37):
         for column, fields in ((0, [0]), (2, [0, 1])):
             same = (rows.ids[:, fields] == rows.ids[row, fields]).all(axis=1)
@@ -93,9 +96,8 @@ def test_weights_count_as_rows() -> None:
     weighted = replace(rows, weights=np.full(60, 2.0, np.float32))
     crosses = [("f1",), ("f1", "f2")]
     later = random_shard(50, seed=1)
-    assert Rates(weighted, LAYOUT).codes(crosses, later).tolist() == (
-        Rates(twice, LAYOUT).codes(crosses, later).tolist()
-    )
+    codes = [Rates(rows, LAYOUT).measure(crosses, later).later for rows in (weighted, twice)]
+    assert codes[0].tolist() == codes[1].tolist()
 
 
 @settings(deadline=None, max_examples=30)
@@ -103,14 +105,12 @@ def test_weights_count_as_rows() -> None:
 def test_the_table_says_what_counting_says(rows: int, seed: int) -> None:
     """All but the few entries that find their bucket full, which read as unseen."""
     crosses = [("f0",), ("f1", "f2"), ("f0", "f2")]
-    rates = Rates(random_shard(rows, seed), LAYOUT)
-    packed = rates.table(crosses)
-    table = RateTable(crosses, len(packed), LAYOUT)
-    table.weight.copy_(torch.from_numpy(packed))
     later = random_shard(300, seed + 1)
+    measured = Rates(random_shard(rows, seed), LAYOUT).measure(crosses, later)
+    table = RateTable(crosses, len(measured.table), LAYOUT)
+    table.weight.copy_(torch.from_numpy(measured.table))
     read = table(torch.from_numpy(later.ids)).flatten(1).numpy()
-    counted = rates.codes(crosses, later)
-    is_same = (read == counted).reshape(300, -1, 2).all(-1)
+    is_same = (read == measured.later).reshape(300, -1, 2).all(-1)
     is_unseen = (read == 0).reshape(300, -1, 2).all(-1)
     assert (is_same | is_unseen).all()
     assert is_same.mean() > 0.85
@@ -147,7 +147,7 @@ def test_the_pair_that_decides_is_chosen() -> None:
     effects = rng.normal(size=(200, 200))
     odds = 2 * effects[rows.ids[:, 0], rows.ids[:, 2]]
     labels = (rng.random(20_000) < 1 / (1 + np.exp(-odds))).astype(np.uint8)
-    chosen = Rates(replace(rows, labels=labels), LAYOUT).choose()
+    chosen = choose_crosses(replace(rows, labels=labels), LAYOUT)
     assert chosen[:3] == [("f0",), ("f1",), ("f2",)]
     assert chosen[3] == ("f0", "f2")
 
@@ -157,11 +157,11 @@ def test_pairs_without_effect_are_not_chosen() -> None:
     rows = random_shard(20_000)
     odds = rng.normal(size=60)[rows.ids[:, 0]] - 1
     labels = (rng.random(20_000) < 1 / (1 + np.exp(-odds))).astype(np.uint8)
-    assert all(len(cross) == 1 for cross in Rates(replace(rows, labels=labels), LAYOUT).choose())
+    assert all(len(cross) == 1 for cross in choose_crosses(replace(rows, labels=labels), LAYOUT))
 
 
 def test_a_field_with_several_values_has_no_rates(prepared: PreparedData) -> None:
     with pytest.raises(InputError, match="no click rates of 'tags'"):
         RateTable([("site", "tags")], 1, prepared.layout)
-    crosses = Rates(prepared.train, prepared.layout).choose()
+    crosses = choose_crosses(prepared.train, prepared.layout)
     assert not {"tags", "price"} & {name for cross in crosses for name in cross}

@@ -378,7 +378,7 @@ class TestPoorSettings:
         self, copy: Path, prepared: PreparedData
     ) -> None:
         forge(copy, lambda manifest: spoil(manifest, SHALLOW, 1.5))
-        export(copy, data=prepared, quiet=True)
+        export(copy, routes=1, depth=1, data=prepared, quiet=True)
         assert Engine.load(copy, threads=1).settings == (FULL, HOME, SHALLOW)
 
     def test_the_full_setting_is_always_offered(self, copy: Path) -> None:

@@ -9,9 +9,9 @@ for the logarithm of the number of rows. Numpy fills the table; torch and ONNX r
 Shapes: N rows, P crosses (fields or pairs of fields), C candidates.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations
 from typing import Any, TypeVar
 
@@ -39,7 +39,7 @@ ENTRIES_PER_VALUE = (
     4.8  # Entries for each value of a field: then the table takes half the bytes of 16 numbers a value.
 )
 MIN_ENTRIES = 100_000
-CHOICE_ROWS = 200_000  # That the choice of pairs looks at.
+CHOICE_ROWS = 300_000  # That the choice of pairs looks at.
 SLOTS = 8
 FILL = 0.6  # Of the slots: then one entry in fifty finds its bucket full and is left out, the rarest first.
 LEVELS = 256
@@ -97,6 +97,26 @@ class _Counts:
     """The place of each training row's pair in `keys`."""
 
 
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """The rates of crosses as training and the model take them; codes are rows × 2 crosses."""
+
+    training: Codes
+    later: Codes
+    table: npt.NDArray[np.int32]
+    """The packed table of all entries, buckets × slots."""
+
+
+def choose_crosses(train: Shard, layout: Layout) -> list[Cross]:
+    """Return the fields and pairs of fields whose rates are worth their entries, by a sample of the training rows."""
+    room = max(ENTRIES_PER_VALUE * layout.num_rows, MIN_ENTRIES) - layout.num_rows
+    share = min(CHOICE_ROWS / len(train), 1.0)
+    if share < 1.0:
+        positions = np.random.default_rng(2).choice(len(train), CHOICE_ROWS, replace=False)
+        train = train.take(np.sort(positions))
+    return Rates(train, layout).choose(share * room)
+
+
 class Rates:
     """The rates of crosses over training rows."""
 
@@ -120,7 +140,13 @@ class Rates:
         return keys
 
     def _count(self, cross: Cross) -> _Counts:
-        keys, place_N = np.unique(self.keys(self._train, cross), return_inverse=True)
+        keys_N = self.keys(self._train, cross)
+        size = math.prod(field.size for field in fields_of([cross], self._layout)[0] if field is not None)
+        if size <= 4 * len(keys_N):  # Count in place; sorting would take longer.
+            present = np.bincount(keys_N, minlength=size) > 0
+            keys, place_N = np.flatnonzero(present), (np.cumsum(present) - 1)[keys_N]
+        else:
+            keys, place_N = np.unique(keys_N, return_inverse=True)
         rows, clicks = (
             np.asarray(np.bincount(place_N, masses_N, len(keys)), np.float64)
             for masses_N in (self._masses_N, self._masses_N * self._labels_N)
@@ -136,71 +162,57 @@ class Rates:
         clicks_N = counts.clicks[counts.place_N] - own_clicks[cell_N]
         return np.clip(clicks_N, 0.0, rows_N), np.maximum(rows_N, 0.0)
 
+    def _training_codes(self, counts: _Counts) -> Codes:
+        others_N = np.maximum(counts.rows[counts.place_N] - self._masses_N, 0.0)
+        return encode_rates(*self._of_other_folds(counts), self.rate, others_N)
+
     def training_codes(self, crosses: Sequence[Cross]) -> Codes:
         """Return what each training row may know of its rates, rows × 2 crosses.
 
         The number of rows says nothing about clicks; it is that of all other rows, as later rows see it.
         """
-        parts = []
-        for cross in crosses:
-            counts = self._count(cross)
-            others_N = np.maximum(counts.rows[counts.place_N] - self._masses_N, 0.0)
-            parts.append(encode_rates(*self._of_other_folds(counts), self.rate, others_N))
-        return np.concatenate(parts, axis=1)
+        return np.concatenate([self._training_codes(self._count(cross)) for cross in crosses], axis=1)
 
-    def codes(self, crosses: Sequence[Cross], shard: Shard) -> Codes:
-        """Return the rates of rows that are not training rows, rows × 2 crosses."""
-        parts = []
-        for cross in crosses:
-            counts = self._count(cross)
-            entries = np.append(encode_rates(counts.clicks, counts.rows, self.rate), [[0, 0]], axis=0)
-            keys = self.keys(shard, cross)
-            at = np.minimum(np.searchsorted(counts.keys, keys), len(counts.keys) - 1)
-            parts.append(entries[np.where(counts.keys[at] == keys, at, len(counts.keys))])
-        return np.concatenate(parts, axis=1).astype(np.uint8)
-
-    def table(self, crosses: Sequence[Cross]) -> npt.NDArray[np.int32]:
-        """Return the packed table of all entries, buckets × slots; where a bucket is full, the rarest are left out."""
-        lefts, rights, numbers, codes, rows = [], [], [], [], []
+    def measure(self, crosses: Sequence[Cross], later: Shard) -> Measured:
+        """Count every cross once, and return all that training and the model need of it."""
+        training, held_out, entries = [], [], []
         for index, cross in enumerate(crosses):
             counts = self._count(cross)
+            training.append(self._training_codes(counts))
+            codes = encode_rates(counts.clicks, counts.rows, self.rate)
+            keys = self.keys(later, cross)
+            at = np.minimum(np.searchsorted(counts.keys, keys), len(counts.keys) - 1)
+            with_unseen = np.append(codes, np.zeros((1, 2), np.uint8), axis=0)
+            held_out.append(with_unseen[np.where(counts.keys[at] == keys, at, len(counts.keys))])
             ((_, second),) = fields_of([cross], self._layout)
             size = 1 if second is None else second.size
-            lefts.append(counts.keys // size)
-            rights.append(counts.keys % size)
-            numbers.append(np.full(len(counts.keys), index, np.int64))
-            codes.append(encode_rates(counts.clicks, counts.rows, self.rate))
-            rows.append(counts.rows)
-        order = np.argsort(-np.concatenate(rows), kind="stable")
-        left, right, number = (np.concatenate(column)[order] for column in (lefts, rights, numbers))
-        return pack_table(left, right, number, np.concatenate(codes).astype(np.int64)[order])
-
-    @cached_property
-    def _sample(self) -> npt.NDArray[np.intp]:
-        """The positions of the rows that the choice of pairs looks at."""
-        count = len(self._train)
-        if count <= CHOICE_ROWS:
-            return np.arange(count)
-        return np.sort(np.random.default_rng(2).choice(count, CHOICE_ROWS, replace=False))
+            entry = [counts.keys // size, counts.keys % size, np.full(len(counts.keys), index), *codes.T]
+            entries.append(np.stack([counts.rows, *entry]).astype(np.int64))
+        columns = np.concatenate(entries, axis=1)
+        columns = columns[
+            :, np.argsort(-columns[0], kind="stable")
+        ]  # Where a bucket is full, the rarest are left out.
+        table = pack_table(columns[1], columns[2], columns[3], columns[4:].T)
+        return Measured(np.concatenate(training, axis=1), np.concatenate(held_out, axis=1), table)
 
     def _log_odds(self, cross: Cross) -> tuple[Floats, int]:
-        """Return the log odds that the sampled rows may know, standardised, and the number of entries."""
+        """Return the log odds that each row may know, standardised, and the number of entries."""
         counts = self._count(cross)
-        clicks_N, rows_N = (column[self._sample] for column in self._of_other_folds(counts))
+        clicks_N, rows_N = self._of_other_folds(counts)
         odds_N = np.log((clicks_N + PRIOR * self.rate) / (rows_N - clicks_N + PRIOR * (1 - self.rate)))
         return (odds_N - odds_N.mean()) / max(odds_N.std(), 1e-9), len(counts.keys)
 
-    def choose(self) -> list[Cross]:
+    def choose(self, room: float) -> list[Cross]:
         """Return all fields, and the pairs that explain most of what is left, one after the other.
 
         What a pair adds is how much more of the labels' variance a linear model of log odds explains with it. Pairs are
-        looked for among the fields that explain most alone.
+        looked for among the fields that explain most alone. They have `room` entries together, at most.
         """
         fields = [field.name for field in crossable(self._layout)]
         singles: list[Cross] = [(name,) for name in fields]
         if not singles:
             return []
-        search = _Search(self._labels_N[self._sample], [self._log_odds(cross)[0] for cross in singles])
+        search = _Search(self._labels_N, [self._log_odds(cross)[0] for cross in singles])
         best = search.order(MAX_PAIRED_FIELDS)
         search.take_all()
         pairs: list[Cross] = [(fields[i], fields[j]) for i, j in combinations(sorted(best), 2)]
@@ -209,7 +221,6 @@ class Rates:
             odds_N, size = self._log_odds(pair)
             columns.append(odds_N)
             entries.append(size)
-        room = max(ENTRIES_PER_VALUE * self._layout.num_rows, MIN_ENTRIES) - self._layout.num_rows
         return singles + [pairs[at] for at in search.add(columns, entries, room)]
 
 

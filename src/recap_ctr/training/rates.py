@@ -9,6 +9,7 @@ import torch
 
 from recap_ctr.config import Frozen, TrainConfig
 from recap_ctr.data.layout import Layout
+from recap_ctr.data.rates import Codes, choose_crosses
 from recap_ctr.data.rates import Rates as Counted
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.errors import InputError
@@ -32,7 +33,7 @@ def training_rows(config: RatesConfig, data: PreparedData) -> Shard:
     return _coded(data.train, Counted(data.train, data.layout).training_codes(config.crosses))
 
 
-def _coded(shard: Shard, codes: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> Shard:
+def _coded(shard: Shard, codes: Codes) -> Shard:
     return replace(shard, ids=np.empty((len(shard), 0), np.int32), values=codes)  # type: ignore[arg-type]
 
 
@@ -50,21 +51,16 @@ def train_rates(
     """Train the model `rates` in the directory `out`; the crosses are chosen if the config names none."""
     assert isinstance(config, RatesConfig)
     started = time.monotonic()
-    counted = Counted(data.train, data.layout)
-    crosses = config.crosses or tuple(counted.choose())
+    crosses = config.crosses or tuple(choose_crosses(data.train, data.layout))
     if not crosses:
         raise InputError("no field has one value a row, so there are no rates of values")
-    rows = CodedRows(
-        data.layout,
-        _coded(data.train, counted.training_codes(crosses)),
-        _coded(data.valid, counted.codes(crosses, data.valid)),
-    )
+    measured = Counted(data.train, data.layout).measure(crosses, data.valid)
+    rows = CodedRows(data.layout, _coded(data.train, measured.training), _coded(data.valid, measured.later))
     counting = time.monotonic() - started
     named = config.model_copy(update={"crosses": crosses})
     trained = train(
         RATES, named, training, rows, out, device=device, until=until, deadline=deadline, quiet=quiet
     )
-    table = torch.from_numpy(counted.table(crosses))
-    model = Rates(named.model_copy(update={"buckets": len(table)}), data.layout)
-    model.load_state_dict({**trained.model.state_dict(), "table.weight": table})
+    model = Rates(named.model_copy(update={"buckets": len(measured.table)}), data.layout)
+    model.load_state_dict({**trained.model.state_dict(), "table.weight": torch.from_numpy(measured.table)})
     return replace(trained, model=model.to(device).eval(), seconds=trained.seconds + counting)
