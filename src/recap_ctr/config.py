@@ -116,8 +116,9 @@ class TrainConfig(Frozen):
     """β of Eq. 10; the averaged weights are then what is validated, selected and shipped. 0: no average."""
     ema_epochs: tuple[PositiveFloat, ...] = ()
     """Horizons of such averages in epochs, instead of β. All are kept; validation selects the best."""
-    ema_warmup: PositiveFloat = WARMUP
-    """Early in training an average spans at most this fraction, 1 / ema_warmup, of the steps so far."""
+    ema_warmup: NonNegativeFloat = WARMUP
+    """Early in training an average spans at most this fraction, 1 / ema_warmup, of the steps so far. 0: β holds from
+    the first step on, as Eq. 10 is written, and the average remembers the random start for long."""
     checkpoints: NonNegativeInt = 0
     """Keep the raw weights of this many last epochs: estimators of the trajectory axis."""
     kd_weight: NonNegativeFloat = 1.0

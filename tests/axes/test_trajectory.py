@@ -14,6 +14,7 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.recap import Recap
+from recap_ctr.nn.embedding import Table
 from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.weights import load_tensors
 from recap_ctr.training import loop as train_module
@@ -168,6 +169,35 @@ def test_routes_are_drawn_as_in_training_and_dropout_is_not() -> None:
     restore_statistics(undropped, batches(12))
     for name, norm in norms_of(model).items():
         assert torch.equal(norm.running_var, norms_of(undropped)[name].running_var)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_without_warm_up_it_is_equation_10_from_the_first_step_on(lazy: bool) -> None:
+    """On a run this short, a warm-up would make all three the same."""
+    model = fcn()
+    betas = (0.999, 0.9995, 0.9999)
+    averages = [MovingAverage(model, beta, lazy=lazy, warmup=0) for beta in betas]
+    warmed = [MovingAverage(model, beta, lazy=lazy) for beta in betas]
+    expected = [[weight.detach().clone() for weight in model.parameters()] for _ in betas]
+    tables = {name: module for name, module in model.named_modules() if isinstance(module, Table)}
+    for step in range(1, 21):
+        with torch.no_grad():
+            for average in (*averages, *warmed):
+                for name, table in tables.items():
+                    average.before_rows_change(name, torch.arange(len(table.weight)))
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight))
+        for average in (*averages, *warmed):
+            average.after_step(step)
+        for beta, means in zip(betas, expected, strict=True):
+            for mean, weight in zip(means, model.parameters(), strict=True):
+                mean.mul_(beta).add_(weight.detach(), alpha=1 - beta)
+    for average, means in zip(averages, expected, strict=True):
+        for weight, mean in zip(average.settle().parameters(), means, strict=True):
+            torch.testing.assert_close(weight, mean, atol=1e-5, rtol=1e-5)
+    for average in warmed[1:]:
+        for weight, other in zip(average.settle().parameters(), warmed[0].settle().parameters(), strict=True):
+            torch.testing.assert_close(weight, other, atol=1e-5, rtol=1e-5)
 
 
 def test_only_parameters_are_averaged() -> None:

@@ -9,6 +9,7 @@ import pytest
 from recap_ctr.bench.request import ONE_RECIPE, ONE_SEED, Request, fulfil
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.recipe.config import recipe_config
 from recap_ctr.recipe.stages import Recipe
 
 
@@ -122,6 +123,17 @@ def test_settings_override_those_of_the_file_table_by_table(
                 "variance", (name,), tmp_path / "out", tmp_path / "reports", settings=settings, quiet=True
             )
         )
-    by_file, quick = (recipe.config for recipe in seen)
+    fulfil(
+        Request(
+            "variance",
+            (str(prepared.path),),
+            tmp_path / "paper",
+            tmp_path / "reports",
+            preset="paper",
+            quiet=True,
+        )
+    )
+    by_file, quick, paper = (recipe.config for recipe in seen)
+    assert paper == recipe_config("paper", {}, "test"), "the file belongs to the default recipe"
     assert by_file.teachers == 4 and by_file.train == {"patience": 7, "max_epochs": 2}
     assert quick.train["max_epochs"] == 2 and quick.train["patience"] == 2

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
+from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
+from recap_ctr.models.catalogue import count_parameters, parse_model
+from recap_ctr.models.recap import RecapConfig, default_rank
 from recap_ctr.recipe.config import (
     PRESETS,
     RecipeConfig,
@@ -62,13 +65,66 @@ def test_merging_leaves_both_sides_unchanged() -> None:
 
 
 def test_the_papers_preset_is_what_the_paper_states() -> None:
-    config = recipe_config("paper", {"teachers": 3}, "test")
+    """Every field is pinned: one that is changed by mistake would make another method of it."""
+    config = recipe_config("paper", {}, "test")
     student, teacher = training_of(config, 10**6), training_of(config, 10**6, teacher=True)
-    assert config.teachers == 3 and PRESETS["paper"]["teachers"] == 5
-    assert student.ema == 0.9995 and student.kd_weight == 1.0 and not student.ema_epochs
-    assert teacher.ema is None and not teacher.ema_epochs and teacher.schedule == "plateau"
-    model_config = config.model_config_of("recap").model_dump()
-    assert (model_config["num_adapters"], model_config["lora_rank"]) == (8, 96)
+    published = {"batch_size": 4096, "learning_rate": 1e-3, "clip": 10.0, "update": "exact", "net_l2": 0.0}
+    for training in (student, teacher):
+        assert {name: getattr(training, name) for name in published} == published
+    assert {
+        name: getattr(student, name)
+        for name in ("schedule", "max_epochs", "patience", "ema", "ema_epochs", "ema_warmup", "kd_weight")
+    } == {
+        "schedule": "cosine",
+        "max_epochs": 20,
+        "patience": 20,
+        "ema": 0.9995,
+        "ema_epochs": (),
+        "ema_warmup": 0.0,
+        "kd_weight": 1.0,
+    }
+    assert (teacher.schedule, teacher.max_epochs, teacher.patience, teacher.ema, teacher.ema_epochs) == (
+        "plateau",
+        100,
+        2,
+        None,
+        (),
+    )
+    assert (config.model, config.teacher_model, config.teachers) == ("recap", "fcn", 5)
+    assert (config.routes, config.route_choice, config.student_factors) == (8, "random", ())
+    assert config.model_config_of("recap").model_dump() == {
+        "dim": 16,
+        "depth": 4,
+        "num_adapters": 8,
+        "lora_rank": None,
+        "max_rank": 96,
+        "form": "additive",
+        "binding": "free",
+        "sampling": "batch",
+        "sample_from": 0,
+        "exponential_dropout": 0.1,
+        "linear_dropout": 0.1,
+        "layer_norm": True,
+        "scale_norm": True,
+        "fuse": "mean",
+        "train_depths": (2, 3, 4),
+        "depth_weights": (1 / 3, 1 / 3, 1 / 3),
+        "loss": "depth-bce",
+    }
+
+
+def test_the_papers_rank_is_capped_where_the_model_would_outgrow_fcn() -> None:
+    config = recipe_config("paper", {}, "test").model_config_of("recap")
+    assert isinstance(config, RecapConfig)
+    small = Layout.of_sizes([6_042, 4, 9, 23, 3_643, 10, 20])
+    large = Layout.of_sizes([25_000] * 39)
+    assert default_rank(config, large) == 96
+    rank = default_rank(config, small)
+    fcn = count_parameters("fcn", parse_model("fcn", {}), small)
+    assert rank < 56
+    assert count_parameters("recap", config, small) <= 1.05 * fcn
+    wider = config.model_copy(update={"lora_rank": rank + 4})
+    assert count_parameters("recap", wider, small) > 1.05 * fcn
 
 
 def test_the_papers_preset_survives_toml() -> None:

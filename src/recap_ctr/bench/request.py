@@ -147,10 +147,11 @@ def _open(request: Request, name: str) -> Dataset:
 def _recipe_config(request: Request, name: str, data: PreparedData) -> RecipeConfig:
     """Return the recipe of the request's file, or of the data set's; by default, that of the preset.
 
-    Only data that were requested by the `name` synthetic have the quick recipe.
+    The data set's file belongs to the default recipe; another preset is taken as it is. Only data that were requested
+    by the `name` synthetic have the quick recipe.
     """
     file = request.reports / data.name / "recipe.toml"
-    path = request.config or (file if file.is_file() else None)
+    path = request.config or (file if file.is_file() and request.preset == "default" else None)
     if path is None and name == NAME and request.preset == "default":
         return quick_recipe(len(data.train), 1, max_epochs=6, settings={"teachers": 2, **request.settings})
     settings = merge_settings(read_toml(path) if path is not None else {}, request.settings)

@@ -29,6 +29,7 @@ from recap_ctr.nn.mlp import Wide
 from recap_ctr.nn.norms import ScaleNorm
 
 TowerRoute = tuple[int, ...]
+LATER = ("first_order", "rates", "max_rank")  # Settings that the first runs' directories are not named after.
 SIZE_LIMIT = 1.05  # largest size, relative to FCN with its published 3 + 4 layers
 
 
@@ -49,6 +50,8 @@ class RecapConfig(Frozen):
     """Adapters per tower, M_route in the paper."""
     lora_rank: PositiveInt | None = None
     """r_LoRA in the paper; None: the largest multiple of 4 that keeps the model within 1.05 times FCN's size."""
+    max_rank: PositiveInt | None = None
+    """Where the rank follows from FCN's size: the largest to take, however large FCN is."""
     form: Literal["additive", "multiplicative"] = "additive"
     """The weight with an adapter: W + AB^T, as in the paper, or W ∘ (1 + AB^T)."""
     binding: Literal["free", "tied"] = "tied"
@@ -98,9 +101,7 @@ class RecapConfig(Frozen):
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Drop a setting that is newer than the runs named after these values, if it is at its default."""
-        return {
-            key: value for key, value in dump(self).items() if key not in ("first_order", "rates") or value
-        }
+        return {key: value for key, value in dump(self).items() if key not in LATER or value}
 
     def choices(self, step: int) -> range:
         """Return the adapters that step `step` (from 0) may use."""
@@ -128,12 +129,15 @@ def parameters_of_rank(config: RecapConfig, layout: Layout, rank: int) -> int:
 
 
 def default_rank(config: RecapConfig, layout: Layout) -> int:
-    """Return the largest multiple of 4 as rank that keeps the model within `SIZE_LIMIT`; at least 4."""
+    """Return the largest multiple of 4 as rank that keeps the model within `SIZE_LIMIT`; at least 4.
+
+    It does not exceed `max_rank` either.
+    """
     D = layout.num_fields * config.dim
     layer = D * D // 2 + D + (D if config.layer_norm else 0) + (2 if config.scale_norm else 0)
     fcn = layout.num_rows * config.dim + 7 * layer + 2 * (D + 1)
-    rank = 4
-    while rank + 4 <= D // 2 and parameters_of_rank(config, layout, rank + 4) <= SIZE_LIMIT * fcn:
+    rank, largest = 4, min(D // 2, config.max_rank or D // 2)
+    while rank + 4 <= largest and parameters_of_rank(config, layout, rank + 4) <= SIZE_LIMIT * fcn:
         rank += 4
     return rank
 

@@ -91,7 +91,7 @@ PAPER = {
     "model": "recap",
     "model_settings": {
         "num_adapters": 8,
-        "lora_rank": 96,
+        "max_rank": 96,  # Where 96 would make the model larger than 1.05 FCN, the largest that does not.
         "binding": "free",
         "depth": 4,
         "train_depths": [2, 3, 4],
@@ -102,7 +102,15 @@ PAPER = {
     "route_choice": "random",
     "student_factors": [],
     "probe": {"horizon_factors": [], "dropouts": [], "dim_factors": []},
-    "train": {"schedule": "cosine", "ema": 0.9995, "ema_epochs": [], "max_epochs": 20, "kd_weight": 1.0},
+    "train": {
+        "schedule": "cosine",
+        "ema": 0.9995,
+        "ema_epochs": [],
+        "ema_warmup": 0,
+        "max_epochs": 20,
+        "patience": 20,  # The rate must have decayed before a run ends.
+        "kd_weight": 1.0,
+    },
     "teacher_train": {"schedule": "plateau", "ema": 0, "max_epochs": 100, "patience": 2},
 }
 PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER}

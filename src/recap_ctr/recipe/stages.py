@@ -4,7 +4,7 @@ Every stage has a directory named after what it was made from. So a changed sett
 and no others, and going back to an earlier setting finds the earlier stages again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from recap_ctr.jobs.executor import Executor, Job
 from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import parse_model, short_name
-from recap_ctr.models.recap import RecapConfig
+from recap_ctr.models.recap import SIZE_LIMIT, RecapConfig, default_rank
 from recap_ctr.recipe.choice import choose_shipped
 from recap_ctr.recipe.clock import Clock
 from recap_ctr.recipe.config import TEACHER_SEEDS, RecipeConfig, training_of
@@ -474,7 +474,20 @@ class Recipe:
             inputs = config.training_inputs(self.data, self.runner.checksum)
             configs[self.directory(f"student-{short_name(student)}", inputs)] = config
         self.say(f"student: {' and '.join(self.config.students)}, taught by {len(teachers)} teachers")
+        self._say_rank(configs.values())
         return self.train(configs, "student", STUDENT_SHARE)
+
+    def _say_rank(self, configs: Iterable[RunConfig]) -> None:
+        """Say where the recipe's rank of adapters would make a student too large, and which it has instead."""
+        for config in configs:
+            model = config.model_config
+            if isinstance(model, RecapConfig) and model.max_rank and model.lora_rank is None:
+                rank = default_rank(model, self.data.layout)
+                if rank < model.max_rank:
+                    self.say(
+                        f"adapters of rank {rank}: rank {model.max_rank} would make the model larger than"
+                        f" {SIZE_LIMIT} times FCN"
+                    )
 
     def student_l2(self, plan: Plan, student: str, model_config: Frozen, teachers: Sequence[Path]) -> float:
         """Return the regulariser of a taught student: the teachers' or a weaker one, as validation says."""
