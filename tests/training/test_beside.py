@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 import torch
 
-from recap_ctr.axes.predict import predict, predict_routes
+from recap_ctr.axes.predict import predict, predict_routes, to_inputs
 from recap_ctr.axes.routes import late_routes
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
@@ -19,7 +19,9 @@ from recap_ctr.inference.export import export
 from recap_ctr.inference.setting import Setting
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import count_parameters, parse_model
+from recap_ctr.models.rates import Rates
 from recap_ctr.models.recap import Recap, RecapConfig
+from recap_ctr.nn.interface import Inputs
 from recap_ctr.training import beside
 from recap_ctr.training.beside import fit_mixture, put_beside
 from recap_ctr.training.parallel import run_and_write_logits
@@ -88,6 +90,36 @@ def test_the_combined_model_is_the_weighted_sum_at_every_depth_and_route(
             assert np.ptp(rest_NK - added_N[:, None]) < 1e-5, "what is left is the constant"
         home = predict(combined, prepared.test, CPU)
         assert np.allclose(home, predict_routes(combined, prepared.test, routes[:1], CPU)[:, 0], atol=1e-6)
+
+
+def test_towers_are_trained_beside_rates_that_know_no_rows_own_click(
+    prepared: PreparedData, counted_runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    linear, rates = counted_runs
+    config = RunConfig(
+        "recap",
+        parse_model("recap", TINY["model_settings"]),
+        TrainConfig(batch_size=256, max_epochs=1),
+        train_baseline=False,
+        report_fields=False,
+        beside=(linear,),
+        on_top=rates,
+    )
+    assert RunConfig.from_json(config.to_json()) == config
+    assert config.training_inputs(prepared) != replace(config, on_top=None).training_inputs(prepared)
+    report = run(config, prepared, tmp_path / "run", quiet=True)
+    model = load_artifact(tmp_path / "run" / "artifact").backbone
+    assert isinstance(model, Recap) and model.rates is not None
+    alone = load_artifact(rates / "artifact").model
+    assert isinstance(alone, Rates)
+    assert torch.equal(model.rates.table.weight, alone.table.weight), "what was counted is not trained"
+    assert report.beside is not None and "rates" not in report.beside.factors
+    inputs = to_inputs(prepared.valid.batch(slice(0, 20)), CPU)
+    coded = model.rates.table(inputs.ids_BW).flatten(1).float()
+    with torch.no_grad():
+        by_ids = model(inputs).logit_B
+        by_codes = model(Inputs(inputs.ids_BW, torch.cat([inputs.values_BN, coded], dim=1))).logit_B
+    torch.testing.assert_close(by_ids, by_codes)
 
 
 @pytest.mark.slow

@@ -52,12 +52,15 @@ class Rates(nn.Module):
 
     def logit(self, inputs: Inputs) -> Tensor:
         """Return one logit per row, of rows with ids or with codes."""
-        has_ids = inputs.ids_BW.shape[1] > 0
-        codes_BP2 = (
-            self.table(inputs.ids_BW)
-            if has_ids
-            else inputs.values_BN.reshape(-1, len(self.config.crosses), 2)
-        )
+        if inputs.ids_BW.shape[1]:
+            return self._read(self.table(inputs.ids_BW))
+        return self.logit_of_codes(inputs.values_BN)
+
+    def logit_of_codes(self, codes_BQ: Tensor) -> Tensor:
+        """Return one logit per row that brings its codes along, two for each cross."""
+        return self._read(codes_BQ.reshape(-1, len(self.config.crosses), 2))
+
+    def _read(self, codes_BP2: Tensor) -> Tensor:
         logit_B: Tensor = self.deep(decode(codes_BP2))
         return logit_B
 

@@ -202,6 +202,7 @@ class Recap(nn.Module):
             nn.init.zeros_(self.gate.bias)
         self.first_order = Wide(layout, bias=True) if config.first_order else None
         self.rates = Rates(config.rates, layout) if config.rates else None
+        self._num_values = layout.num_values
         self.register_buffer("alphas_K", torch.tensor(config.depth_weights), persistent=False)
         self.epoch = config.sample_from
         """The current epoch of training, which the training loop sets."""
@@ -218,12 +219,13 @@ class Recap(nn.Module):
 
         Without a `route`, training samples one, and evaluation takes the home route.
         """
+        inputs, codes_BQ = self._apart(inputs)
         h0_BHD = halved(self.embedding(inputs), 1)
         steps = depth or self.config.depth
         depths = self.config.train_depths if self.training and depth is None else (steps,)
         logits: list[Tensor] = []
         exponential, linear = h0_BHD, h0_BHD
-        beside_B = self.beside_logit(inputs)
+        beside_B = self.beside_logit(inputs, codes_BQ)
         for at in range(steps):
             exponential = self.exponential.step(
                 exponential, h0_BHD, at, self.choose_adapter(route, "exponential", at, h0_BHD)
@@ -234,13 +236,22 @@ class Recap(nn.Module):
                 logits.append(logit_B if beside_B is None else logit_B + beside_B)
         return Output(logits[-1], {"logits_KB": torch.stack(logits), "alphas_K": self.alphas_K})
 
-    def beside_logit(self, inputs: Inputs) -> Tensor | None:
+    def _apart(self, inputs: Inputs) -> tuple[Inputs, Tensor | None]:
+        """Return the inputs of the towers, and the codes of click rates that training rows bring along as numbers."""
+        if inputs.values_BN.shape[1] == self._num_values:
+            return inputs, None
+        values_BN = inputs.values_BN
+        return Inputs(inputs.ids_BW, values_BN[:, : self._num_values]), values_BN[:, self._num_values :]
+
+    def beside_logit(self, inputs: Inputs, codes_BQ: Tensor | None = None) -> Tensor | None:
         """Return the sum of the logits of what stands beside the towers; None if nothing does."""
         logits: list[Tensor] = []
         if self.first_order is not None:
             logits.append(self.first_order(inputs))
         if self.rates is not None:
-            logits.append(self.rates.logit(inputs))
+            logits.append(
+                self.rates.logit(inputs) if codes_BQ is None else self.rates.logit_of_codes(codes_BQ)
+            )
         return torch.stack(logits).sum(0) if logits else None
 
     def fuse(self, exponential_BHD: Tensor, linear_BHD: Tensor) -> Tensor:

@@ -71,6 +71,9 @@ LOOK_EPOCHS = (
 MIN_STUDENT_EPOCHS = 0.3
 MAX_CHALLENGERS = 12
 STUDENT = "the student"
+ON_TOP_FACTOR = (
+    0.1  # Of the best regulariser: beside click rates little is left to learn, and less to over-fit.
+)
 RATES_TRAINING = {"learning_rate": 2e-3, "l2": 0.0, "ema_epochs": (1.0,), "max_epochs": 40}
 RATES_BATCHES = (256, 1024)  # The smallest and largest, for few rows and for many.
 MAX_COUNTED_ROWS = 20_000_000  # Of more training rows, click rates would not fit in memory.
@@ -507,29 +510,15 @@ class Portfolio:
         return [self.references.get(name) or self.entrants[name].path / LOGITS for name in ensemble.members]
 
     def _train_students(self, ensemble: "Ensemble") -> Runs:
-        """Train students side by side: soft targets regularise too, so that one has a weaker l2 than the teachers."""
+        """Train students side by side, of which validation chooses: what is best differs between logs."""
         if not self._has_time_for_a_student():
             self._give_up(STUDENT)
             return {}
-        tables = tuple(path / "train" for path in self._tables_of(ensemble))
-        like = self._best_training()
-        factors = (1.0, 1 / HALF_DECADE) if self.config.l2 is None else (1.0,)
-        if self.executor.workers < 2 * len(self.config.students):
-            factors = factors[-1:]
         configs = {}
         for student in self.config.students:
-            chosen = self.config.model_settings if student == self.config.students[0] else {}
-            settings = self._settings_of(student, chosen)
-            for factor in factors:
-                changes = {"l2": three_digits(like.l2 * factor), "learning_rate": like.learning_rate}
-                base = self._run_config(student, settings, self.student_training.model_copy(update=changes))
-                config = replace(
-                    base.with_seed(self.config.seed),
-                    teachers=tables,
-                    routes=self.config.routes if isinstance(base.model_config, RecapConfig) else 1,
-                    route_choice=self.config.route_choice,
-                    beside=tuple(self.counted),
-                )
+            for config in self._students(
+                student, tuple(path / "train" for path in self._tables_of(ensemble))
+            ):
                 configs[self._path_of(f"student-{student}", config)] = config
         teachers = " + ".join(ensemble.members) or "labels alone"
         self.say(f"student: {' and '.join(self.config.students)}, taught by {teachers}")
@@ -541,6 +530,40 @@ class Portfolio:
             quiet=self.quiet,
             deadline=self.clock.deadline(self.clock.until(1.0, self._student_reserve())),
         )
+
+    def _students(self, student: str, teachers: tuple[Path, ...]) -> list[RunConfig]:
+        """Return the runs of a student, the most promising first, as many as there are workers for.
+
+        One has a weaker regulariser than its teachers, since soft targets regularise too. One learns beside the click
+        rates what these leave open, from labels alone. One has its teachers' regulariser.
+        """
+        chosen = self.config.model_settings if student == self.config.students[0] else {}
+        settings = self._settings_of(student, chosen)
+        like = self._best_training()
+
+        def config(factor: float, on_top: Path | None = None) -> RunConfig:
+            changes = {
+                "l2": three_digits(like.l2 * (factor if self.config.l2 is None else 1.0)),
+                "learning_rate": like.learning_rate,
+            }
+            base = self._run_config(student, settings, self.student_training.model_copy(update=changes))
+            return replace(
+                base.with_seed(self.config.seed),
+                teachers=() if on_top else teachers,
+                routes=self.config.routes if isinstance(base.model_config, RecapConfig) else 1,
+                route_choice=self.config.route_choice,
+                beside=tuple(run for run in self.counted if on_top is None or run != on_top),
+                on_top=on_top,
+            )
+
+        runs = [config(1 / HALF_DECADE)]
+        rates = [run for run, report in self.counted.items() if report.model.name == RATES]
+        if isinstance(runs[0].model_config, RecapConfig):
+            runs += [config(ON_TOP_FACTOR, on_top=run) for run in rates]
+        if self.config.l2 is None:
+            runs.append(config(1.0))
+        workers = len(runs) if self.budget is None else self.executor.workers
+        return runs[: max(workers // len(self.config.students), 1)]
 
     def _best_training(self) -> TrainConfig:
         """Return the training of the most promising entrant of the teachers' kind; as configured without a race."""

@@ -112,6 +112,9 @@ def _combined(model: Recap, mixture: Mixture, parts: Sequence[torch.nn.Module], 
         weights[f"{tower}.head.weight"] = towers * weights[f"{tower}.head.weight"]
         # Both heads get all of the constant, as the towers' logits are averaged.
         weights[f"{tower}.head.bias"] = towers * weights[f"{tower}.head.bias"] + mixture.constant
+    if model.rates is not None:  # Rates that the towers were trained with belong to them.
+        for name in ("rates.deep.head.weight", "rates.deep.head.bias"):
+            weights[name] = towers * weights[name]
     for part, factor in zip(parts, factors, strict=True):
         if isinstance(part, LR):
             assert part.wide.bias is not None
@@ -119,7 +122,7 @@ def _combined(model: Recap, mixture: Mixture, parts: Sequence[torch.nn.Module], 
             weights["first_order.embedding.table.weight"] = factor * part.wide.embedding.table.weight.detach()
             weights["first_order.bias"] = factor * part.wide.bias.detach()
         else:
-            assert isinstance(part, Rates)
+            assert isinstance(part, Rates) and model.rates is None
             part.scale(factor)
             changes["rates"] = part.config
             weights |= {f"rates.{name}": value for name, value in part.state_dict().items()}

@@ -7,7 +7,7 @@ of its inputs: killed at any moment and resumed from its last state, it ends wit
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recap_ctr.axes.predict import predict, to_inputs
 from recap_ctr.axes.trajectory import MovingAverage, beta_of, restore_statistics
@@ -117,12 +117,18 @@ class Trainer:
         data: Rows,
         device: torch.device,
         targets: npt.NDArray[np.float32] | None = None,
+        initial: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Build the model and its update; `targets` are the teachers' probabilities, one for each training row."""
+        """Build the model and its update; `targets` are the teachers' probabilities, one for each training row.
+
+        `initial` has weights to start from; those that it lacks start at random.
+        """
         keep_freed_memory()
         self.config, self.data, self.device, self.targets = config, data, device, targets
         torch.manual_seed(derive_seed(config.seed, _INITIAL))
-        self.model = build(name, model_config, data.layout).to(device)
+        self.model = build(name, model_config, data.layout)
+        self.model.load_state_dict({**self.model.state_dict(), **(initial or {})})
+        self.model.to(device)
         loss_name = str(self.model.config.loss)  # type: ignore[union-attr]
         self.loss, self.distillation = LOSSES[loss_name], distillation(loss_name)
         self.steps_per_epoch = -(-len(data.train) // config.batch_size)
@@ -325,6 +331,7 @@ def train(
     *,
     device: torch.device,
     targets: npt.NDArray[np.float32] | None = None,
+    initial: Mapping[str, Tensor] | None = None,
     until: int | None = None,
     deadline: float | None = None,
     quiet: bool = False,
@@ -338,7 +345,7 @@ def train(
     with the number of each step, `on_epoch` with each epoch once its state is saved, after resuming also with the
     epochs before. An exception that `on_epoch` raises stops the run, which can be resumed.
     """
-    trainer = Trainer(name, model_config, config, data, device, targets)
+    trainer = Trainer(name, model_config, config, data, device, targets, initial)
     if (out / STATE).is_file():
         trainer.resume(out)
         if not quiet and not trainer.progress.finished:

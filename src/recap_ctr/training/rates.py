@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from recap_ctr.config import Frozen, TrainConfig
 from recap_ctr.data.layout import Layout
@@ -14,6 +15,7 @@ from recap_ctr.data.rates import Rates as Counted
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.errors import InputError
 from recap_ctr.models.rates import Rates, RatesConfig
+from recap_ctr.models.recap import RecapConfig
 from recap_ctr.training.loop import Trained, train
 
 RATES = "rates"
@@ -35,6 +37,22 @@ def training_rows(config: RatesConfig, data: PreparedData) -> Shard:
 
 def _coded(shard: Shard, codes: Codes) -> Shard:
     return replace(shard, ids=np.empty((len(shard), 0), np.int32), values=codes)  # type: ignore[arg-type]
+
+
+def with_rates(
+    config: Frozen, rates: nn.Module, data: PreparedData
+) -> tuple[RecapConfig, CodedRows, dict[str, torch.Tensor]]:
+    """Return what it takes to train RECAP's towers beside a trained network on rates.
+
+    That is the config with the network, the rows with what each may know of its rates, and the network's weights,
+    which are trained further.
+    """
+    assert isinstance(config, RecapConfig) and isinstance(rates, Rates)
+    coded = training_rows(rates.config, data)
+    values = np.concatenate([data.train.values, coded.values], axis=1, dtype=np.float32)
+    weights = {f"rates.{name}": weight for name, weight in rates.state_dict().items()}
+    rows = CodedRows(data.layout, replace(data.train, values=values), data.valid)
+    return config.model_copy(update={"rates": rates.config}), rows, weights
 
 
 def train_rates(

@@ -20,15 +20,16 @@ from recap_ctr.axes.teachers import teacher_targets
 from recap_ctr.config import Frozen, TrainConfig, parse, read_toml
 from recap_ctr.data.layout import Layout
 from recap_ctr.data.quality import field_quality, repeated_rows
-from recap_ctr.data.shards import PreparedData, Shard
+from recap_ctr.data.shards import PreparedData, Rows, Shard
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.calibrate import Calibration, fitting
 from recap_ctr.evaluation.evaluate import Metrics, evaluate
 from recap_ctr.evaluation.sampling import negative_rate_shift, undo_sampling
-from recap_ctr.inference.artifact import MANIFEST, write_artifact
+from recap_ctr.inference.artifact import MANIFEST, WEIGHTS, write_artifact
 from recap_ctr.inference.measure import measure_settings
 from recap_ctr.inference.setting import measured_settings
+from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.jobs import machine
 from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import count_parameters, parse_model
@@ -37,13 +38,14 @@ from recap_ctr.models.recap import Recap, RecapConfig, Route
 from recap_ctr.nn.weights import to_arrays
 from recap_ctr.storage.claims import claim
 from recap_ctr.storage.files import atomic_file
+from recap_ctr.storage.hashes import sha256
 from recap_ctr.storage.locks import locked
 from recap_ctr.training import trees
 from recap_ctr.training.beside import put_beside
 from recap_ctr.training.breakdown import held_out_breakdown
 from recap_ctr.training.linear import train_linear
 from recap_ctr.training.loop import Trained, Trainer, train
-from recap_ctr.training.rates import RATES, train_rates
+from recap_ctr.training.rates import RATES, train_rates, with_rates
 from recap_ctr.training.references import (
     LOGISTIC,
     TREES,
@@ -135,6 +137,9 @@ class RunConfig:
     beside: tuple[Path, ...] = ()
     """Finished runs of lr and rates, which are put beside the towers of RECAP if that is better on validation rows."""
 
+    on_top: Path | None = None
+    """A finished run of rates, beside which RECAP's towers are trained from the start."""
+
     def __post_init__(self) -> None:
         negative_rate_shift(self.negative_rate)  # It refuses an impossible rate.
         if self.train.update == "convex" and self.model != "lr":
@@ -159,6 +164,7 @@ class RunConfig:
             "train": self.train.model_dump(mode="json"),
             "teachers": [str(path) for path in self.teachers],
             "beside": [str(path) for path in self.beside],
+            "on_top": None if self.on_top is None else str(self.on_top),
         }
 
     @classmethod
@@ -169,6 +175,7 @@ class RunConfig:
             "train": parse(TrainConfig, values["train"], "run"),
             "teachers": tuple(Path(path) for path in values["teachers"]),
             "beside": tuple(Path(path) for path in values["beside"]),
+            "on_top": None if values["on_top"] is None else Path(values["on_top"]),
         }
         return cls(**{**values, **parsed})
 
@@ -183,6 +190,7 @@ class RunConfig:
             "threads": self.threads,
             "device": self.device,
             "teachers": [checksum(path) for path in self.teachers],
+            **({"on_top": sha256(self.on_top / ARTIFACT / WEIGHTS)} if self.on_top else {}),
         }
 
     def inputs_without_seed(
@@ -267,14 +275,21 @@ def _train(
             quiet=quiet,
         )
     targets = teacher_targets(config.teachers, data) if config.teachers else None
+    model_config: Frozen = config.model_config
+    rows: Rows = data
+    initial = None
+    if config.on_top is not None:
+        rates = load_artifact(config.on_top / ARTIFACT).model
+        model_config, rows, initial = with_rates(model_config, rates, data)
     return train(
         config.model,
-        config.model_config,
+        model_config,
         config.train,
-        data,
+        rows,
         out,
         device=device,
         targets=targets,
+        initial=initial,
         until=until,
         deadline=deadline,
         quiet=quiet,
