@@ -1,5 +1,7 @@
 """The machine: its versions and cores, and which of its devices is picked."""
 
+import os
+
 import pytest
 import torch
 
@@ -42,3 +44,15 @@ def test_processes_side_by_side_share_cores_but_no_gpu(monkeypatch: pytest.Monke
 def test_versions_and_machine_name_no_host() -> None:
     assert machine.versions().keys() >= {"python", "recap-ctr", "torch", "numpy", "polars"}
     assert machine.machine().keys() == {"processor", "cores", "system"}
+
+
+def test_a_gpu_is_asked_to_add_in_the_same_order_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(
+        torch, "use_deterministic_algorithms", lambda mode, *, warn_only: asked.append((mode, warn_only))
+    )
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    machine.compute_reproducibly("cpu")
+    assert asked == [] and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    machine.compute_reproducibly("cuda")
+    assert asked == [(True, True)] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from recap_ctr.axes.trajectory import MovingAverage
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.layout import Layout
+from recap_ctr.errors import InputError
 from recap_ctr.nn.embedding import Table
 from recap_ctr.nn.interface import Inputs
 from recap_ctr.training.optimizer import Update
@@ -190,3 +191,14 @@ def test_a_setting_that_came_later_leaves_no_trace_where_it_is_not_used() -> Non
         "ema_warmup",
         "validations",
     }
+
+
+def test_a_dense_gradient_of_a_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torch.compile a table is looked up as usual, and its gradient has all rows."""
+    model = Small()
+    update = Update(model, TrainConfig())
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    ids = torch.stack([torch.arange(1, 9), torch.arange(13, 21)], dim=1)
+    model.train()(Inputs(ids, torch.empty(8, 0))).sum().backward()
+    with pytest.raises(InputError, match=r"got a gradient of all its rows.*\n.*without torch\.compile"):
+        update.step(1e-3)

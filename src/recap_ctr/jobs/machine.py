@@ -61,6 +61,15 @@ def machine() -> dict[str, str | int]:
     return {"processor": processor, "cores": num_cores(), "system": platform.system()}
 
 
+def compute_reproducibly(device: str) -> None:
+    """Make a GPU add in the same order each time, where torch knows how; a CPU does so anyway."""
+    if device == "cuda":
+        import torch
+
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # Without it, cuBLAS refuses to.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
 def keep_freed_memory() -> None:
     """Let the C library keep what a training step frees for the next one, instead of returning it to the system.
 

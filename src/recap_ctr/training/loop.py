@@ -23,7 +23,7 @@ from recap_ctr.config import Frozen, TrainConfig
 from recap_ctr.data.shards import Rows
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
-from recap_ctr.jobs.machine import keep_freed_memory
+from recap_ctr.jobs.machine import compute_reproducibly, keep_freed_memory
 from recap_ctr.jobs.progress import meter, say
 from recap_ctr.models.catalogue import build
 from recap_ctr.nn.interface import Inputs
@@ -124,6 +124,7 @@ class Trainer:
         `initial` has weights to start from; those that it lacks start at random.
         """
         keep_freed_memory()
+        compute_reproducibly(device.type)
         self.config, self.data, self.device, self.targets = config, data, device, targets
         torch.manual_seed(derive_seed(config.seed, _INITIAL))
         self.model = build(name, model_config, data.layout)

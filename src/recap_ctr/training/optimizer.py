@@ -85,6 +85,11 @@ class Update:
 
     def _take(self, name: str, table: Table) -> RowGradient:
         gradient, table.row_gradient = table.row_gradient, None
+        if gradient is None and table.weight.grad is not None:
+            raise InputError(
+                f"the table {name!r} got a gradient of all its rows, as it does under torch.compile",
+                fix="train the model as it is, without torch.compile; a trained model may be compiled",
+            )
         assert gradient is not None, f"{name} got no gradient"
         if self._fast and self._config.l2 > 0:
             idle_U = (self.step_count - self._touched[name][gradient.rows_U]).unsqueeze(1)
