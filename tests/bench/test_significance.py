@@ -12,7 +12,6 @@ from recap_ctr.bench.significance import (
     chance_limit,
     compare,
     detectable_difference,
-    difference_from,
     holm,
     paired_difference,
 )
@@ -31,16 +30,6 @@ def paired(baseline: Arm, other: Arm) -> Difference:
     difference = paired_difference(baseline, other, "auc")
     assert difference is not None
     return difference
-
-
-def test_difference_is_scipys_one_sample_test() -> None:
-    values = (0.91, 0.912, 0.915)
-    difference, expected = difference_from(values, 0.909), ttest_1samp(values, 0.909)
-    interval = expected.confidence_interval(0.95)
-    assert difference.p == pytest.approx(expected.pvalue)
-    assert difference.mean == pytest.approx(np.mean(values) - 0.909)
-    assert (difference.low, difference.high) == pytest.approx((interval.low - 0.909, interval.high - 0.909))
-    assert difference_from((0.91,), 0.909).p is None
 
 
 def test_paired_is_that_of_scipy() -> None:

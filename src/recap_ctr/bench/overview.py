@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from recap_ctr.bench.margin import Margin, margin
 from recap_ctr.bench.published import title_of
 from recap_ctr.bench.scaling import copy_reports
-from recap_ctr.bench.significance import difference_from
 from recap_ctr.bench.tables import NO_TEST, grid, spread, write_files
 from recap_ctr.config import TrainConfig
 from recap_ctr.evaluation.evaluate import SplitFigures
@@ -132,7 +132,8 @@ def overview(recipe: Recipe, seeds: int, reports: Path) -> str:
     published = students.pop(PUBLISHED)
     entries = collect(recipe, teachers, students, published, logistic_regression(recipe))
     notes = [
-        *findings(entries, title_of(recipe.config.teacher_model)),
+        *findings(entries, _margins(recipe, teachers, published, students["ema-kd"])),
+        f"Cost: time to score relative to one {title_of(recipe.config.teacher_model)}, same process, interleaved.",
         *([] if len(recipe.data.test) else [NO_TEST]),
         f"Regulariser and learning rate are the probe's: l2 {plan.l2:g}, rate {plan.learning_rate:g};"
         " taught students have an l2 of their own.",
@@ -178,29 +179,30 @@ def collect(
     ]
 
 
-def findings(entries: Sequence[Entry], teacher: str) -> list[str]:
-    """Return how RECAP compares with each ensemble, with the test of it; `teacher` is the teachers' model by title."""
+def _margins(recipe: Recipe, teachers: Runs, published: Runs, students: Runs) -> list[Margin]:
+    """Return RECAP's margins over each ensemble, in the order of the table."""
+    split = next(iter(teachers.values())).metrics.split
+    return [
+        margin(recipe.data, list(students), list(members), split)
+        for members in (published, teachers)
+        if len(members) > 1
+    ]
+
+
+def findings(entries: Sequence[Entry], margins: Sequence[Margin]) -> list[str]:
+    """Return how RECAP compares with each ensemble, in the order of the table."""
     recap = entries[-1]
     sentences = []
-    for member, ensemble in pairwise(entries):
-        if not ensemble.name.startswith("ensemble"):
-            continue
+    pairs = [pair for pair in pairwise(entries) if pair[1].name.startswith("ensemble")]
+    for (member, ensemble), ahead in zip(pairs, margins, strict=True):
         alone, together = mean(member.auc), ensemble.auc[0]
-        difference = difference_from(recap.auc, together)
-        interval = ""
-        if difference.low is not None and difference.high is not None:
-            interval = f" [{100 * difference.low:+.3f}, {100 * difference.high:+.3f}], p {difference.p:.3f}"
         share = ""
         if together > alone:
             share = f"; {(mean(recap.auc) - alone) / (together - alone):.0%} of its gain"
         sentences.append(
-            f"RECAP minus the {ensemble.name} of {member.name}: {100 * difference.mean:+.3f} points of"
-            f" AUC{interval}{share}, at {recap.parameters / member.parameters:.3f} of one member's size."
+            f"RECAP minus the {ensemble.name} of {member.name}: {ahead}{share}, at"
+            f" {recap.parameters / member.parameters:.3f} of one member's size."
         )
-    sentences.append(
-        "Tests are two-tailed one-sample t-tests over student seeds; students share their teachers, so they are"
-        f" conditional on these. Cost: time to score relative to one {teacher}, same process, interleaved."
-    )
     return sentences
 
 

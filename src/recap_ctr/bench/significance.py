@@ -2,12 +2,12 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from scipy.optimize import brentq
 from scipy.special import stdtr, stdtrit  # Student's t: its distribution function and the inverse of that.
-from scipy.stats import nct, ttest_1samp, ttest_ind
+from scipy.stats import nct, ttest_ind
 from scipy.stats import t as student_t
 
 from recap_ctr.bench.arms import Arm
@@ -26,17 +26,6 @@ class Difference:
     p: float | None = None
     seeds: tuple[int, ...] = ()
     """The seeds that both arms have, if the difference is paired over seeds."""
-
-
-def difference_from(values: Sequence[float], constant: float) -> Difference:
-    """Return how far the mean of `values` is from a constant, by a one-sample t-test."""
-    gap = statistics.mean(values) - constant
-    if len(values) < 2 or statistics.stdev(values) == 0:
-        return Difference(gap)
-    error = statistics.stdev(values) / len(values) ** 0.5
-    reach = float(student_t.ppf(0.975, len(values) - 1)) * error
-    p = float(ttest_1samp(values, constant).pvalue)
-    return Difference(gap, error, gap - reach, gap + reach, p)
 
 
 def paired_difference(baseline: Arm, arm: Arm, metric: str) -> Difference | None:
