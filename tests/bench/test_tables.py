@@ -38,14 +38,16 @@ MARKDOWN = """\
 | + EMA & KD_5 | ✓ | ✓ | 1 | 201,760 | **81.720** | **0.43710** | **0.43700** | +0.100 over 1 seed | – |
 
 Figures of the test split, AUC in points; ± is the standard deviation over seeds. \
-ΔAUC is the difference from FCN, paired over seeds: 95% interval and p of a two-tailed t-test. \
+ΔAUC is the difference from FCN, paired over seeds, which share initial weights and the order of rows: 95% interval \
+and p of a two-tailed t-test, p corrected by Holm for all arms. \
 Students share their teachers, so that their p-values are conditional on these teachers."""
 
 LATEX = r"""\begin{table}
 \centering
 \caption{\textbf{Estimator scaling, 100\%.} Figures of the test split, AUC in points; @
 $\pm$ is the standard deviation over seeds. @
-$\Delta$AUC is the difference from FCN, paired over seeds: 95\% interval and p of a two-tailed t-test. @
+$\Delta$AUC is the difference from FCN, paired over seeds, which share initial weights and the order of rows: @
+95\% interval and p of a two-tailed t-test, p corrected by Holm for all arms. @
 Students share their teachers, so that their p-values are conditional on these teachers.}
 \label{tab:fcn_scaling}
 \begin{tabular}{lccccccccc}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from scipy.optimize import brentq
 from scipy.special import stdtr, stdtrit  # Student's t: its distribution function and the inverse of that.
-from scipy.stats import nct, ttest_ind
+from scipy.stats import nct
 from scipy.stats import t as student_t
 
 from recap_ctr.bench.arms import Arm
@@ -28,16 +28,22 @@ class Difference:
     """The seeds that both arms have, if the difference is paired over seeds."""
 
 
-def paired_difference(baseline: Arm, arm: Arm, metric: str) -> Difference | None:
-    """Return `arm` minus `baseline` over the seeds that both have, by a paired t-test; None if they share no seed.
-
-    If all differences are equal there is no p, except that it is 1 if they are all 0.
-    """
+def _check_splits(baseline: Arm, arm: Arm) -> None:
     if baseline.split != arm.split:
         raise InputError(
             f"{baseline.name!r} has figures of the {baseline.split} split, {arm.name!r} of the {arm.split} split",
             fix="compare arms on the same rows",
         )
+
+
+def paired_difference(baseline: Arm, arm: Arm, metric: str) -> Difference | None:
+    """Return `arm` minus `baseline` over the seeds that both have, by a paired t-test; None if they share no seed.
+
+    Pairs are for arms of one model: the same seed gives them the same initial weights and the same order of rows.
+
+    If all differences are equal there is no p, except that it is 1 if they are all 0.
+    """
+    _check_splits(baseline, arm)
     before, after = baseline.by_seed(metric), arm.by_seed(metric)
     seeds = tuple(seed for seed in baseline.seeds if seed in after)
     gaps = [after[seed] - before[seed] for seed in seeds]
@@ -57,23 +63,20 @@ def paired_difference(baseline: Arm, arm: Arm, metric: str) -> Difference | None
 
 @dataclass(frozen=True)
 class Comparison:
-    """One arm against another, in AUC."""
+    """One arm against another, in AUC: the difference of the means over seeds, and Welch's t-test of it."""
 
     gap: float
-    """Over the seeds that both have if the test is paired, else between the means over all seeds."""
     p: float | None
     """Two-tailed, with Holm's correction for all comparisons of the table; None where a side has only one run."""
     uncorrected_p: float | None
     """The same without correction, for the single comparison with the best baseline."""
-    paired: bool
-    seeds: int
-    """How many runs of the arm the comparison rests on."""
 
 
 def compare(arms: Mapping[str, Arm], name: str) -> dict[str, Comparison]:
     """Compare the arm `name` with each other arm; return nothing if there is no such arm.
 
-    The test is paired over the seeds that both have, because equal seeds share their split, and Welch's otherwise.
+    The models differ, so that equal seeds have neither initial weights nor a course of training in common: the test is
+    not paired.
     """
     if name not in arms:
         return {}
@@ -84,15 +87,17 @@ def compare(arms: Mapping[str, Arm], name: str) -> dict[str, Comparison]:
 
 def _compare(arm: Arm, other: Arm) -> Comparison:
     """Return `arm` minus `other`, with a p that is not corrected yet."""
-    paired = paired_difference(other, arm, "auc")
-    if paired is not None and paired.p is not None:
-        return Comparison(paired.mean, paired.p, paired.p, paired=True, seeds=len(paired.seeds))
+    _check_splits(arm, other)
     aucs, others = arm.figures["auc"], other.figures["auc"]
-    p = None
+    gap, p = statistics.mean(aucs) - statistics.mean(others), None
     if len(aucs) > 1 and len(others) > 1:
-        p = float(ttest_ind(aucs, others, equal_var=False).pvalue)
-    gap = statistics.mean(aucs) - statistics.mean(others)
-    return Comparison(gap, p, p, paired=False, seeds=len(arm.seeds))
+        squares = [statistics.variance(values) / len(values) for values in (aucs, others)]
+        if sum(squares) > 0:
+            parts = [
+                square**2 / (len(values) - 1) for square, values in zip(squares, (aucs, others), strict=True)
+            ]
+            p = 2 * float(stdtr(sum(squares) ** 2 / sum(parts), -abs(gap) / math.sqrt(sum(squares))))
+    return Comparison(gap, p, p)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -112,12 +117,8 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 def detectable_difference(arm: Arm, other: Arm) -> float | None:
     """Return the smallest true difference in AUC that a test at 5 % would find with a power of 80 %.
 
-    It follows from how much the runs vary. The test is that of `compare`: paired over the seeds that both have, else
-    of two samples. None where there are too few runs.
+    It follows from how much the runs vary. The test is of two samples. None where there are too few runs.
     """
-    paired = paired_difference(arm, other, "auc")
-    if paired is not None and paired.standard_error:
-        return _noncentrality(len(paired.seeds) - 1) * paired.standard_error
     counts = len(arm.seeds), len(other.seeds)
     if min(counts) < 2:
         return None

@@ -99,8 +99,8 @@ def markdown(dataset: str, arms: Arms, title: str, defaults: Sequence[str] = ())
         comparison = comparisons.get(name)
         difference = [NONE, NONE]
         if comparison is not None:
-            seeds = max(len(arm.seeds), len(arms[OURS].seeds))
-            difference = [f"{100 * comparison.gap:+.3f}", _p_text(comparison, seeds)]
+            p = NONE if comparison.p is None else p_text(comparison.p)
+            difference = [f"{100 * comparison.gap:+.3f}", p]
         body.append(
             [
                 arm.name,
@@ -120,16 +120,6 @@ def _published_cells(figures: Published | None) -> tuple[str, str]:
     return (NONE, NONE) if figures is None else (f"{figures.auc:.2f}", f"{figures.logloss:.4f}")
 
 
-def _p_text(comparison: Comparison, seeds: int) -> str:
-    """Return p, with what a reader would not expect: that it is unpaired, or of fewer than `seeds` seeds."""
-    if comparison.p is None:
-        return NONE
-    text = p_text(comparison.p)
-    if not comparison.paired:
-        return f"{text} (unpaired)"
-    return text if comparison.seeds == seeds else f"{text} ({comparison.seeds} seeds)"
-
-
 def _note(dataset: str, arms: Arms, comparisons: Mapping[str, Comparison], defaults: Sequence[str]) -> str:
     splits = sorted({arm.split for arm in arms.values()})
     sentences = [
@@ -146,9 +136,8 @@ def _note(dataset: str, arms: Arms, comparisons: Mapping[str, Comparison], defau
     tested = sum(comparison.p is not None for comparison in comparisons.values())
     if tested:
         sentences.append(
-            "p: two-tailed t-test on AUC, paired over the seeds that both have unless it says otherwise, as is the"
-            f" difference then; corrected by Holm for the {tested} comparisons. Students of RECAP"
-            " share their teachers, so p is conditional on these."
+            f"p: two-tailed Welch's t-test on AUC over seeds, corrected by Holm for the {tested} comparisons. RECAP's"
+            " students share their teachers, so p is conditional on these."
         )
     if comparisons:
         rival = arms[_best_baseline(arms)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recap_ctr.bench.arms import METRICS, Arm
-from recap_ctr.bench.significance import paired_difference
+from recap_ctr.bench.significance import Difference, holm, paired_difference
 from recap_ctr.errors import InputError
 from recap_ctr.storage.files import atomic_file
 
@@ -112,7 +112,8 @@ def _find(arms: Sequence[Arm], name: str) -> Arm:
 def _note(arms: Sequence[Arm], baseline_name: str) -> str:
     note = (
         f"Figures of the {arms[0].split} split, AUC in points; ± is the standard deviation over seeds."
-        f" ΔAUC is the difference from {baseline_name}, paired over seeds: 95% interval and p of a two-tailed t-test."
+        f" ΔAUC is the difference from {baseline_name}, paired over seeds, which share initial weights and the order of"
+        " rows: 95% interval and p of a two-tailed t-test, p corrected by Holm for all arms."
     )
     if any(arm.conditional for arm in arms):
         note += " Students share their teachers, so that their p-values are conditional on these teachers."
@@ -129,11 +130,21 @@ def _cells(arms: Sequence[Arm], baseline_name: str) -> list[list[_Cell]]:
         for metric in METRICS
         if (means := [statistics.mean(arm.figures[metric]) for arm in arms if metric in arm.figures])
     }
+    differences = {
+        index: paired_difference(baseline, arm, "auc")
+        for index, arm in enumerate(arms)
+        if arm is not baseline
+    }
+    corrected = holm(
+        {str(at): gap.p for at, gap in differences.items() if gap is not None and gap.p is not None}
+    )
     table = [[_Cell(text) for text in header]]
-    for arm in arms:
+    for index, arm in enumerate(arms):
         ticks = ["✓" if arm.marks.get(mark) else NONE for mark in marks]
         size = NONE if arm.parameters is None else f"{arm.parameters:,}"
-        difference = (NONE, NONE) if arm is baseline else _difference(baseline, arm)
+        gap = differences.get(index)
+        seeds = max(len(arm.seeds), len(baseline.seeds))
+        difference = (NONE, NONE) if gap is None else _difference_text(gap, seeds, corrected.get(str(index)))
         table.append(
             [
                 *(_Cell(text) for text in (arm.name, *ticks, str(len(arm.seeds)), size)),
@@ -152,18 +163,15 @@ def _figure(arm: Arm, metric: str, best: float | None) -> _Cell:
     return _Cell(spread(values, digits, scale), statistics.mean(values) == best)
 
 
-def _difference(baseline: Arm, arm: Arm) -> tuple[str, str]:
-    """Return how far the arm's AUC is from the baseline's, in points with its interval, and p."""
-    difference = paired_difference(baseline, arm, "auc")
-    if difference is None:
-        return NONE, NONE
+def _difference_text(difference: Difference, seeds: int, p: float | None) -> tuple[str, str]:
+    """Return a difference in points with its interval, and p; and of how many seeds it is, if there are more."""
     text = _points(difference.mean)
     if difference.low is not None and difference.high is not None:
         text += f" [{_points(difference.low)}, {_points(difference.high)}]"
     shared = len(difference.seeds)
-    if shared < max(len(arm.seeds), len(baseline.seeds)):
+    if shared < seeds:
         text += f" over {shared} seed{'s' * (shared > 1)}"
-    return text, NONE if difference.p is None else p_text(difference.p)
+    return text, NONE if p is None else p_text(p)
 
 
 def _points(value: float) -> str:
