@@ -13,7 +13,7 @@ from recap_ctr.axes.routes import Routed
 from recap_ctr.bench.estimators import estimators, scale, trajectories
 from recap_ctr.evaluation import metrics
 from recap_ctr.inference.torch_backend import load_artifact
-from recap_ctr.recipe.ablation import directory_of, finished_runs, student_run
+from recap_ctr.recipe.ablation import PLAIN_FCN, directory_of, finished_runs, student_run
 from recap_ctr.recipe.report import measure_ensembles
 from recap_ctr.training.loop import checkpoints
 from recap_ctr.training.report import read_report
@@ -62,7 +62,7 @@ def test_table_averages_runs_checkpoints_and_routes(workshop: Workshop) -> None:
     stored = json.loads((workshop.reports / "estimators" / "estimators.json").read_text())
     last = {(point["family"], point["axis"]): point for point in stored["points"]}
     assert {key: point["count"] for key, point in last.items()} == {
-        ("FCN, published protocol", "run"): 3,
+        (PLAIN_FCN, "run"): 3,
         ("FCN, averaged weights", "run"): 3,
         ("FCN", "trajectory"): 3,
         ("recursive backbone", "trajectory"): 3,

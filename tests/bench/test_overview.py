@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from recap_ctr.bench.overview import overview
+from recap_ctr.recipe.ablation import PLAIN_FCN
 from tests.support.finished_tables import Workshop
 
 
@@ -20,7 +21,7 @@ def test_overview_sets_students_beside_both_ensembles(workshop: Workshop, tmp_pa
     assert list(entries)[:2] == ["base rate", "logistic regression"]
     assert list(entries)[-5:] == ["recursive backbone", "+ EMA", "+ KD", "+ routes", "RECAP"]
     for name, folder in (
-        ("FCN, published protocol", "fcn-plain"),
+        (PLAIN_FCN, "fcn-plain"),
         ("FCN, averaged weights: the teachers", "teachers"),
     ):
         stored = [

@@ -8,6 +8,7 @@ import pytest
 
 from recap_ctr.bench.variance import TRAININGS, family, variance
 from recap_ctr.evaluation import metrics
+from recap_ctr.recipe.ablation import PLAIN_FCN
 from tests.support.finished_tables import Workshop
 
 
@@ -34,7 +35,7 @@ def test_table_covers_runs_and_routes(workshop: Workshop, tmp_path: Path) -> Non
     families = json.loads((reports / "variance" / "variance.json").read_text())["families"]
     by_axis = {axis: [each["name"] for each in families if each["axis"] == axis] for axis in ("run", "route")}
     assert by_axis["route"] == list(TRAININGS.values())
-    assert by_axis["run"] == ["FCN, published protocol", "FCN + EMA: the teachers", *TRAININGS.values()]
+    assert by_axis["run"] == [PLAIN_FCN, "FCN + EMA: the teachers", *TRAININGS.values()]
     counts = {each["name"]: each["count"] for each in families if each["axis"] == "run"}
     assert counts == {name: 3 if name.startswith("FCN") else 2 for name in counts}
     assert all(each["variance"] > 0 for each in families if each["axis"] == "run")

@@ -26,7 +26,7 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.evaluate import Array
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.inference.torch_backend import load_artifact
-from recap_ctr.recipe.ablation import Cell, ablation_cells, finished_runs, student_run, train_cells
+from recap_ctr.recipe.ablation import PLAIN_FCN, Cell, ablation_cells, finished_runs, student_run, train_cells
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.training.estimators import load_estimators
 from recap_ctr.training.parallel import teacher_tables
@@ -97,7 +97,7 @@ def scale(
 def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[str, Cell]:
     """Return what the table is made of apart from the teachers.
 
-    These are students, one run of each trajectory, and as many FCNs by the published protocol as there are teachers.
+    These are students, one run of each trajectory, and as many FCNs by the plateau rule as there are teachers.
     """
     published = ablation_cells(recipe, plan, "fcn", ["plain"], range(1, len(teachers) + 1), teachers)
     students = ablation_cells(recipe, plan, "recap", ["ema-kd"], range(1, seeds + 1), teachers)
@@ -119,7 +119,7 @@ def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
 
     teacher = title_of(recipe.config.teacher_model)
     points = [
-        *corrected("FCN, published protocol", "run", _logits_of_runs(list(runs[PUBLISHED]), split)),
+        *corrected(PLAIN_FCN, "run", _logits_of_runs(list(runs[PUBLISHED]), split)),
         *corrected(f"{teacher}, averaged weights", "run", _logits_of_runs(teachers, split)),
     ]
     device = torch.device(recipe.device)

@@ -22,7 +22,7 @@ from recap_ctr.data.shards import Shard
 from recap_ctr.evaluation.evaluate import Array
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.inference.torch_backend import load_artifact
-from recap_ctr.recipe.ablation import train_cells
+from recap_ctr.recipe.ablation import PLAIN_FCN, train_cells
 from recap_ctr.recipe.stages import Recipe
 from recap_ctr.storage.files import write_json
 from recap_ctr.training.run import ARTIFACT, held_out_shards
@@ -93,7 +93,7 @@ def variance(recipe: Recipe, seeds: int, reports: Path) -> str:
     _, shard = held_out_shards(recipe.data).popitem()
     teacher = title_of(recipe.config.teacher_model)
     candidates = [
-        _family_of_runs("FCN, published protocol", list(students[PUBLISHED]), shard, recipe),
+        _family_of_runs(PLAIN_FCN, list(students[PUBLISHED]), shard, recipe),
         _family_of_runs(f"{teacher} + EMA: the teachers", teachers, shard, recipe),
         *(
             family_of(name, list(students[training]), shard, recipe)

@@ -20,7 +20,9 @@ PLAIN: dict[str, Any] = {
     "patience": 2,
     "max_epochs": 100,
 }
-"""Training without an average: the published protocol, whose decaying rate is a fairer rival than a constant one."""
+"""Training without an average: the published schedule, whose decaying rate is a fairer rival than a constant one."""
+PLAIN_FCN = "FCN, plateau rule"
+"""The title of FCNs trained in this way: by the published schedule, but at the regulariser that the probe found."""
 Key = TypeVar("Key")
 
 
