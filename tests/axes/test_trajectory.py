@@ -151,8 +151,8 @@ def test_routes_are_drawn_as_in_training_and_dropout_is_not() -> None:
     drawn: dict[int, set[int]] = {0: set(), 1: set()}
     draw = model.draw_adapter
 
-    def recorded(at: int, h0_BHD: Tensor) -> int | Tensor:
-        adapter = draw(at, h0_BHD)
+    def recorded(at: int, rows: Tensor) -> int | Tensor:
+        adapter = draw(at, rows)
         assert isinstance(adapter, int)
         drawn[at].add(adapter)
         return adapter

@@ -5,10 +5,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from recap_ctr.axes.routes import late_routes, random_routes
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import count_parameters, parse_model
 from recap_ctr.models.fcn import FCN, FCNConfig, halved
 from recap_ctr.models.recap import RecapConfig, RecursiveTower, Route, default_rank, parameters_of_rank
+from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.losses import LOSSES
 from tests.support.published import CRITEO, ML_1M
 from tests.support.small_recap import LAYOUT, recap_config, recap_model, recap_rows
@@ -146,6 +148,8 @@ def test_default_rank_is_the_largest_within_the_size_of_fcn() -> None:
         ({"depth_weights": (0.5, 0.6)}, "sum to 1"),
         ({"num_adapters": 3}, "tied adapters"),
         ({"form": "multiplicative", "sampling": "row"}, "multiplicative"),
+        ({"binding": "free", "sampling": "fixed"}, "it needs binding 'columns'"),
+        ({"binding": "columns", "sample_from": 2}, "sample_from needs binding 'tied'"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, object], word: str) -> None:
@@ -181,3 +185,41 @@ def test_before_sampling_all_rows_take_the_home_route_and_its_adapters_are_copie
 def test_late_sampling_needs_tied_adapters() -> None:
     with pytest.raises(InputError, match="sample_from needs binding 'tied'"):
         recap_config(binding="free", sample_from=3)
+
+
+COLUMNS = {"binding": "columns", "num_adapters": 4}
+UNDROPPED = {"exponential_dropout": 0.0, "linear_dropout": 0.0}
+
+
+def test_a_training_row_takes_its_own_column_in_every_batch() -> None:
+    config = recap_config(**COLUMNS, **UNDROPPED, sampling="fixed")
+    model = recap_model(config).train()
+    inputs = recap_rows()
+    column_B = model._draw_column(inputs)
+    assert isinstance(column_B, Tensor) and len(set(column_B.tolist())) > 1, "rows are divided among columns"
+    some = torch.tensor([0, 2, 3])
+    part = model._draw_column(Inputs(inputs.ids_BW[some], inputs.values_BN[some]))
+    assert isinstance(part, Tensor) and torch.equal(part, column_B[some])
+    for (
+        module
+    ) in model.modules():  # Let norms use their own statistics, so that rows don't depend on each other.
+        if module is not model:
+            module.eval()
+    logits_B = model(inputs).logit_B
+    for column in range(4):
+        alone_B = model(inputs, config.column(column)).logit_B
+        torch.testing.assert_close(logits_B[column_B == column], alone_B[column_B == column])
+
+
+def test_routes_of_columns_are_the_columns() -> None:
+    config = recap_config(**COLUMNS)
+    expected = [config.column(adapter) for adapter in range(4)]
+    assert late_routes(config, 8) == random_routes(config, 8, seed=1) == expected
+    assert late_routes(config, 2) == expected[:2] and config.home == expected[0]
+
+
+@pytest.mark.parametrize(("sampling", "kind"), [("batch", int), ("row", Tensor)])
+def test_columns_can_be_drawn_for_a_batch_or_for_a_row(sampling: str, kind: type) -> None:
+    model = recap_model(recap_config(**COLUMNS, sampling=sampling)).train()
+    assert isinstance(model._draw_column(recap_rows()), kind)
+    assert model.eval()._draw_column(recap_rows()) is None

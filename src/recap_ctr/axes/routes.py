@@ -23,8 +23,15 @@ from recap_ctr.nn.interface import Inputs, Output
 Folded = Mapping[int, Tensor]  # adapter -> the tower's weight with that adapter added
 
 
+def columns(config: RecapConfig, count: int) -> list[Route]:
+    """Return the routes of the first `count` columns; fewer if there are fewer."""
+    return [config.column(adapter) for adapter in range(min(count, config.num_adapters))]
+
+
 def random_routes(config: RecapConfig, count: int, seed: int) -> list[Route]:
     """Return `count` distinct routes, the home route first, the others random; fewer if there are fewer."""
+    if config.binding == "columns":
+        return columns(config, count)
     rng = np.random.default_rng([seed, 1])
     num_possible = 1
     for step in range(config.depth):
@@ -44,6 +51,8 @@ def late_routes(config: RecapConfig, count: int) -> list[Route]:
 
     Each tower gets about sqrt(count) leaves; with a mean fuse, every pair of leaves is a route at no further cost.
     """
+    if config.binding == "columns":
+        return columns(config, count)
     num_leaves = 1
     while num_leaves**2 < count:
         num_leaves += 1

@@ -30,6 +30,7 @@ from recap_ctr.nn.norms import ScaleNorm
 
 TowerRoute = tuple[int, ...]
 LATER = ("first_order", "rates", "max_rank")  # Settings that the first runs' directories are not named after.
+PRIME = 2**31 - 1
 SIZE_LIMIT = 1.05  # largest size, relative to FCN with its published 3 + 4 layers
 
 
@@ -54,10 +55,12 @@ class RecapConfig(Frozen):
     """Where the rank follows from FCN's size: the largest to take, however large FCN is."""
     form: Literal["additive", "multiplicative"] = "additive"
     """The weight with an adapter: W + AB^T, as in the paper, or W ∘ (1 + AB^T)."""
-    binding: Literal["free", "tied"] = "tied"
-    """`free`: any adapter at any step. `tied`: each adapter belongs to one step, and a step has several."""
-    sampling: Literal["batch", "row"] = "batch"
-    """In training, draw one route for the whole batch, or one for each row."""
+    binding: Literal["free", "tied", "columns"] = "tied"
+    """`free`: any adapter at any step. `tied`: each adapter belongs to one step, and a step has several. `columns`: a
+    route takes the same adapter at all steps of both towers, so that there are as many routes as adapters."""
+    sampling: Literal["batch", "row", "fixed"] = "batch"
+    """In training, draw one route for the whole batch, or one for each row. `fixed`, for columns: a row always takes
+    the same one, by a hash of its values, so that each column learns from rows of its own."""
     sample_from: NonNegativeInt = 0
     """The epoch from which routes are sampled. Before it, all rows take the home route, and each epoch starts by
     copying the home adapter of every step to the step's other adapters."""
@@ -90,12 +93,16 @@ class RecapConfig(Frozen):
                 f"tied adapters are split evenly among the steps: num_adapters {self.num_adapters} must be a "
                 f"multiple of depth {self.depth}"
             )
-        if self.form == "multiplicative" and self.sampling == "row":
+        if self.form == "multiplicative" and self.sampling != "batch":
             raise ValueError(
                 "multiplicative adapters change W itself, so all rows of a batch need the same: set sampling to 'batch'"
             )
-        if self.binding == "free" and self.sample_from:
-            raise ValueError("free adapters have no home adapter to copy: sample_from needs binding 'tied'")
+        if self.binding != "tied" and self.sample_from:
+            raise ValueError(
+                f"adapters of binding {self.binding!r} have no home adapter to copy: sample_from needs binding 'tied'"
+            )
+        if self.sampling == "fixed" and self.binding != "columns":
+            raise ValueError("sampling 'fixed' assigns rows to columns: it needs binding 'columns'")
         return self
 
     @model_serializer(mode="wrap")
@@ -105,15 +112,22 @@ class RecapConfig(Frozen):
 
     def choices(self, step: int) -> range:
         """Return the adapters that step `step` (from 0) may use."""
-        if self.binding == "free":
+        if self.binding != "tied":
             return range(self.num_adapters)
         return range(step, self.num_adapters, self.depth)
 
     @property
     def home(self) -> Route:
-        """The default route: the first choice of each step; free adapters in turn."""
+        """The default route: the first choice of each step; free adapters in turn; the first column."""
+        if self.binding == "columns":
+            return self.column(0)
         steps = range(self.depth)
         adapters = tuple(step % self.num_adapters if self.binding == "free" else step for step in steps)
+        return Route(exponential=adapters, linear=adapters)
+
+    def column(self, adapter: int) -> Route:
+        """Return the route that takes one adapter at all steps of both towers."""
+        adapters = (adapter,) * self.depth
         return Route(exponential=adapters, linear=adapters)
 
 
@@ -187,6 +201,7 @@ class Recap(nn.Module):
         "Beyond Interaction Capacity: Estimator Scaling with Recursive Models for CTR Prediction"
     )
     alphas_K: Tensor
+    mixers_W: Tensor
 
     def __init__(self, config: RecapConfig, layout: Layout) -> None:
         super().__init__()
@@ -203,6 +218,8 @@ class Recap(nn.Module):
         self.first_order = Wide(layout, bias=True) if config.first_order else None
         self.rates = Rates(config.rates, layout) if config.rates else None
         self._num_values = layout.num_values
+        mixers = [(column + 1) * 1_640_531_513 % 2**20 for column in range(layout.num_columns)]
+        self.register_buffer("mixers_W", torch.tensor(mixers), persistent=False)
         self.register_buffer("alphas_K", torch.tensor(config.depth_weights), persistent=False)
         self.epoch = config.sample_from
         """The current epoch of training, which the training loop sets."""
@@ -225,12 +242,15 @@ class Recap(nn.Module):
         depths = self.config.train_depths if self.training and depth is None else (steps,)
         logits: list[Tensor] = []
         exponential, linear = h0_BHD, h0_BHD
+        column = self._draw_column(inputs) if route is None else None
         beside_B = self.beside_logit(inputs, codes_BQ)
         for at in range(steps):
-            exponential = self.exponential.step(
-                exponential, h0_BHD, at, self.choose_adapter(route, "exponential", at, h0_BHD)
-            )
-            linear = self.linear.step(linear, h0_BHD, at, self.choose_adapter(route, "linear", at, h0_BHD))
+            adapters = [
+                self.choose_adapter(route, tower, at, h0_BHD) if column is None else column
+                for tower in ("exponential", "linear")
+            ]
+            exponential = self.exponential.step(exponential, h0_BHD, at, adapters[0])
+            linear = self.linear.step(linear, h0_BHD, at, adapters[1])
             if at + 1 in depths:
                 logit_B = self.fuse(exponential, linear)
                 logits.append(logit_B if beside_B is None else logit_B + beside_B)
@@ -262,6 +282,15 @@ class Recap(nn.Module):
         gate_B = torch.sigmoid(self.gate(torch.cat([exponential_BHD, linear_BHD], dim=-1)))[:, 0, 0]
         return gate_B * exponential_B + (1 - gate_B) * linear_B
 
+    def _draw_column(self, inputs: Inputs) -> int | Tensor | None:
+        """Return the column that a batch takes in training, or one for each row; None where there are no columns."""
+        if self.config.binding != "columns" or not self.training:
+            return None
+        if self.config.sampling != "fixed":
+            return self.draw_adapter(0, inputs.ids_BW)
+        mixed_B = (inputs.ids_BW.long() * self.mixers_W).sum(1) % PRIME
+        return mixed_B * 48_271 % PRIME % self.config.num_adapters
+
     def choose_adapter(self, route: Route | None, tower: str, at: int, h0_BHD: Tensor) -> int | Tensor:
         """Return the adapter of a tower at step `at`: that of the route, a random one, or the home adapter."""
         if route is None and self.training and self.epoch >= self.config.sample_from:
@@ -269,13 +298,13 @@ class Recap(nn.Module):
         adapters: TowerRoute = getattr(route or self.config.home, tower)
         return adapters[at]
 
-    def draw_adapter(self, at: int, h0_BHD: Tensor) -> int | Tensor:
-        """Return a random adapter for step `at`, or one per row.
+    def draw_adapter(self, at: int, rows: Tensor) -> int | Tensor:
+        """Return a random adapter for step `at`, or one for each of the rows.
 
         It is drawn from torch's global generator, which the training loop seeds for each step.
         """
         choices = self.config.choices(at)
         if self.config.sampling == "batch":
             return choices[int(torch.randint(len(choices), ()))]
-        pick_B = torch.randint(len(choices), (len(h0_BHD),), device=h0_BHD.device)
+        pick_B = torch.randint(len(choices), (len(rows),), device=rows.device)
         return pick_B * choices.step + choices.start
