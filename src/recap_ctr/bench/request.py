@@ -11,6 +11,7 @@ from recap_ctr.bench import (
     estimators,
     frontier,
     overview,
+    routes,
     scaling,
     sensitivity,
     table1,
@@ -46,6 +47,7 @@ ONE_RECIPE: dict[str, Table] = {
     "capacity": Table(capacity.capacity, capacity.cells),
     "estimators": Table(estimators.estimators, estimators.cells),
     "frontier": Table(frontier.frontier, frontier.cells),
+    "routes": Table(routes.routes, routes.cells),
 }
 """Tables of one data set, made of what its recipe trains."""
 ONE_SEED = ("sensitivity", "capacity", "estimators", "frontier")

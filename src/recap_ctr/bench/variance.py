@@ -116,7 +116,7 @@ def _family_of_runs(name: str, runs: Sequence[Path], shard: Shard, recipe: Recip
     device = torch.device(recipe.device)
     models = [_model(run, device, one_route=True) for run in runs]
     logits_NM = np.stack([predict(model, shard, device) for model in models], axis=1).astype(np.float64)
-    return _corrected(name, "run", logits_NM, shard, recipe)
+    return corrected_family(name, "run", logits_NM, shard, recipe)
 
 
 def _family_of_routes(name: str, runs: Sequence[Path], shard: Shard, recipe: Recipe) -> Family | None:
@@ -126,7 +126,7 @@ def _family_of_routes(name: str, runs: Sequence[Path], shard: Shard, recipe: Rec
         model = _model(run, device, one_route=False)
         if isinstance(model, Routed) and len(model.routes) > 1:
             logits_NM = predict_routes(model.model, shard, model.routes, device)
-            families.append(_corrected(name, "route", logits_NM, shard, recipe))
+            families.append(corrected_family(name, "route", logits_NM, shard, recipe))
     if not families:
         return None
     figures = ("variance", "removed", "predicted", "measured", "auc_alone", "auc_together")
@@ -134,7 +134,9 @@ def _family_of_routes(name: str, runs: Sequence[Path], shard: Shard, recipe: Rec
     return Family(name, "route", families[0].count, **means)
 
 
-def _corrected(name: str, axis: str, logits_NM: diagnose.Floats, shard: Shard, recipe: Recipe) -> Family:
+def corrected_family(
+    name: str, axis: str, logits_NM: diagnose.Floats, shard: Shard, recipe: Recipe
+) -> Family:
     """Return the family with the weights of rows, and corrected for the sampling of negatives."""
     logits_NM, weights_N = undo_sampling(logits_NM, shard, recipe.config.negative_rate)
     return family(name, axis, logits_NM, shard.labels, weights_N)

@@ -40,6 +40,7 @@ class BenchTable(StrEnum):
     capacity = "capacity"
     estimators = "estimators"
     frontier = "frontier"
+    routes = "routes"
 
 
 def bench(
@@ -47,7 +48,7 @@ def bench(
         BenchTable,
         typer.Argument(
             help="table1, ablation (Table 2), fcn-scaling (Table 3), sensitivity (Table 4), overview, variance,"
-            " or with figures: capacity (1a), estimators (1b, 1c), frontier (1d, 4).",
+            " routes, or with figures: capacity (1a), estimators (1b, 1c), frontier (1d, 4).",
         ),
     ],
     data: Annotated[
