@@ -10,14 +10,17 @@ import torch
 from recap_ctr import diagnose
 from recap_ctr.axes.predict import predict, predict_routes
 from recap_ctr.axes.routes import Routed
-from recap_ctr.bench.estimators import estimators, scale, trajectories
+from recap_ctr.bench.estimators import estimators, measure_average, scale, trajectories
+from recap_ctr.config import TrainConfig
+from recap_ctr.data.shards import PreparedData
 from recap_ctr.evaluation import metrics
 from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe.ablation import PLAIN_FCN, directory_of, finished_runs, student_run
 from recap_ctr.recipe.report import measure_ensembles
 from recap_ctr.training.loop import checkpoints
 from recap_ctr.training.report import read_report
-from recap_ctr.training.run import ARTIFACT
+from recap_ctr.training.run import ARTIFACT, RunConfig
 from tests.support.bench_files import check_figure_files
 from tests.support.finished_tables import Workshop
 
@@ -50,6 +53,20 @@ def test_each_point_is_the_mean_over_subsets() -> None:
         )
     # Eq. 5: what is removed grows as 1 - 1/M.
     assert points[1].removed / points[3].removed == pytest.approx((1 / 2) / (3 / 4))
+
+
+def test_equation_11_weighs_checkpoints_by_age(prepared: PreparedData) -> None:
+    rng = np.random.default_rng(0)
+    checkpoints_NM = rng.normal(size=(len(prepared.test), 3))
+    config = RunConfig("lr", parse_model("lr", {}), TrainConfig(ema_epochs=(2.0,)))
+    weights = np.exp([-1.0, -0.5, 0.0])
+    exact_N = checkpoints_NM @ weights / weights.sum()
+    average = measure_average("LR", exact_N, checkpoints_NM, config, prepared.test)
+    assert average.distance == pytest.approx(0.0, abs=1e-12) and average.auc == average.auc_of_logits
+    expected = np.sqrt(((checkpoints_NM - exact_N[:, None]) ** 2).mean())
+    assert average.spread == pytest.approx(expected)
+    shifted = measure_average("LR", exact_N + 0.5, checkpoints_NM, config, prepared.test)
+    assert shifted.distance == pytest.approx(0.5) and "by 0.500 in the logit" in str(shifted)
 
 
 @pytest.mark.slow
@@ -93,6 +110,7 @@ def test_table_averages_runs_checkpoints_and_routes(workshop: Workshop) -> None:
     assert last["RECAP", "route"]["removed"] == pytest.approx(np.mean(variances))
     gain = 100 * last["FCN", "trajectory"]["auc_gain"]
     assert f"trajectory: FCN, 3 of them: {gain:+.3f}" in text
+    assert text.count("Eq. 11, ") == 2
 
     check_figure_files(workshop.reports / "estimators")
     files = {path: path.read_bytes() for path in (workshop.reports / "estimators").iterdir()}

@@ -21,6 +21,7 @@ from recap_ctr.bench import figures
 from recap_ctr.bench.overview import PUBLISHED
 from recap_ctr.bench.published import title_of
 from recap_ctr.bench.tables import grid
+from recap_ctr.bench.variance import model_of_run
 from recap_ctr.data.shards import Shard
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.evaluate import Array
@@ -123,16 +124,20 @@ def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
         *corrected(f"{teacher}, averaged weights", "run", _logits_of_runs(teachers, split)),
     ]
     device = torch.device(recipe.device)
-    for name in trajectories(recipe, plan):
-        logits_NM = _logits_of_checkpoints(next(iter(runs[name])), shard, device)
+    averages = []
+    for name, config in trajectories(recipe, plan).items():
+        run = next(iter(runs[name]))
+        logits_NM = _logits_of_checkpoints(run, shard, device)
         points += corrected(name, "trajectory", logits_NM)
+        averaged_N = predict(model_of_run(run, device, one_route=True), shard, device)
+        averages.append(measure_average(name, averaged_N, logits_NM, config, shard))
     # Students that other tables trained are used too.
     students = [
         corrected("RECAP", "route", _logits_of_routes(run, shard, device))
         for run in finished_runs(recipe, wanted[STUDENTS].config)
     ]
     points += [_mean(list(same)) for same in zip(*students, strict=True)]
-    text = table_text(points, split, len(shard))
+    text = table_text(points, split, len(shard), averages)
     about = {"data": recipe.data.name, "split": split, "rows": len(shard), "students": len(students)}
 
     def draw(figure: Figure) -> None:
@@ -180,9 +185,50 @@ def _mean(points: Sequence[Point]) -> Point:
     return replace(points[0], **{name: mean(getattr(point, name) for point in points) for name in names})
 
 
-def table_text(points: Sequence[Point], split: str, rows: int) -> str:
+@dataclass(frozen=True)
+class Average:
+    """Eq. 11 on data: the logit of averaged weights against the average logit of the checkpoints that they average."""
+
+    family: str
+    auc: float
+    """AUC of the averaged weights; `auc_of_logits` is that of the averaged logits."""
+    auc_of_logits: float
+    distance: float
+    """Root mean square of the difference between the two, in logits."""
+    spread: float
+    """The same between one checkpoint and the averaged logits."""
+
+    def __str__(self) -> str:
+        return (
+            f"Eq. 11, {self.family}: averaged weights have {100 * self.auc:.3f}, averaged logits of their checkpoints"
+            f" {100 * self.auc_of_logits:.3f}; the two differ by {self.distance:.3f} in the logit (root mean square),"
+            f" a checkpoint from its average by {self.spread:.3f}."
+        )
+
+
+def measure_average(
+    family: str, averaged_N: Array, checkpoints_NM: diagnose.Floats, config: RunConfig, shard: Shard
+) -> Average:
+    """Return how well Eq. 11 holds: each checkpoint counts by its age, as in the average of the weights."""
+    horizon = min(config.train.ema_epochs, default=float(CHECKPOINTS))
+    ages = np.arange(checkpoints_NM.shape[1])[::-1]
+    together_N = np.average(checkpoints_NM, axis=1, weights=np.exp(-ages / horizon))
+    return Average(
+        family,
+        auc=metrics.auc(shard.labels, averaged_N, shard.weights),
+        auc_of_logits=metrics.auc(shard.labels, together_N, shard.weights),
+        distance=_root_mean_square(np.asarray(averaged_N, np.float64) - together_N),
+        spread=_root_mean_square(checkpoints_NM - together_N[:, None]),
+    )
+
+
+def _root_mean_square(gaps: diagnose.Floats) -> float:
+    return float(np.sqrt(np.mean(np.square(gaps))))
+
+
+def table_text(points: Sequence[Point], split: str, rows: int, averages: Sequence[Average] = ()) -> str:
     """Return the table with its findings as Markdown."""
-    return "\n".join([*_markdown(points), "", *_findings(points, split, rows), ""])
+    return "\n".join([*_markdown(points), "", *_findings(points, split, rows), *map(str, averages), ""])
 
 
 def _markdown(points: Sequence[Point]) -> list[str]:

@@ -114,7 +114,7 @@ def _family_of_runs(name: str, runs: Sequence[Path], shard: Shard, recipe: Recip
     if len(runs) < 2:
         return None
     device = torch.device(recipe.device)
-    models = [_model(run, device, one_route=True) for run in runs]
+    models = [model_of_run(run, device, one_route=True) for run in runs]
     logits_NM = np.stack([predict(model, shard, device) for model in models], axis=1).astype(np.float64)
     return corrected_family(name, "run", logits_NM, shard, recipe)
 
@@ -123,7 +123,7 @@ def _family_of_routes(name: str, runs: Sequence[Path], shard: Shard, recipe: Rec
     """Return the family of the routes of a run, its figures averaged over runs; None where there are no routes."""
     families, device = [], torch.device(recipe.device)
     for run in runs:
-        model = _model(run, device, one_route=False)
+        model = model_of_run(run, device, one_route=False)
         if isinstance(model, Routed) and len(model.routes) > 1:
             logits_NM = predict_routes(model.model, shard, model.routes, device)
             families.append(corrected_family(name, "route", logits_NM, shard, recipe))
@@ -142,7 +142,8 @@ def corrected_family(
     return family(name, axis, logits_NM, shard.labels, weights_N)
 
 
-def _model(run: Path, device: torch.device, *, one_route: bool) -> nn.Module:
+def model_of_run(run: Path, device: torch.device, *, one_route: bool) -> nn.Module:
+    """Return the model of a finished run, on all of its routes or on one."""
     artifact = load_artifact(run / ARTIFACT)
     if one_route and artifact.routes:
         artifact = artifact.with_setting(routes=1)
