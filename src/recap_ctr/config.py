@@ -123,6 +123,9 @@ class TrainConfig(Frozen):
     """Keep the raw weights of this many last epochs: estimators of the trajectory axis."""
     kd_weight: NonNegativeFloat = 1.0
     """λ_KD of Eq. 13: the weight of the loss against the teachers' mean, where there are teachers."""
+    kd_from: Literal["mean", "column"] = "mean"
+    """What a student learns from: its teachers' mean logit (Eq. 12), or, for RECAP whose rows have columns of their own
+    (sampling `fixed`), column m from teacher m, so that the columns keep what the teachers disagree in."""
     seed: int = Field(1, ge=0, lt=2**31)
     """Seed of everything random: initial weights, order of rows, dropout, routes."""
 
@@ -140,7 +143,7 @@ class TrainConfig(Frozen):
 
         A run's directory is named after its settings, so a new setting must not rename the runs of older versions.
         """
-        later = {"ema_warmup": WARMUP, "net_l2": 0.0, "validations": 1}
+        later = {"ema_warmup": WARMUP, "net_l2": 0.0, "validations": 1, "kd_from": "mean"}
         return {key: value for key, value in dump(self).items() if later.get(key, ...) != value}
 
     def with_horizons(self, factor: float) -> Self:

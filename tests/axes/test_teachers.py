@@ -24,6 +24,14 @@ def table(path: Path, data: PreparedData, split: str, seed: int) -> np.ndarray:
     return logits
 
 
+def test_columns_learn_from_one_teacher_each(prepared: PreparedData, tmp_path: Path) -> None:
+    logits = [table(tmp_path / f"t{seed}", prepared, "train", seed)[:, 0] for seed in (1, 2)]
+    columns = np.random.default_rng(3).integers(0, 5, len(prepared.train))
+    targets = teacher_targets([tmp_path / "t1", tmp_path / "t2"], prepared, columns)
+    expected = np.where(columns % 2 == 0, *logits)
+    np.testing.assert_allclose(targets, 1 / (1 + np.exp(-expected)), atol=1e-6)
+
+
 def test_target_is_the_sigmoid_of_the_mean_logit(prepared: PreparedData, tmp_path: Path) -> None:
     drawn = [table(tmp_path / f"t{seed}", prepared, "train", seed) for seed in (1, 2)]
 

@@ -384,3 +384,12 @@ def test_a_run_goes_on_only_with_the_torch_it_was_begun_with(
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     with pytest.raises(InputError, match=r"begun with torch .*, this is 2\.99"):
         run(run_config, prepared, copy, quiet=True)
+
+
+def test_a_teacher_for_each_column_needs_columns() -> None:
+    train = TrainConfig(kd_from="column")
+    with pytest.raises(InputError, match=r"rows have no columns of their own in recap\n.*fixed"):
+        RunConfig("recap", parse_model("recap", {}), train)
+    with pytest.raises(InputError, match="rows have no columns of their own in fcn"):
+        RunConfig("fcn", parse_model("fcn", {}), train)
+    RunConfig("recap", parse_model("recap", {"binding": "columns", "sampling": "fixed"}), train)

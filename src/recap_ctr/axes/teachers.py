@@ -2,16 +2,24 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from recap_ctr.axes.logits import Floats, LogitTable, mean_logit
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 
 
-def teacher_targets(paths: Sequence[Path], data: PreparedData) -> Floats:
-    """Return σ of the teachers' mean logit for each training row, in the shard's order."""
+def teacher_targets(
+    paths: Sequence[Path], data: PreparedData, columns_N: npt.NDArray[np.integer[Any]] | None = None
+) -> Floats:
+    """Return σ of the teachers' mean logit for each training row, in the shard's order.
+
+    With `columns_N`, a number for each row, it is that of one teacher: column m learns from teacher m, and where there
+    are more columns than teachers, from the first teachers again.
+    """
     tables = [LogitTable(path) for path in paths]
     for table in tables:
         table.check(data)
@@ -25,4 +33,9 @@ def teacher_targets(paths: Sequence[Path], data: PreparedData) -> Floats:
                 f"{table.path} does not hold the rows of the training shard",
                 fix="write the teacher's logits again, on these data",
             )
-    return (1.0 / (1.0 + np.exp(-mean_logit(tables)))).astype(np.float32)
+    if columns_N is None:
+        logits_N = mean_logit(tables)
+    else:
+        logits_NM = np.stack([mean_logit([table]) for table in tables], axis=1)
+        logits_N = logits_NM[np.arange(len(columns_N)), columns_N % len(tables)]
+    return (1.0 / (1.0 + np.exp(-logits_N))).astype(np.float32)

@@ -5,7 +5,7 @@ and in which rows train them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -37,8 +37,11 @@ class Kind:
     name: str
     settings: Mapping[str, Any]
     late: bool = False
+    train: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the training of students that have teachers."""
 
 
+COLUMNS = {"binding": "columns", "sampling": "fixed"}
 KINDS = (
     Kind("tied, branching late", {}, late=True),
     Kind("tied, random", {}),
@@ -46,7 +49,8 @@ KINDS = (
     Kind("free, four of a larger rank", {"binding": "free", "num_adapters": 4}),
     Kind("columns, one for each batch", {"binding": "columns"}),
     Kind("columns, one drawn for each row", {"binding": "columns", "sampling": "row"}),
-    Kind("columns, rows of their own", {"binding": "columns", "sampling": "fixed"}),
+    Kind("columns, rows of their own", COLUMNS),
+    Kind("columns, rows and teachers of their own", COLUMNS, train={"kd_from": "column"}),
 )
 """The first one is the default, which the others are compared with."""
 TRAININGS = {"ema": "labels alone", "ema-kd": "teachers"}
@@ -98,7 +102,12 @@ def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> d
         base = student_run(recipe, taught if "kd" in training else plan, "recap", training, teachers)
         for kind in KINDS:
             settings = {**base.model_config.model_dump(), "lora_rank": None, **kind.settings}
-            config = replace(base, model_config=parse_model("recap", settings))
+            changes = kind.train if "kd" in training else {}
+            config = replace(
+                base,
+                model_config=parse_model("recap", settings),
+                train=base.train.model_copy(update=dict(changes)),
+            )
             wanted[kind.name, training] = Cell(config, range(1, seeds + 1))
     return wanted
 

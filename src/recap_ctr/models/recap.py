@@ -156,6 +156,13 @@ def default_rank(config: RecapConfig, layout: Layout) -> int:
     return rank
 
 
+def assign_columns(ids_BW: Tensor, count: int) -> Tensor:
+    """Return one of `count` columns for each row, by a hash of its ids: the same for the same values."""
+    mixers_W = torch.arange(1, ids_BW.shape[1] + 1, device=ids_BW.device) * 1_640_531_513 % 2**20
+    mixed_B = (ids_BW.long() * mixers_W).sum(1) % PRIME
+    return mixed_B * 48_271 % PRIME % count
+
+
 class RecursiveTower(nn.Module):
     """One cross layer, applied recursively; all depths share it, except for a ScaleNorm per depth."""
 
@@ -201,7 +208,6 @@ class Recap(nn.Module):
         "Beyond Interaction Capacity: Estimator Scaling with Recursive Models for CTR Prediction"
     )
     alphas_K: Tensor
-    mixers_W: Tensor
 
     def __init__(self, config: RecapConfig, layout: Layout) -> None:
         super().__init__()
@@ -218,8 +224,6 @@ class Recap(nn.Module):
         self.first_order = Wide(layout, bias=True) if config.first_order else None
         self.rates = Rates(config.rates, layout) if config.rates else None
         self._num_values = layout.num_values
-        mixers = [(column + 1) * 1_640_531_513 % 2**20 for column in range(layout.num_columns)]
-        self.register_buffer("mixers_W", torch.tensor(mixers), persistent=False)
         self.register_buffer("alphas_K", torch.tensor(config.depth_weights), persistent=False)
         self.epoch = config.sample_from
         """The current epoch of training, which the training loop sets."""
@@ -288,8 +292,7 @@ class Recap(nn.Module):
             return None
         if self.config.sampling != "fixed":
             return self.draw_adapter(0, inputs.ids_BW)
-        mixed_B = (inputs.ids_BW.long() * self.mixers_W).sum(1) % PRIME
-        return mixed_B * 48_271 % PRIME % self.config.num_adapters
+        return assign_columns(inputs.ids_BW, self.config.num_adapters)
 
     def choose_adapter(self, route: Route | None, tower: str, at: int, h0_BHD: Tensor) -> int | Tensor:
         """Return the adapter of a tower at step `at`: that of the route, a random one, or the home adapter."""

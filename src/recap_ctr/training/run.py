@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -34,7 +36,7 @@ from recap_ctr.jobs import machine
 from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import count_parameters, parse_model
 from recap_ctr.models.rates import Rates
-from recap_ctr.models.recap import Recap, RecapConfig, Route
+from recap_ctr.models.recap import Recap, RecapConfig, Route, assign_columns
 from recap_ctr.nn.weights import to_arrays
 from recap_ctr.storage.claims import claim
 from recap_ctr.storage.files import atomic_file
@@ -146,6 +148,12 @@ class RunConfig:
             raise InputError(
                 f"update is convex, and the loss of {self.model} is not",
                 fix='use update = "exact" or "fast", or train lr',
+            )
+        has_columns = isinstance(self.model_config, RecapConfig) and self.model_config.sampling == "fixed"
+        if self.train.kd_from == "column" and not has_columns:
+            raise InputError(
+                f"kd_from is column, and rows have no columns of their own in {self.model}",
+                fix='train recap with binding = "columns" and sampling = "fixed"',
             )
         if self.routes is not None and self.routes < 1:
             raise InputError(f"{self.routes} routes: at least one is needed")
@@ -274,7 +282,7 @@ def _train(
             deadline=deadline,
             quiet=quiet,
         )
-    targets = teacher_targets(config.teachers, data) if config.teachers else None
+    targets = _targets(config, data) if config.teachers else None
     model_config: Frozen = config.model_config
     rows: Rows = data
     initial = None
@@ -294,6 +302,16 @@ def _train(
         deadline=deadline,
         quiet=quiet,
     )
+
+
+def _targets(config: RunConfig, data: PreparedData) -> npt.NDArray[np.float32]:
+    """Return what a student learns from, one probability for each training row."""
+    columns_N = None
+    if config.train.kd_from == "column":
+        assert isinstance(config.model_config, RecapConfig)
+        ids = torch.from_numpy(np.array(data.train.ids))
+        columns_N = assign_columns(ids, config.model_config.num_adapters).numpy()
+    return teacher_targets(config.teachers, data, columns_N)
 
 
 def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, *, quiet: bool) -> RunReport:
