@@ -39,7 +39,7 @@ def test_kinds_of_routes_are_compared_at_one_size(
     entry = next(each for each in entries if each["kind"] == name)
     labels = recipe.data.test.labels
     assert entry["together"] == [pytest.approx(metrics.auc(labels, logits_NK.mean(axis=1)))]
-    assert entry["one"] == [pytest.approx(np.mean([metrics.auc(labels, column) for column in logits_NK.T]))]
+    assert entry["alone"] == [pytest.approx(np.mean([metrics.auc(labels, column) for column in logits_NK.T]))]
     assert entry["removed"] == [pytest.approx(logits_NK.var(axis=1).mean())]
     assert f"| {name} |" in text and "corrected by Holm" in text
 

@@ -81,7 +81,7 @@ class Entry:
     routes: int
     removed: tuple[float, ...]
     """V_ns: what the mean over routes removes (Eq. 5)."""
-    one: tuple[float, ...]
+    alone: tuple[float, ...]
     """The AUC of one route, on average."""
     together: tuple[float, ...]
     """The AUC of the mean logit of all routes."""
@@ -91,7 +91,7 @@ class Entry:
     @property
     def gains(self) -> tuple[float, ...]:
         """Return what the mean over routes gains in AUC, by seed."""
-        return tuple(together - one for one, together in zip(self.one, self.together, strict=True))
+        return tuple(together - alone for alone, together in zip(self.alone, self.together, strict=True))
 
 
 def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[tuple[str, str], Cell]:
@@ -158,7 +158,7 @@ def _entry(recipe: Recipe, kind: Kind, training: str, runs: Runs, count: int, co
         parameters=reports[0].parameters,
         routes=families[0].count,
         removed=tuple(each.removed for each in families),
-        one=tuple(each.auc_alone for each in families),
+        alone=tuple(each.auc_alone for each in families),
         together=tuple(each.auc_together for each in families),
         cost=cost,
     )
@@ -196,7 +196,7 @@ def _markdown(entries: Sequence[Entry], split: str) -> list[str]:
                     f"{entry.parameters:,}",
                     str(entry.routes),
                     f"{mean(entry.removed):.4f}",
-                    spread(entry.one, 3, 100),
+                    spread(entry.alone, 3, 100),
                     spread(entry.together, 3, 100),
                     f"{100 * mean(entry.gains):+.3f}",
                     NONE if gap is None else f"{100 * gap.mean:+.3f}",
