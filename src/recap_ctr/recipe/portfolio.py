@@ -55,7 +55,10 @@ STRENGTHS = (1e2, 1e3, 1e4)
 """Strengths of the embedding regulariser that race first, as l2 · rows: the weight of the prior against all rows."""
 MIDDLE = 1e3
 HALF_DECADE = 10**0.5
-RACE_EPOCHS = 24  # Where all workers together have time for fewer, there is no race.
+RACE_EPOCHS = 48  # Where all workers together have time for fewer, there is no race.
+STRENGTH_PER_EPOCH, UNTRIED = 200.0, (300.0, 5e3)
+"""Without a race, l2 · rows grows with the epochs that there is time for, within limits: the longer a run, the stronger
+the regulariser that is best for it."""
 BATCH_FACTOR, RATE_FACTOR = 4, 2.0
 """Against the recipe's batches and learning rate: larger batches pass over the rows twice as fast, at a larger step."""
 WIDE_DIM = 8  # Of vectors, where many fields make the towers' matrices large: a quarter of the work of 16.
@@ -556,12 +559,12 @@ class Portfolio:
                 on_top=on_top,
             )
 
-        runs = [config(1 / HALF_DECADE)]
+        runs = [config(1 / HALF_DECADE if teachers else 1.0)]
         rates = [run for run, report in self.counted.items() if report.model.name == RATES]
         if isinstance(runs[0].model_config, RecapConfig):
             runs += [config(ON_TOP_FACTOR, on_top=run) for run in rates]
         if self.config.l2 is None:
-            runs.append(config(1.0))
+            runs.append(config(1.0 if teachers else 1 / HALF_DECADE))
         workers = len(runs) if self.budget is None else self.executor.workers
         return runs[: max(workers // len(self.config.students), 1)]
 
@@ -573,8 +576,19 @@ class Portfolio:
             if entrant.config.model == self.config.teacher_model and entrant.name in self.journal.standings
         ]
         if not of_a_kind:
-            return self._first_run().train
+            return self._untried_training()
         return max(of_a_kind, key=lambda entrant: self._outlook(entrant.name)).config.train
+
+    def _untried_training(self) -> TrainConfig:
+        """Return the training of a student where there was no race."""
+        training = self._first_run().train
+        if self.config.l2 is not None or self.budget is None:
+            return training
+        weakest, strongest = UNTRIED
+        seconds = 60 * self.budget - (self.journal.race_began or 0.0)
+        strength = STRENGTH_PER_EPOCH * seconds / max(self.journal.epoch_seconds, 1e-9)
+        l2 = three_digits(min(max(strength, weakest), strongest) / len(self.data.train))
+        return training.model_copy(update={"l2": l2})
 
     def _has_time_for_a_student(self) -> bool:
         if self.journal.taken is not None:
