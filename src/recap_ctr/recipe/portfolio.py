@@ -302,7 +302,7 @@ class Portfolio:
         if self.journal.race_began is None:
             self.journal.race_began = self.clock.taken
         if not self.journal.standings and self._epochs_in_budget() < RACE_EPOCHS:
-            self._give_up("the race: the student learns from labels and references")
+            self._give_up("the race: the student learns from labels")
             return
         kind, rows = self.config.teacher_model, len(self.data.train)
         strengths = [s / rows for s in STRENGTHS] if self.config.l2 is None else [self.config.l2]
@@ -460,7 +460,8 @@ class Portfolio:
         """Choose the members of the teaching ensemble among all that may teach.
 
         Models that stand beside the student's towers don't: the towers are worth more if they know something else. Nor
-        do trees that are worse than the regression because the budget cut them.
+        do trees that are worse than the regression because the budget cut them, nor trees alone: without a race to
+        show what can be reached, a student would learn no more than they know.
         """
         valid, rate = self.data.valid, self.config.negative_rate
 
@@ -473,6 +474,8 @@ class Portfolio:
         columns = {name: logits_of(table)[0] for name, table in tables.items()}
         weights = logits_of(tables[LOGISTIC])[1]
         regression = columns.pop(LOGISTIC)
+        if not self.journal.standings:
+            columns.pop(TREES, None)
         if TREES in columns:
             losses = [
                 metrics.logloss(valid.labels, logits, weights) for logits in (columns[TREES], regression)
