@@ -13,6 +13,7 @@ from recap_ctr.data.shards import PreparedData, Shard
 
 Floats = npt.NDArray[np.float64]
 MAX_ROUNDS, STOP_AFTER = 2000, 50
+SAMPLE_ROWS, SAMPLE_TREES = 10_000, 40  # That show how long it takes to score.
 SETTINGS = {
     "objective": "binary",
     "metric": "binary_logloss",
@@ -86,15 +87,27 @@ def fit_trees(
 ) -> TreeFit:
     """Fit boosted trees, until the validation logloss has not improved for 50 rounds.
 
-    At the `deadline`, a time of `time.time`, the rounds so far are kept.
+    With a `deadline`, a time of `time.time`, there are as many rounds as leave time to score all rows until then.
     """
     import lightgbm
 
+    columns = TreeColumns(data)
+    sample = columns.of(data.valid.take(np.arange(min(len(data.valid), SAMPLE_ROWS))))
+    rows = sum(len(shard) for shard in (data.train, data.valid, data.test))
+    seconds_of_a_tree = 0.0
+
     def stop_in_time(state: Any) -> None:
-        if deadline is not None and time.time() > deadline:
+        nonlocal seconds_of_a_tree
+        if deadline is None:
+            return
+        trees = state.iteration + 1
+        if trees == SAMPLE_TREES:
+            started = time.time()
+            state.model.predict(sample, raw_score=True)
+            seconds_of_a_tree = (time.time() - started) / trees / len(sample) * rows
+        if time.time() + trees * seconds_of_a_tree > deadline:
             raise lightgbm.callback.EarlyStopException(state.iteration, state.evaluation_result_list)
 
-    columns = TreeColumns(data)
     train = lightgbm.Dataset(
         columns.of(data.train),
         data.train.labels,
