@@ -166,7 +166,7 @@ def test_the_artifact_is_recap(made: Path, result: dict[str, Any], recap: Recap)
     )
     assert pl.read_csv(made / "clicks.csv").height == 5_000
     assert len(PreparedData(made / "data").train) == 4_000
-    done = recap("predict", made / "artifact", made / "ten.csv", "--threads", 1, "-q")
+    done = recap("predict", made / "artifact", made / "ten.csv", "-q")
     assert done.out == (made / "ten-scored.csv").read_text()
     assert len(done.out.splitlines()) == 11
 

@@ -223,3 +223,11 @@ def test_columns_can_be_drawn_for_a_batch_or_for_a_row(sampling: str, kind: type
     model = recap_model(recap_config(**COLUMNS, sampling=sampling)).train()
     assert isinstance(model._draw_column(recap_rows()), kind)
     assert model.eval()._draw_column(recap_rows()) is None
+
+
+def test_a_training_step_draws_in_the_order_of_all_runs_before() -> None:
+    """Golden: with another order of draws, the seeds of published runs would give other models."""
+    model = recap_model(recap_config(exponential_dropout=0.3, linear_dropout=0.3)).train()
+    torch.manual_seed(7)
+    golden = [-19.50554, 4.27020, -48.81171, -12.51222, 13.01433, 2.90910]
+    assert model(recap_rows()).logit_B.tolist() == pytest.approx(golden, rel=1e-4)

@@ -190,6 +190,7 @@ def test_a_setting_that_came_later_leaves_no_trace_where_it_is_not_used() -> Non
         "net_l2",
         "ema_warmup",
         "validations",
+        "kd_from",
     }
 
 

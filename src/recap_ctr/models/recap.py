@@ -249,12 +249,11 @@ class Recap(nn.Module):
         column = self._draw_column(inputs) if route is None else None
         beside_B = self.beside_logit(inputs, codes_BQ)
         for at in range(steps):
-            adapters = [
-                self.choose_adapter(route, tower, at, h0_BHD) if column is None else column
-                for tower in ("exponential", "linear")
-            ]
-            exponential = self.exponential.step(exponential, h0_BHD, at, adapters[0])
-            linear = self.linear.step(linear, h0_BHD, at, adapters[1])
+            adapter = column if column is not None else self.choose_adapter(route, "exponential", at, h0_BHD)
+            exponential = self.exponential.step(exponential, h0_BHD, at, adapter)
+            # Drawn only now: dropout has drawn in between, and old runs must come out as they were.
+            adapter = column if column is not None else self.choose_adapter(route, "linear", at, h0_BHD)
+            linear = self.linear.step(linear, h0_BHD, at, adapter)
             if at + 1 in depths:
                 logit_B = self.fuse(exponential, linear)
                 logits.append(logit_B if beside_B is None else logit_B + beside_B)
