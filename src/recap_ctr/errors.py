@@ -16,6 +16,10 @@ class InputError(Exception):
         return self.message if self.fix is None else f"{self.message}\n  fix: {self.fix}"
 
 
+class DataWarning(UserWarning):
+    """Something is not usual in rows, given the training rows of the model that scored them."""
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return the end of a message that suggests the choice most like `word`; nothing if none is alike.
 

@@ -2,16 +2,30 @@ import ctypes
 import errno
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from recap_ctr.errors import InputError
-from recap_ctr.storage import hashes
-from recap_ctr.storage.claims import INPUTS, claim
-from recap_ctr.storage.files import atomic_directory, atomic_file, read_json, write_json
+from recap_ctr.storage import files, hashes
+from recap_ctr.storage.claims import INPUTS, claim, is_made, output_file
+from recap_ctr.storage.files import (
+    append_file,
+    atomic_directory,
+    atomic_file,
+    make_directory,
+    new_file,
+    read_json,
+    read_object,
+    scratch_directory,
+    write_json,
+)
 from recap_ctr.storage.hashes import fingerprint, sha256
 from recap_ctr.storage.locks import locked
 
@@ -60,6 +74,168 @@ class TestAtomicFile:
         with atomic_file(tmp_path / "f") as file:
             file.write(b"new")
         assert contents(tmp_path) == {"f": b"new"}
+
+
+class TestOneWriter:
+    @pytest.mark.parametrize("name", [".f.partial", ".f.0123abcd.partial", ".f.lock"])
+    def test_a_planted_link_is_not_followed(self, name: str, tmp_path: Path) -> None:
+        (tmp_path / "victim").write_bytes(b"precious")
+        (tmp_path / name).symlink_to("victim")
+        with suppress(OSError), atomic_file(tmp_path / "f") as file:
+            file.write(b"new")
+        assert (tmp_path / "victim").read_bytes() == b"precious"
+
+    def test_neither_a_file_nor_a_link_is_written_to(self, tmp_path: Path) -> None:
+        (tmp_path / "victim").write_bytes(b"precious")
+        (tmp_path / "link").symlink_to("victim")
+        for name in ("link", "victim"):
+            with pytest.raises(FileExistsError):
+                new_file(tmp_path / name)
+        with pytest.raises(OSError, match="symbolic link"):
+            append_file(tmp_path / "link")
+        assert (tmp_path / "victim").read_bytes() == b"precious"
+
+    def test_no_two_writers_share_a_name(self, tmp_path: Path) -> None:
+        with atomic_file(tmp_path / "f") as file:
+            file.write(b"1")
+            names = {entry.name for entry in tmp_path.iterdir()}
+            with (
+                pytest.raises(InputError, match="another process is writing"),
+                atomic_file(tmp_path / "f", wait=False),
+            ):
+                pass
+            assert {entry.name for entry in tmp_path.iterdir()} == names
+        assert contents(tmp_path) == {"f": b"1"}
+
+    def test_writers_take_turns(self, tmp_path: Path) -> None:
+        def write(number: int) -> None:
+            with atomic_file(tmp_path / "f") as file:
+                for _ in range(20):
+                    file.write(bytes([number]) * 10)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(8)))
+        assert len(set((tmp_path / "f").read_bytes())) == 1
+        assert set(contents(tmp_path)) == {"f"}
+
+    def test_what_killed_writers_left_is_removed(self, tmp_path: Path) -> None:
+        (tmp_path / ".f.0123abcd.partial").write_bytes(b"half")
+        (tmp_path / ".f.89abcdef.scratch").mkdir()
+        (tmp_path / ".f.89abcdef.scratch" / "part").write_bytes(b"half")
+        kept = {".g.0123abcd.partial", ".f.mine.partial", "f.0123abcd.partial"}
+        for name in kept:
+            (tmp_path / name).write_bytes(b"theirs")
+        with atomic_file(tmp_path / "f") as file, scratch_directory(tmp_path / "f") as scratch:
+            file.write(b"new")
+            (scratch / "part").write_bytes(b"1")
+        assert set(contents(tmp_path)) == {"f", *kept}
+
+    def test_new_parents_are_synced(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        synced: list[Path] = []
+        monkeypatch.setattr(files, "sync_directory", synced.append)
+        make_directory(tmp_path / "a" / "b" / "c")
+        make_directory(tmp_path / "a" / "b")
+        assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+
+
+class TestChecksum:
+    VALUE: ClassVar[dict[str, object]] = {"mean": 3.25, "fields": [{"name": "é", "size": 12}], "on": True}
+
+    def test_every_flipped_bit_is_noticed(self, tmp_path: Path) -> None:
+        path = tmp_path / "v.json"
+        write_json(path, self.VALUE)
+        whole = path.read_bytes()
+        assert read_json(path) == self.VALUE
+        for at, bit in product(range(len(whole)), range(8)):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            with pytest.raises(InputError):
+                read_json(path)
+        for length in range(len(whole) - 1):
+            path.write_bytes(whole[:length])
+            with pytest.raises(InputError):
+                read_json(path)
+
+    def test_files_of_earlier_versions_are_read(self, tmp_path: Path) -> None:
+        (tmp_path / "v").write_text(json.dumps(self.VALUE, indent=2) + "\n")
+        assert read_json(tmp_path / "v") == self.VALUE
+
+    def test_keys_are_text_once_read(self, tmp_path: Path) -> None:
+        write_json(tmp_path / "v", {10: 1, 9: (2, 3)})
+        assert read_json(tmp_path / "v") == {"10": 1, "9": [2, 3]}
+        with pytest.raises(ValueError, match="taken by the checksum"):
+            write_json(tmp_path / "v", {"checksum": 1})
+
+    @pytest.mark.parametrize("text", ["[]", "3", "null"])
+    def test_another_value_than_an_object(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "v").write_text(text)
+        with pytest.raises(InputError, match="is not a report: it holds"):
+            read_object(tmp_path / "v", "a report")
+
+
+class TestOutputFile:
+    """A file with a record of what it was made from; the record is right at every moment."""
+
+    def write(self, out: Path, content: bytes, inputs: dict[str, int] | None, force: bool = False) -> None:
+        with output_file(out, inputs, force=force) as file:
+            file.write(content)
+
+    def test_is_made_once(self, tmp_path: Path) -> None:
+        out = tmp_path / "s.csv"
+        assert not is_made(out, {"a": 1}, force=False)
+        self.write(out, b"1", {"a": 1})
+        assert is_made(out, {"a": 1}, force=False)
+        with pytest.raises(InputError, match="exists"):
+            is_made(out, {"a": 2}, force=False)
+        with pytest.raises(InputError, match="exists"):
+            self.write(out, b"2", {"a": 2})
+        assert contents(tmp_path)["s.csv"] == b"1"
+        self.write(out, b"2", {"a": 2}, force=True)
+        assert is_made(out, {"a": 2}, force=False)
+        out.write_bytes(b"changed by hand")
+        with pytest.raises(InputError, match="exists"):
+            is_made(out, {"a": 2}, force=False)
+
+    @pytest.mark.parametrize("old", [False, True])
+    @pytest.mark.parametrize("call", ["replace", "sync"])
+    def test_killed_around_the_rename(
+        self, call: str, old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Before the rename the old file is there, or none; after it the new one, and the same command knows it."""
+        out = tmp_path / "s.csv"
+        if old:
+            self.write(out, b"old", {"a": 1})
+
+        owner, name = (Path, "replace") if call == "replace" else (files, "sync_directory")
+        real = getattr(owner, name)
+
+        def dies(*arguments: Path) -> object:
+            if call == "replace" and arguments[-1] == out:
+                raise KeyboardInterrupt
+            if call == "sync" and out.is_file() and out.read_bytes() == b"new":
+                raise KeyboardInterrupt
+            return real(*arguments)
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(owner, name, dies)
+            self.write(out, b"new", {"a": 2}, force=True)
+        if call == "sync":
+            assert is_made(out, {"a": 2}, force=False)
+        elif old:
+            assert out.read_bytes() == b"old"
+            with pytest.raises(InputError, match="exists"):
+                is_made(out, {"a": 2}, force=False)
+        else:
+            assert not is_made(out, {"a": 2}, force=False)
+
+    def test_a_record_of_an_earlier_version(self, tmp_path: Path) -> None:
+        (tmp_path / "s.csv").write_bytes(b"1")
+        (tmp_path / f".s.csv.{INPUTS}").write_text(json.dumps(fingerprint({"a": 1})))
+        assert is_made(tmp_path / "s.csv", {"a": 1}, force=False)
+
+    def test_rows_of_a_pipe_leave_no_record(self, tmp_path: Path) -> None:
+        self.write(tmp_path / "s.csv", b"1", {"a": 1})
+        self.write(tmp_path / "s.csv", b"2", None, force=True)
+        assert contents(tmp_path) == {"s.csv": b"2"}
 
 
 class TestAtomicDirectory:
@@ -173,6 +349,7 @@ JSON = st.recursive(
 @given(value=JSON, other=JSON)
 def test_json(value: object, other: object, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("json") / "v.json"
+    assume(not isinstance(value, dict) or "checksum" not in value)
     write_json(path, value)
     assert read_json(path) == value
     same = json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True)

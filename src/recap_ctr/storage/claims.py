@@ -1,12 +1,23 @@
 """Decide whether an output may be written: it may be free, ours to resume, up to date, or somebody else's."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from recap_ctr.errors import InputError
-from recap_ctr.storage.files import empty_directory, read_json, write_json
-from recap_ctr.storage.hashes import fingerprint
+from recap_ctr.storage.files import (
+    atomic_file,
+    empty_directory,
+    is_partial,
+    make_directory,
+    read_json,
+    read_object,
+    write_json,
+)
+from recap_ctr.storage.hashes import fingerprint, sha256
 from recap_ctr.storage.locks import locked
+from recap_ctr.storage.places import is_remote, shown
 
 INPUTS = "inputs.json"
 
@@ -17,10 +28,11 @@ def claim(out: Path, inputs: dict[str, Any], *, finished: str, force: bool) -> b
     Unfinished work on the same inputs stays, to be resumed. Finished work, or work on other inputs, is replaced only
     with `force`, and a directory that isn't ours never is.
     """
-    if out.is_dir() and any(entry.name != f".{INPUTS}.partial" for entry in out.iterdir()):
+    _refuse_stores(out)
+    if out.is_dir() and not all(_is_of_a_claim(entry.name) for entry in out.iterdir()):
         if not (out / INPUTS).is_file():
             raise InputError(f"{out} exists and holds something else", fix="choose another --out")
-        old = read_json(out / INPUTS)
+        old = read_object(out / INPUTS, "the record of a run's inputs")
         if old == inputs and not (force and (out / finished).is_file()):
             return (out / finished).is_file()
         if not force:
@@ -33,9 +45,14 @@ def claim(out: Path, inputs: dict[str, Any], *, finished: str, force: bool) -> b
             empty_directory(out, last=INPUTS)  # Last, so that the directory is ours to the end.
     elif out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file", fix="choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
+    make_directory(out)
     write_json(out / INPUTS, inputs)
     return False
+
+
+def _is_of_a_claim(name: str) -> bool:
+    """Return whether an entry was left by a claim that was killed before it was made."""
+    return is_partial(name, INPUTS) or name == f".{INPUTS}.lock"
 
 
 def take(out: Path, mark: str) -> None:
@@ -43,11 +60,12 @@ def take(out: Path, mark: str) -> None:
 
     `mark` is the file that says so; a directory that holds something but no mark isn't ours.
     """
+    _refuse_stores(out)
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file", fix="choose another --out")
     if out.is_dir() and any(out.iterdir()) and not (out / mark).is_file():
         raise InputError(f"{out} exists and holds something else", fix="choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
+    make_directory(out)
     if not (out / mark).is_file():
         write_json(out / mark, {"kind": mark.removesuffix(".json")})
 
@@ -55,20 +73,58 @@ def take(out: Path, mark: str) -> None:
 def is_made(out: Path, inputs: dict[str, Any] | None, *, force: bool) -> bool:
     """Return whether the output `out` was made from these inputs; from others, it is replaced only with `force`.
 
-    The fingerprint of a file's inputs is kept beside it (see `record`). None, the inputs of a pipe, equals nothing.
+    What a file was made from is recorded beside it (see `output_file`), and in the manifest of a directory. None, the
+    inputs of a pipe, equals nothing.
     """
+    _refuse_stores(out)
     if not out.exists() or force:
-        _record_of(out).unlink(missing_ok=True)
         return False
-    if inputs is not None and _record_of(out).is_file() and read_json(_record_of(out)) == fingerprint(inputs):
+    if inputs is not None and _is_made_from(out, fingerprint(inputs)):
         return True
-    raise InputError(f"{out} exists", fix="choose another --out, or replace it with --force")
+    raise _exists(out)
 
 
-def record(out: Path, inputs: dict[str, Any] | None) -> None:
-    """Record beside a finished output what it was made from."""
-    if inputs is not None:
-        write_json(_record_of(out), fingerprint(inputs))
+def _is_made_from(out: Path, inputs: str) -> bool:
+    manifest = out / "manifest.json"
+    if manifest.is_file() and read_object(manifest, "a manifest").get("inputs") == inputs:
+        return True
+    record = read_json(_record_of(out)) if _record_of(out).is_file() else None
+    if isinstance(record, dict):
+        return out.is_file() and record == {"inputs": inputs, "sha256": sha256(out)}
+    return bool(record == inputs)  # Earlier versions recorded the inputs alone.
+
+
+@contextmanager
+def output_file(out: Path, inputs: dict[str, Any] | None, *, force: bool) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of `out` when the block ends without an error; others are kept away.
+
+    What it was made from is recorded first, together with the content that it will have, so that the record is right
+    whether or not the file gets to its place.
+    """
+
+    def record(partial: Path) -> None:
+        if inputs is None:
+            _record_of(out).unlink(missing_ok=True)
+        else:
+            write_json(_record_of(out), {"inputs": fingerprint(inputs), "sha256": sha256(partial)})
+
+    with atomic_file(out, wait=False, before_rename=record) as file:
+        if out.exists() and not force:
+            raise _exists(out)
+        yield file
+
+
+def _exists(out: Path) -> InputError:
+    return InputError(f"{out} exists", fix="choose another --out, or replace it with --force")
+
+
+def _refuse_stores(out: Path) -> None:
+    """Refuse a URL, from which a directory of a strange name would be made here."""
+    if is_remote(out):
+        raise InputError(
+            f"{shown(out)}: this command writes to directories of this machine only",
+            fix="choose a directory as --out; prepare, fit, train, export and predict write to object stores, too",
+        )
 
 
 def _record_of(out: Path) -> Path:

@@ -1,5 +1,7 @@
 """Keep two processes from writing the same output."""
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -9,19 +11,31 @@ from filelock import FileLock, Timeout
 from recap_ctr.errors import InputError
 
 
+class BusyError(InputError):
+    """Another process is writing the same output."""
+
+
 @contextmanager
 def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold `directory` against other processes: refuse if one of them holds it, or, with `wait`, take turns.
+    """Hold `directory`, or what it leads to if it is a link, against other processes; see `held`."""
+    with held(directory.resolve(), wait=wait):
+        yield
 
-    The lock is a hidden file beside the directory. The system frees it when its process ends, however it ends.
+
+@contextmanager
+def held(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold `path` against other processes: refuse if one of them holds it, or, with `wait`, take turns.
+
+    The lock is a hidden file beside it. The system frees it when its process ends, however it ends.
     """
-    directory = directory.resolve()
-    lock = FileLock(directory.with_name(f".{directory.name}.lock"), timeout=-1 if wait else 0)
+    if not path.parent.is_dir():  # The library would make it.
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=-1 if wait else 0)
     try:
         lock.acquire()
     except Timeout:
-        raise InputError(
-            f"another process is writing {directory}", fix="wait for it, or choose another --out"
+        raise BusyError(
+            f"another process is writing {path}", fix="wait for it, or choose another --out"
         ) from None
     try:
         yield
