@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from recap_ctr.errors import InputError
-from recap_ctr.jobs.executor import Job
-from recap_ctr.jobs.local import JobError, LocalProcesses
+from recap_ctr.jobs.executor import Job, JobError
+from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.jobs.progress import say
 from recap_ctr.storage.hashes import fingerprint
 from tests.support import job_functions

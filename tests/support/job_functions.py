@@ -101,3 +101,29 @@ def is_pipe(descriptor: int) -> bool:
 
 def process_id() -> int:
     return os.getpid()
+
+
+def die_once(mark: str) -> str:
+    """Be killed the first time; the mark says that this was so."""
+    if not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "alive"
+
+
+def refuse_and_count(calls: str, message: str, fix: str) -> None:
+    with Path(calls).open("a") as file:
+        file.write("called\n")
+    refuse(calls, message, fix)
+
+
+def write_locked(directory: str) -> str:
+    from recap_ctr.storage.locks import locked
+
+    with locked(Path(directory)):
+        return "written"
+
+
+def visible_gpu(after: float) -> str | None:
+    time.sleep(after)
+    return os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""Jobs, and what runs them: this process here, processes of this machine in `local`.
+"""Jobs, and what runs them: this process here, processes of this machine in `local`, a cluster in `ray`.
 
 A job is a function of a module with plain arguments. It crosses to another process as the function's dotted name and
 its arguments as JSON, so it can be run again after a crash, by hand or on another machine, and nothing is pickled.
@@ -36,6 +36,10 @@ class Job:
     def dotted_name(self) -> str:
         """Return the function's name as module:function, by which another process finds it."""
         return f"{self.function.__module__}:{self.function.__qualname__}"
+
+
+class JobError(RuntimeError):
+    """A job ended in a way that the user can't put right."""
 
 
 class Executor(Protocol):

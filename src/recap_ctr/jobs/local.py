@@ -1,33 +1,33 @@
 """Run jobs in processes of this machine, several at a time. They end when this process ends, however it ends."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
 from recap_ctr.errors import InputError
-from recap_ctr.jobs.executor import Job
+from recap_ctr.jobs.executor import Job, JobError
 from recap_ctr.jobs.progress import board
 
 Event = tuple["_Worker", dict[str, Any]]
 
 
-class JobError(RuntimeError):
-    """A job ended in a way that the user can't put right."""
-
-
 class LocalProcesses:
     """Run jobs in `workers` processes, each of which takes one job after the other: importing torch takes seconds."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, *, gpus: Sequence[str] = ()) -> None:
+        """Set up so many processes; with `gpus`, by the names that CUDA has for them, each sees one of its own."""
         if workers < 1:
             raise ValueError(f"{workers} workers would never finish")
-        self.workers = workers
+        if gpus and len(gpus) < workers:
+            raise ValueError(f"{workers} workers can't each have one of {len(gpus)} GPUs")
+        self.workers, self._gpus = workers, tuple(gpus)
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._idle: list[_Worker] = []
         weakref.finalize(self, _end_all, self._idle)
@@ -52,7 +52,7 @@ class LocalProcesses:
             try:
                 while waiting or busy:
                     while waiting and len(busy) < self.workers:
-                        worker = self._next_worker()
+                        worker = self._next_worker(busy)
                         busy[worker] = waiting.pop(0)
                         worker.take(jobs[busy[worker]])
                     worker, event = self._events.get()
@@ -79,23 +79,28 @@ class LocalProcesses:
                 _end_all(list(busy))
         return [results[index] for index in range(len(jobs))]
 
-    def _next_worker(self) -> "_Worker":
-        """Return an idle worker that is alive, or a new one."""
+    def _next_worker(self, busy: Iterable["_Worker"]) -> "_Worker":
+        """Return an idle worker that is alive, or a new one, on a GPU that none of the `busy` ones has."""
         while self._idle:
             worker = self._idle.pop()
             if worker.process.poll() is None:
                 return worker
             worker.wait()
-        return _Worker(self._events)
+        taken = {worker.gpu for worker in busy}
+        return _Worker(self._events, next((gpu for gpu in self._gpus if gpu not in taken), None))
 
 
 class _Worker:
     """A process that takes jobs one after the other; a thread puts what it reports into `events`."""
 
-    def __init__(self, events: "SimpleQueue[Event]") -> None:
+    def __init__(self, events: "SimpleQueue[Event]", gpu: str | None) -> None:
+        self.gpu = gpu
         # -P: no file of the current directory is mistaken for a module.
         command = [sys.executable, "-P", "-m", "recap_ctr.jobs.worker"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
         threading.Thread(target=self._listen, args=(events,), daemon=True).start()
 
     def take(self, job: Job) -> None:

@@ -27,9 +27,28 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def visible_gpus() -> tuple[str, ...]:
+    """Return the GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES has for them."""
+    import torch
+
+    count = torch.cuda.device_count()
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return tuple(names.split(",")[:count] if names else map(str, range(count)))
+
+
+def memory_bytes() -> int | None:
+    """Return how much memory this machine has; None where the system doesn't tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
 def side_by_side(threads: int, device: str) -> int:
-    """Return how many processes to run at a time: as the cores allow, but one where they would share a GPU."""
-    return max(num_cores() // threads, 1) if device == "cpu" else 1
+    """Return how many processes to run at a time: as the cores allow, or one for each GPU; no two share one."""
+    if device == "cpu":
+        return max(num_cores() // threads, 1)
+    return max(len(visible_gpus()), 1) if device == "cuda" else 1
 
 
 def pick_device(name: str | None = None) -> str:

@@ -1,0 +1,81 @@
+"""Where jobs run, by name: `local`, processes of this machine; `ray`, a Ray cluster; `ray://HOST:PORT`, that one."""
+
+import os
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recap_ctr.errors import InputError, did_you_mean
+from recap_ctr.jobs.executor import Executor
+from recap_ctr.jobs.local import LocalProcesses
+from recap_ctr.jobs.machine import pick_device, side_by_side, visible_gpus
+
+if TYPE_CHECKING:
+    from recap_ctr.jobs.ray import Cluster
+
+LOCAL, RAY = "local", "ray"
+ADDRESS, SCHEME = "RAY_ADDRESS", "ray://"
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+
+def executor_for(engine: Executor | str, threads: int, device: str) -> Executor:
+    """Return what runs jobs of so many threads on a device: an executor as it is, or that of the named engine."""
+    if not isinstance(engine, str):
+        return engine
+    if engine == LOCAL:
+        gpus = visible_gpus() if device == "cuda" else ()
+        return LocalProcesses(side_by_side(threads, device), gpus=gpus)
+    return _cluster(engine).executor(threads, device)
+
+
+def device_for(engine: Executor | str, name: str | None) -> str:
+    """Return the device that jobs compute on: one of this machine, or of the cluster that runs them."""
+    if not isinstance(engine, str) or engine == LOCAL:
+        return pick_device(name)
+    return _cluster(engine).pick_device(name)
+
+
+def _cluster(engine: str) -> "Cluster":
+    """Connect to the cluster of a Ray engine: the named one, the one that runs already, or else one of our own."""
+    scheme, _, address = engine.partition("://")
+    if scheme != RAY or (engine != RAY and not address):
+        raise InputError(
+            f"no engine {engine!r}{did_you_mean(engine, (LOCAL, RAY))}",
+            fix=f"choose {LOCAL}, {RAY} or {SCHEME}HOST:PORT",
+        )
+    address = address or os.environ.get(ADDRESS, "") or _address_on_this_machine()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send statistics to its makers.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if not address:
+        _keep_to_this_machine()
+    try:
+        from recap_ctr.jobs.ray import Cluster
+    except ModuleNotFoundError as error:
+        if error.name != RAY:
+            raise
+        raise InputError("this engine needs Ray", fix="pip install 'recap-ctr[ray]'") from None
+    return Cluster.connect(address or None)
+
+
+def _address_on_this_machine() -> str:
+    """Return the address that `ray start` left on this machine; nothing if there is none."""
+    file = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
+    return file.read_text().strip() if file.is_file() else ""
+
+
+def _keep_to_this_machine() -> None:
+    """Let a cluster of our own listen on loopback alone, and to those who have a token that only its processes have.
+
+    Ray reads these variables when it is imported; whatever the first one's name says, it counts on Linux too.
+    """
+    if RAY in sys.modules and os.environ.get(LOOPBACK) != "0":
+        raise InputError(
+            "Ray was imported before it could be kept to this machine",
+            fix=f"set {LOOPBACK}=0 and RAY_AUTH_MODE=token before importing ray, or name a cluster: ray://HOST:PORT",
+        )
+    os.environ[LOOPBACK] = "0"
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
