@@ -1,15 +1,17 @@
 import io
 import sys
+import time
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recap_ctr.data import csv
-from recap_ctr.data.csv import ColumnNames
+from recap_ctr.data.csv import ColumnNames, TextOptions, read_text_blocks
 from recap_ctr.data.source import FileSource, Source
 from recap_ctr.errors import InputError
 
@@ -201,3 +203,54 @@ class TestSeparators:
         source = FileSource([tmp_path])
         assert read(source).height == 2
         assert len(source.notes) == 1
+
+
+def brute_row_ends(text: bytes) -> list[int]:
+    """Return the positions of line ends outside quotes, byte by byte."""
+    ends, in_quotes = [], False
+    for at, byte in enumerate(text):
+        in_quotes ^= byte == ord('"')
+        if byte == ord("\n") and not in_quotes:
+            ends.append(at)
+    return ends
+
+
+@pytest.mark.parametrize("size", [1, 3, 1 << 20])
+def test_rows_end_outside_quotes(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are cut where a reader of single bytes would cut them."""
+    monkeypatch.setattr(csv, "SCANNED_BYTES", size)
+    monkeypatch.setattr(csv, "BLOCK_BYTES", 7)
+    rng = np.random.default_rng(size)
+    for _ in range(60):
+        numbers = rng.integers(0, 99, rng.integers(1, 9))
+        cells = [f"c{number}" if number % 3 else f'"{number}\n""x{number}"' for number in numbers]
+        text = ("a\n" + "\n".join(cells) + "\n").encode()
+        frames = [frame for frame, _ in read_text_blocks(io.BytesIO(text), None, "t", b",", TextOptions())]
+        assert pl.concat(frames)["a"].len() == len(brute_row_ends(text)) - 1 == len(cells)
+
+
+class TestBombs:
+    """What costs little to send costs little to refuse."""
+
+    def refuse(self, text: bytes, message: str) -> None:
+        started = time.process_time()
+        with pytest.raises(InputError, match=message):
+            list(read_text_blocks(io.BytesIO(text), None, "t.csv", b",", TextOptions()))
+        assert time.process_time() - started < 5
+
+    def test_an_open_quote(self) -> None:
+        self.refuse(b'a,b\n1,"' + b"\n" * (20 << 20), "row 1 opens a quote that is not closed within 1 MiB")
+
+    def test_many_quotes_in_an_open_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(csv, "BLOCK_BYTES", 1 << 20)
+        monkeypatch.setattr(csv, "MAX_ROW_BYTES", 4 << 20)
+        self.refuse(b'a,b\n1,"' + b'\n""' * (2 << 20), "row 1 does not end within 4 MiB")
+
+    def test_an_endless_header(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(csv, "BLOCK_BYTES", 1 << 20)
+        monkeypatch.setattr(csv, "MAX_HEADER_BYTES", 2 << 20)
+        self.refuse(b"column," * (1 << 20), "the header line does not end within 2 MiB")
+
+    def test_a_header_of_40000_columns(self) -> None:
+        names = [f"column_{number}" for number in range(40_000)]
+        self.refuse(",".join([*names, names[-1]]).encode() + b"\n", "column 'column_39999' appears twice")

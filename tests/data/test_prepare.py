@@ -28,11 +28,12 @@ from recap_ctr.data.encode import PAD
 from recap_ctr.data.infer import infer
 from recap_ctr.data.moments import write_moments
 from recap_ctr.data.prepare import Preparation, write_prepared_data
-from recap_ctr.data.shards import SPLITS, PreparedData, ShardFile
+from recap_ctr.data.shards import SPLITS, PreparedData, read_manifest
 from recap_ctr.data.source import Block, FileSource, FrameSource, Source
 from recap_ctr.data.split import Split
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema, TimeUnit
+from recap_ctr.storage.arrays import NpyFile
 from recap_ctr.storage.files import atomic_directory
 from recap_ctr.storage.hashes import sha256
 from tests.support.preparing import PLAIN, arrays, contents, prepared, shards, simple
@@ -357,7 +358,8 @@ def test_names_that_look_like_patterns(tmp_path: Path) -> None:
         return prepared(FileSource([rows]), tmp_path / out, schema, Split(kind="column", column=of))
 
     plain_arrays, odd_arrays = arrays(build(plain, "plain").path), arrays(build(odd, "odd").path)
-    del plain_arrays["schema.toml"], odd_arrays["schema.toml"]
+    for named in ("schema.toml", "profile.json"):
+        del plain_arrays[named], odd_arrays[named]
     assert plain_arrays == odd_arrays
 
 
@@ -524,6 +526,39 @@ class TestExistingData:
             (out / name).write_bytes(good)
         PreparedData(out)
 
+    def test_a_flipped_bit_of_the_manifest_is_found(self, source: Path) -> None:
+        """The manifest holds means and scales, which decide what a row is to a model."""
+        manifest = source.with_name("out") / "manifest.json"
+        whole = manifest.read_bytes()
+        rng = np.random.default_rng(0)
+        for at, bit in zip(rng.integers(0, len(whole), 400), rng.integers(0, 8, 400), strict=True):
+            manifest.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << int(bit)]) + whole[at + 1 :])
+            with pytest.raises(InputError):
+                read_manifest(manifest.parent)
+
+    def test_data_of_earlier_versions_are_read(self, source: Path) -> None:
+        """Their manifests have no checksum, but say what each file must be."""
+        out = source.with_name("out")
+        manifest = json.loads((out / "manifest.json").read_text())
+        del manifest["checksum"]
+        (out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        data = PreparedData(out)
+        assert data.manifest == manifest
+        data.mark(checked=True)
+        assert PreparedData(out).manifest == manifest | {"checked": True}
+        assert "checksum" in json.loads((out / "manifest.json").read_text())
+        changes: list[dict[str, Any]] = [
+            {"fingerprint": "0" * 32},
+            {"files": {}},
+            {"files": [1]},
+            {"splits": None},
+        ]
+        for change in changes:
+            changed = {key: value for key, value in (manifest | change).items() if value is not None}
+            (out / "manifest.json").write_text(json.dumps(changed))
+            with pytest.raises(InputError, match="is damaged"):
+                read_manifest(out)
+
     @pytest.mark.parametrize(
         ("manifest", "message"),
         [
@@ -544,8 +579,8 @@ class TestExistingData:
         [
             (spool_module.Spool, "append", 0),
             (spool_module.Spool, "append", 2),
-            (ShardFile, "write_bytes", 1),
-            (ShardFile, "write_bytes", 12),
+            (NpyFile, "write_bytes", 1),
+            (NpyFile, "write_bytes", 12),
         ],
     )
     def test_a_full_disk_leaves_no_trace(
@@ -589,7 +624,7 @@ import sys
 from pathlib import Path
 from recap_ctr.data import spool
 from recap_ctr.data.prepare import Preparation, write_prepared_data
-from recap_ctr.data.shards import ShardFile
+from recap_ctr.storage.arrays import NpyFile
 from recap_ctr.data.source import FileSource
 from recap_ctr.data.split import Split
 from recap_ctr.schema import read_schema
@@ -611,7 +646,7 @@ def counted(write):
     return write_and_count
 
 spool.Spool.append = counted(spool.Spool.append)
-ShardFile.write_bytes = counted(ShardFile.write_bytes)
+NpyFile.write_bytes = counted(NpyFile.write_bytes)
 source = FileSource([directory / "t.csv"])
 preparation = Preparation(read_schema(directory / "schema.toml"), {"all": source}, Split(seed=seed))
 sys.addaudithook(lambda event, _: event.startswith(("open", "os.", "shutil.", "ctypes.")) and count())

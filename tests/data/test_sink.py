@@ -171,3 +171,38 @@ def test_text_gives_back_what_it_was_given(
     path = tmp_path_factory.mktemp("text") / "out.csv"
     write(path, *(part for part in (frame.head(cut), frame.slice(cut)) if part.height))
     assert READ[".csv"](path).equals(frame)
+
+
+class TestTwoWriters:
+    """`predict --out` is whole or nothing, whoever else writes there."""
+
+    @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+    def test_the_second_is_refused(self, suffix: str, tmp_path: Path) -> None:
+        path = tmp_path / f"out{suffix}"
+        with open_sink(path) as sink:
+            sink.write(pl.DataFrame({"a": ["1"]}))
+            with pytest.raises(InputError, match="another process is writing"):
+                write(path, pl.DataFrame({"a": ["2"]}))
+            sink.write(pl.DataFrame({"a": ["3"]}))
+        assert READ[suffix](path)["a"].to_list() == ["1", "3"]
+        assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+    @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+    def test_links_and_leftovers(self, suffix: str, tmp_path: Path) -> None:
+        path, victim = tmp_path / f"out{suffix}", tmp_path / "victim"
+        victim.write_bytes(b"precious")
+        (tmp_path / f".out{suffix}.partial").symlink_to(victim)
+        (tmp_path / f".out{suffix}.0123abcd.scratch").mkdir()
+        (tmp_path / f".out{suffix}.0123abcd.scratch" / "00000000.arrow").write_bytes(b"half")
+        write(path, pl.DataFrame({"a": ["1"]}))
+        assert victim.read_bytes() == b"precious"
+        assert {entry.name for entry in tmp_path.iterdir()} == {path.name, "victim"}
+
+    def test_a_file_that_came_meanwhile_is_not_replaced(self, tmp_path: Path) -> None:
+        (tmp_path / "out.csv").write_bytes(b"theirs")
+        with (
+            pytest.raises(InputError, match="exists"),
+            open_sink(tmp_path / "out.csv", {"a": 1}, force=False),
+        ):
+            pass
+        assert (tmp_path / "out.csv").read_bytes() == b"theirs"

@@ -354,3 +354,14 @@ class TestStreams:
         assert source.files() == []
         assert [block.frame.rows() for block, _ in source.blocks()] == [[("1", "2")]]
         writer.join()
+
+
+def test_a_large_row_group_is_read_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = pl.DataFrame({"a": range(1000), "b": [str(number % 7) for number in range(1000)]})
+    frame.write_parquet(tmp_path / "t.parquet", row_group_size=1000)
+    monkeypatch.setattr(source_module, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(source_module, "MAX_SLICE_ROWS", 150)
+    blocks = [block for block, _ in FileSource([tmp_path / "t.parquet"]).blocks()]
+    assert max(block.frame.height for block in blocks) == 64
+    assert [block.first_row for block in blocks[:4]] == [1, 65, 129, 151]
+    assert pl.concat(block.frame for block in blocks).equals(frame)

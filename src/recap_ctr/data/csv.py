@@ -11,12 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from recap_ctr.errors import InputError
+from recap_ctr.schema import first_repeated
 
 BLOCK_BYTES = 16 << 20
+MAX_HEADER_BYTES = 16 << 20
 MAX_ROW_BYTES = 64 << 20
+MAX_VALUE_BYTES = 1 << 20
+SCANNED_BYTES = 1 << 20  # At a time, in the search for row ends.
 ARROW_STREAM = b"\xff\xff\xff\xff"
 SEPARATOR_NAMES = {b",": "commas", b"\t": "tabs", b";": "semicolons", b"|": "bars"}
 """Separators that are noticed in a header line, with what messages call them."""
@@ -159,6 +165,11 @@ def read_text_blocks(
         if end == 0 and at_end:
             return
         if end == 0:  # not one whole row yet
+            if len(text) - text.rfind(b'"') > MAX_VALUE_BYTES and text.count(b'"') & 1:
+                raise InputError(
+                    f"{origin}: row {first_row} opens a quote that is not closed within {MAX_VALUE_BYTES >> 20} MiB",
+                    fix='close it, or write "" for a quote inside a quoted value',
+                )
             if len(text) > MAX_ROW_BYTES:
                 raise InputError(
                     f"{origin}: row {first_row} does not end within {MAX_ROW_BYTES >> 20} MiB",
@@ -183,8 +194,14 @@ def _open_table(
 ) -> tuple[_Table, bytes]:
     """Read the first blocks; return how to parse the table, and its text so far without the header line."""
     text = stream.read(BLOCK_BYTES)
-    while _first_row_end(text) < 0 and len(text) <= MAX_ROW_BYTES and (following := stream.read(BLOCK_BYTES)):
+    largest = MAX_ROW_BYTES if options.names is not None else MAX_HEADER_BYTES
+    while _first_row_end(text) < 0 and len(text) <= largest and (following := stream.read(BLOCK_BYTES)):
         text += following
+    if options.names is None and len(text) > largest and _first_row_end(text) < 0:
+        raise InputError(
+            f"{origin}: the header line does not end within {largest >> 20} MiB",
+            fix="close the quote in it, or name fewer columns",
+        )
     for magic, (kind, fix) in _OTHER_FORMATS.items():
         if text.startswith(magic):
             raise InputError(f"{origin} is {kind}, not text", fix=fix)
@@ -243,11 +260,8 @@ def _split_header(text: bytes, separator: bytes, origin: str) -> tuple[Sequence[
         raise InputError(
             f"{origin}: the header line can't be read: {error}", fix="save the file as UTF-8"
         ) from None
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(
-                f"{origin}: column {name!r} appears twice in the header", fix="rename one of them"
-            )
+    if (name := first_repeated(names)) is not None:
+        raise InputError(f"{origin}: column {name!r} appears twice in the header", fix="rename one of them")
     return names, rows
 
 
@@ -263,30 +277,43 @@ def _first_row(text: bytes, separator: bytes) -> list[str]:
 
 def _first_row_end(text: bytes) -> int:
     """Return the position of the first line end outside quotes, -1 if there is none."""
-    end, in_quotes = -1, 0
-    while (following := text.find(b"\n", end + 1)) >= 0:
-        in_quotes ^= text.count(b'"', end + 1, following) & 1
-        end = following
-        if not in_quotes:
-            return end
-    return -1
+    return next((int(ends[0]) for ends in _row_ends(text) if len(ends)), -1)
 
 
 def _last_row_end(text: bytes) -> int:
     """Return the position after the last line end outside quotes, -1 if there is none."""
-    end = text.rfind(b"\n")
-    in_quotes = text.count(b'"', 0, end + 1) & 1
-    while end >= 0 and in_quotes:
-        previous = text.rfind(b"\n", 0, end)
-        in_quotes ^= text.count(b'"', previous + 1, end + 1) & 1
-        end = previous
-    return end + 1 if end >= 0 else -1
+    end = text.rfind(b"\n") + 1
+    num_quotes = text.count(b'"', 0, end)
+    if end == 0 or num_quotes & 1 == 0:
+        return end or -1
+    while end > 0:
+        start = max(end - SCANNED_BYTES, 0)
+        num_quotes -= text.count(b'"', start, end)
+        ends = _row_ends_between(text, start, end, num_quotes)
+        if len(ends):
+            return int(ends[-1]) + 1
+        end = start
+    return -1
 
 
 def _count_rows(text: bytes) -> int:
     """Count the line ends outside quotes."""
-    rows = in_quotes = 0
-    for line in io.BytesIO(text):
-        in_quotes ^= line.count(b'"') & 1
-        rows += line.endswith(b"\n") and not in_quotes
-    return rows
+    return sum(map(len, _row_ends(text)))
+
+
+def _row_ends(text: bytes) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the positions of all line ends outside quotes, those of some bytes at a time."""
+    num_quotes = 0
+    for start in range(0, len(text), SCANNED_BYTES):
+        end = min(start + SCANNED_BYTES, len(text))
+        yield _row_ends_between(text, start, end, num_quotes)
+        num_quotes += text.count(b'"', start, end)
+
+
+def _row_ends_between(text: bytes, start: int, end: int, num_quotes: int) -> npt.NDArray[np.int64]:
+    """Return the positions of line ends outside quotes in a part of `text`, which `num_quotes` quotes precede."""
+    part = np.frombuffer(text, np.uint8, end - start, start)
+    marks = np.flatnonzero((part == ord("\n")) | (part == ord('"')))
+    is_quote = part[marks] == ord('"')
+    is_outside = (num_quotes + np.cumsum(is_quote)) & 1 == 0
+    return np.asarray(marks[is_outside & ~is_quote] + start, np.int64)

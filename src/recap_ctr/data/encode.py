@@ -1,7 +1,8 @@
 """Raw columns to ids, and the fitted vocabularies that say how.
 
-A field's ids: PAD 0, kept values 1..n by falling training count, OOV n+1. One table holds the vectors of all fields,
-so what flows is the id plus the field's offset: the row of that table.
+A field's ids: PAD 0, kept values 1..n by falling training count, OOV n+1, then values that updates added, so that no
+id ever moves. One table holds the vectors of all fields, so what flows is the id plus the field's offset: the row of
+that table.
 Shape suffixes: B rows, W id columns, N value columns.
 """
 
@@ -22,6 +23,7 @@ from recap_ctr.data.source import Block
 from recap_ctr.data.text import as_text
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
+from recap_ctr.storage.files import make_directory, new_file
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -60,7 +62,7 @@ def _numbers(block: Block, field: Field) -> npt.NDArray[np.float64]:
         )
     numbers = cast.to_numpy(writable=True)
     # Compare as numbers too, so that "-1" under `missing` means -1.0 in a text file as it does in Parquet.
-    for value in _missing_numbers(field.missing):
+    for value in missing_numbers(field.missing):
         numbers[numbers == value] = np.nan
     infinite = np.flatnonzero(np.isinf(numbers))
     if len(infinite):
@@ -88,7 +90,8 @@ def _first_infinity(values: pl.Series, field: Field) -> int | None:
 
 
 @cache
-def _missing_numbers(missing: tuple[str, ...]) -> tuple[float, ...]:
+def missing_numbers(missing: tuple[str, ...]) -> tuple[float, ...]:
+    """Return those of the texts that mean a missing value which are numbers."""
     return tuple(pl.Series(missing, dtype=pl.String).cast(pl.Float64, strict=False).drop_nulls())
 
 
@@ -181,12 +184,17 @@ def hash_codes(values: pl.Series, buckets: int) -> Ints:
     """Return a bucket per value, the same on every machine and in every version; missing stays missing."""
     values = values.alias("")
     distinct = values.drop_nulls().unique()
-    digests = (hashlib.blake2b(value.encode(), digest_size=8).digest() for value in distinct)
-    buckets_of_distinct = [int.from_bytes(digest, "little") % buckets for digest in digests]
+    buckets_of_distinct = [hash_bucket(value, buckets) for value in distinct]
     codes = values.replace_strict(
         distinct, pl.Series(buckets_of_distinct, dtype=pl.Int32), default=None, return_dtype=pl.Int32
     )
     return codes.fill_null(MISSING_CODE).to_numpy()
+
+
+def hash_bucket(value: str, buckets: int) -> int:
+    """Return the bucket of one value."""
+    digest = hashlib.blake2b(value.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % buckets
 
 
 class _Lookup:
@@ -196,10 +204,12 @@ class _Lookup:
     """
 
     def __init__(self, values: pl.Series) -> None:
+        living = values.is_not_null().arg_true().to_numpy()  # A forgotten value leaves a gap.
+        values = values.drop_nulls()
         for seed in range(100):
             hashes = values.hash(seed).to_numpy()
             order = np.argsort(hashes, kind="stable")
-            self._seed, self._order, self._hashes = seed, order.astype(np.int32), hashes[order]
+            self._seed, self._order, self._hashes = seed, living[order].astype(np.int32), hashes[order]
             if not (self._hashes[1:] == self._hashes[:-1]).any():
                 break
         self._values = values.gather(order)
@@ -238,28 +248,37 @@ class FittedField:
 
     field: Field
     values: pl.Series
-    """Kept values in id order; empty for hashed and value fields."""
+    """Kept values in id order, null where one was forgotten; empty for hashed and value fields."""
     counts: npt.NDArray[np.int64]
     mean: float = 0.0
     scale: float = 1.0
     edges: tuple[float, ...] = ()
+    num_added: int = 0
+    """How many of the last values an update added; their ids come after OOV's."""
 
     @property
     def num_kept(self) -> int:
-        """The number of ids between PAD and OOV: kept values, hash buckets, or 1 for a number."""
+        """The number of ids other than PAD and OOV: kept values, hash buckets, or 1 for a number."""
         if self.field.is_value:
             return 1
         return self.field.hash_buckets or len(self.values)
 
     @property
     def size(self) -> int:
-        """The field's rows of the table: PAD, kept values, OOV."""
+        """The field's rows of the table: PAD, kept values, OOV, added values."""
         return self.num_kept + 2
 
     @property
     def oov(self) -> int:
         """The id of missing values and of those that the vocabulary lacks."""
-        return self.num_kept + 1
+        return self.num_kept - self.num_added + 1
+
+    @property
+    def grows(self) -> bool:
+        """Whether an update adds values: not to numbers and quantiles, whose bounds stay, nor to hash buckets."""
+        field = self.field
+        is_number = field.kind == "numeric" and field.transform != "log-square"
+        return not is_number and not field.hash_buckets
 
     @cached_property
     def lookup(self) -> _Lookup:
@@ -272,7 +291,20 @@ class FittedField:
 
     def ids(self, codes: Ints) -> Ints:
         """Return the ids of codes: PAD for padding, OOV for missing or unseen values."""
-        return np.where(codes >= 0, codes + 1, np.where(codes == PAD_CODE, PAD, self.oov)).astype(np.int32)
+        kept = codes + 1 + (codes + 1 >= self.oov)
+        return np.where(codes >= 0, kept, np.where(codes == PAD_CODE, PAD, self.oov)).astype(np.int32)
+
+    def value_of(self, number: int) -> str | None:
+        """Return the kept value with an id; None for PAD and OOV.
+
+        >>> field = FittedField(Field(name="ad", kind="categorical"), pl.Series(["a", "b"]), np.ones(2), num_added=1)
+        >>> [field.value_of(number) for number in range(field.size)]
+        [None, 'a', None, 'b']
+        """
+        if number in (PAD, self.oov):
+            return None
+        value: str | None = self.values[number - 1 - (number > self.oov)]
+        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -392,11 +424,11 @@ class Encoder:
         end = 0
         for i, fitted in enumerate(self.fields):
             has_vocabulary = (
-                not fitted.field.is_value and not fitted.field.hash_buckets and len(fitted.values)
+                not fitted.field.is_value and not fitted.field.hash_buckets and len(fitted.lookup)
             )
             if has_vocabulary and fitted.lookup.seed == 0:
                 offsets[i] = np.uint32(end)
-                end += len(fitted.values)
+                end += len(fitted.lookup)
         return offsets
 
     @cached_property
@@ -405,17 +437,17 @@ class Encoder:
 
     def save(self, directory: Path) -> list[dict[str, Any]]:
         """Write the vocabularies below `directory`; return the rest as plain JSON values, one entry a field."""
-        (directory / "vocabulary").mkdir()
+        make_directory(directory / "vocabulary")
         entries = []
         for i, fitted in enumerate(self.fields):
             entry: dict[str, Any] = {"name": fitted.field.name, "size": fitted.size}
             if fitted.field.is_value:
                 entry |= {"mean": fitted.mean, "scale": fitted.scale}
-            elif not fitted.field.hash_buckets:
-                frame = pl.DataFrame({"value": fitted.values, "count": fitted.counts})
-                frame.write_parquet(directory / vocabulary_file(i), statistics=False)
+            write_vocabulary(fitted, i, directory)
             if fitted.edges:
                 entry["edges"] = list(fitted.edges)
+            if fitted.num_added:
+                entry["added"] = fitted.num_added
             entries.append(entry)
         return entries
 
@@ -430,7 +462,7 @@ class Encoder:
                 values, counts = frame["value"], frame["count"].to_numpy()
             edges = tuple(entry.get("edges", ()))
             mean, scale = entry.get("mean", 0.0), entry.get("scale", 1.0)
-            fitted = FittedField(field, values, counts, mean, scale, edges)
+            fitted = FittedField(field, values, counts, mean, scale, edges, entry.get("added", 0))
             if fitted.size != entry["size"] or entry["name"] != field.name:
                 raise InputError(
                     f"{directory}: the vocabulary of field {field.name!r} does not match the manifest"
@@ -448,7 +480,9 @@ def _lay_out(fields: Sequence[FittedField]) -> Layout:
         pooling = field.pooling if field.kind == "multi" else None
         value_column = num_values if field.is_value else None
         layouts.append(
-            FieldLayout(field.name, offset, fitted.size, start, field.width, pooling, value_column)
+            FieldLayout(
+                field.name, offset, fitted.size, start, field.width, pooling, value_column, fitted.num_added
+            )
         )
         offset += fitted.size
         start += field.width
@@ -476,6 +510,14 @@ def _split(joined: pl.Series, parts: dict[int, pl.Series]) -> dict[int, pl.Serie
 def vocabulary_file(index: int) -> str:
     """Return where the vocabulary of the schema's field number `index` is stored, from 0."""
     return f"vocabulary/{index:04d}.parquet"
+
+
+def write_vocabulary(fitted: FittedField, index: int, directory: Path) -> None:
+    """Write the vocabulary of the schema's field number `index` below `directory`, if it has one."""
+    if not fitted.field.is_value and not fitted.field.hash_buckets:
+        frame = pl.DataFrame({"value": fitted.values, "count": fitted.counts}).rechunk()
+        with new_file(directory / vocabulary_file(index)) as file:
+            frame.write_parquet(file, statistics=False)
 
 
 def standardise(

@@ -37,7 +37,16 @@ def fit_field(rows: SpooledRows, field: Field, splits: SplitCodes) -> FittedFiel
     counts = np.zeros(dictionary.num_values, np.int64)
     for codes in blocks:
         counts += np.bincount(codes[codes >= 0], minlength=len(counts))
-    return _keep_frequent(field, dictionary.values(), counts)
+    if not dictionary.is_spilled:
+        return _keep_frequent(field, dictionary.values(), counts)
+    totals = pl.concat(_frequent(part, counts, field.min_count) for part in dictionary.ranges())
+    return _keep_frequent(field, totals["value"], totals["count"].to_numpy())
+
+
+def _frequent(values: pl.DataFrame, counts: npt.NDArray[np.int64], min_count: int) -> pl.DataFrame:
+    """Return the frequent ones of some values, which may have several codes each, with their counts."""
+    counted = values.select("value", count=pl.Series(counts[values["code"].to_numpy()]))
+    return counted.group_by("value").agg(pl.col("count").sum()).filter(pl.col("count") >= min_count)
 
 
 def _keep_frequent(

@@ -22,6 +22,13 @@ class FieldLayout:
     """How the vectors of a multi field are pooled: mean or sum."""
     value_column: int | None
     """Its column in the matrix of numbers, if it is a number times a vector."""
+    num_added: int = 0
+    """How many of its last rows belong to values that an update added, after OOV."""
+
+    @property
+    def oov(self) -> int:
+        """The id of missing and unseen values, which an update leaves in its place."""
+        return self.size - 1 - self.num_added
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,17 @@ Everything is in UTC: a moment with an offset is converted, one without is taken
 """
 
 from datetime import datetime, timedelta
-from typing import get_args
+from typing import TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from recap_ctr.data.text import as_text
+from recap_ctr.data.text import as_text, canonical
 from recap_ctr.schema import Field, TimeUnit
 
 Seconds = npt.NDArray[np.int64]
+Whole = TypeVar("Whole", Seconds, int)
 HOUR, DAY = 3_600, 86_400  # seconds
 EPOCH = (600_000_000, 4_200_000_000)  # seconds: 1989 to 2103
 MAX_UNREADABLE = 0.01  # of the distinct values, in a column of moments
@@ -43,12 +44,32 @@ def derived_categories(raw: pl.Series, field: Field) -> pl.Series:
     return categories.set(seconds.is_null(), None) if seconds.has_nulls() else categories
 
 
-def hours(seconds: Seconds) -> Seconds:
+def derive_category(text: str | None, field: Field, missing: frozenset[str]) -> str | None:
+    """Return the hour or weekday of one moment, written as text; `missing` are the canonical texts that mean none.
+
+    >>> field = Field(name="ts_hour", kind="categorical", derive="hour", source="ts", unit="s")
+    >>> derive_category("1700000000", field, frozenset())
+    '22'
+    """
+    if text is None or (missing and canonical(text) in missing):
+        return None
+    text = canonical(text) if missing else text
+    if field.unit in _PER_SECOND:
+        seconds = _whole_number(text, _PER_SECOND[field.unit])
+        seconds = seconds if seconds is not None and EPOCH[0] <= seconds <= EPOCH[1] else None
+    else:
+        seconds = _seconds_of(text, field.unit)
+    if seconds is None:
+        return None
+    return str(hours(seconds) if field.derive == "hour" else weekdays(seconds))
+
+
+def hours(seconds: Whole) -> Whole:
     """Return the hour of the day, 0 to 23."""
     return seconds // HOUR % 24
 
 
-def weekdays(seconds: Seconds) -> Seconds:
+def weekdays(seconds: Whole) -> Whole:
     """Return the day of the week, from 0 for Monday; 1970 began on a Thursday."""
     return (seconds // DAY + 3) % 7
 
@@ -70,6 +91,31 @@ def read_seconds(raw: pl.Series, unit: TimeUnit, missing: tuple[str, ...] = ()) 
         return _plausible(pl.Series(numbers, dtype=pl.Int64))
     # Python's reader is as fast as that of polars on many rows, and far faster on one.
     return pl.Series([_seconds_of(value, unit) for value in text.to_list()], dtype=pl.Int64)
+
+
+def seconds_of(times: npt.NDArray[np.float64], unit: TimeUnit) -> Seconds | None:
+    """Return the times of a split as seconds since 1970; None if some are no moments.
+
+    Dates (`iso`) were read as microseconds since 1970, and all else as the numbers that they are written as.
+    """
+    if unit == "iso" or unit in _PER_SECOND:
+        seconds = (times // _PER_SECOND["us" if unit == "iso" else unit]).astype(np.int64)
+        return seconds if unit == "iso" or _plausible(pl.Series(seconds)).null_count() == 0 else None
+    distinct, places = np.unique(times, return_inverse=True)
+    moments = read_seconds(as_text(pl.Series(distinct)), unit)
+    return None if moments.has_nulls() else moments.to_numpy()[places]
+
+
+def seconds_or_never(times: npt.NDArray[np.float64], unit: TimeUnit) -> npt.NDArray[np.float64]:
+    """Return times as a shard keeps them as seconds since 1970; minus infinity for what can't be a moment.
+
+    >>> seconds_or_never(np.array([20260105.0]), "yyyymmdd").tolist()
+    [1767571200.0]
+    """
+    if unit == "iso":
+        return times / 1e6
+    text = pl.Series(times).cast(pl.Int64).cast(pl.String)
+    return read_seconds(text, unit).cast(pl.Float64).fill_null(-np.inf).to_numpy()
 
 
 def _plausible(seconds: pl.Series) -> pl.Series:

@@ -19,26 +19,31 @@ import polars as pl
 
 from recap_ctr.data.encode import MISSING_CODE, PAD_CODE, Encoder, FittedField, Ints, standardise
 from recap_ctr.data.fit import fit_field
+from recap_ctr.data.grow import Base, save_rare, unkept
 from recap_ctr.data.layout import FieldLayout
 from recap_ctr.data.moments import find_unit
+from recap_ctr.data.profile import PROFILE
+from recap_ctr.data.profiling import build_profile
 from recap_ctr.data.quality import UnknownValues
 from recap_ctr.data.shards import (
     FORMAT,
     MANIFEST,
     SPLITS,
     PreparedData,
-    ShardFile,
+    files_fingerprint,
     is_prepared,
+    open_shard,
     read_manifest,
 )
 from recap_ctr.data.source import FileSource, Source
-from recap_ctr.data.split import Split, SplitCodes, assign_splits, describe_split
-from recap_ctr.data.spool import Counted, SpooledRows
+from recap_ctr.data.split import ReadBlocks, Split, SplitCodes, assign_splits, describe_split
+from recap_ctr.data.spool import MAX_VALUES, Counted, SpooledRows
 from recap_ctr.data.text import as_text
 from recap_ctr.errors import InputError
-from recap_ctr.jobs.progress import meter
+from recap_ctr.jobs.progress import meter, say
 from recap_ctr.schema import Schema, TimeUnit
-from recap_ctr.storage.files import atomic_directory, atomic_file, write_json
+from recap_ctr.storage.arrays import NpyFile
+from recap_ctr.storage.files import atomic_directory, atomic_file, make_directory, write_json
 from recap_ctr.storage.hashes import fingerprint, sha256
 
 
@@ -61,16 +66,23 @@ class Preparation:
 
     drop_unlabelled: bool = False
     """Leave out rows without a label, which are refused otherwise; where there are none, it changes nothing."""
+    base: Base | None = None
+    """The vocabularies of an earlier model, which grow; by default the training rows decide on new ones."""
+
+    max_values: int = MAX_VALUES
+    """Distinct values of a field that memory holds meanwhile; it changes nothing but memory and time."""
 
     def inputs(self) -> dict[str, Any]:
         """Return everything that decides the result as plain JSON values, as the manifest records it."""
         files = {name: [vars(file) for file in source.files()] for name, source in self.sources.items()}
-        inputs = {
+        inputs: dict[str, Any] = {
             "dataset": self.dataset,
             "schema": self.schema.model_dump(mode="json"),
             "sources": files,
             "split": self.split.model_dump(mode="json"),
         }
+        if self.base is not None:
+            inputs["base"] = self.base.name
         return inputs | ({"counted": dict(self.counted)} if self.counted else {})
 
     @property
@@ -139,14 +151,26 @@ def _check_up_to_date(out: Path, inputs: dict[str, Any], has_stream: bool) -> No
 def _write(preparation: Preparation, out: Path, inputs: dict[str, Any], quiet: bool) -> None:
     """Fill the empty directory `out`; the manifest comes last."""
     directory = out / "spool"
-    directory.mkdir()
+    make_directory(directory)
     schema = preparation.schema
-    rows = SpooledRows(schema, preparation.split, preparation.counted, directory)
+    rows = SpooledRows(schema, preparation.split, preparation.counted, directory, preparation.max_values)
     rows.read(preparation.sources, labelled_only=preparation.drop_unlabelled, quiet=quiet)
+    for name in () if quiet else rows.spilled_fields():
+        say(
+            f"field {name!r} has more than {preparation.max_values:,} values, which are counted on disk: the result is"
+            " the same, and takes longer"
+        )
     splits = _assign_splits(preparation.split, rows)
-    encoder = Encoder(schema, [fit_field(rows, field, splits) for field in schema.fields])
+    unit = _time_unit(schema, rows)
+    if preparation.base is None:
+        encoder = Encoder(schema, [fit_field(rows, field, splits) for field in schema.fields])
+        rare = unkept(rows, encoder)
+    else:
+        encoder, rare = preparation.base.grown(rows, unit)
     files, split_entries = _ShardWriter(rows, encoder, splits, out).write(quiet)
-    description = _describe_split(preparation, rows, splits)
+    description = describe_split(preparation.split, splits, _time_blocks(rows), unit)
+    train = open_shard(out, "train", split_entries["train"]["rows"], files)
+    build_profile(rows, encoder, splits, train, unit).write(out / PROFILE)
     shutil.rmtree(directory)
     field_entries = encoder.save(out)
     with atomic_file(out / "schema.toml") as file:
@@ -154,13 +178,17 @@ def _write(preparation: Preparation, out: Path, inputs: dict[str, Any], quiet: b
     for path in (out / "schema.toml", *sorted((out / "vocabulary").iterdir())):
         entry = {"bytes": path.stat().st_size, "sha256": sha256(path)}
         files[path.relative_to(out).as_posix()] = entry
+    # No model depends on these, so they are no part of what identifies the data.
+    for path in (*save_rare(rare, out), out / PROFILE):
+        files[path.relative_to(out).as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     manifest = {
         "kind": "prepared data",
         "format": FORMAT,
-        "fingerprint": fingerprint({name: entry["sha256"] for name, entry in files.items()}),
+        "fingerprint": files_fingerprint(files),
         "inputs": inputs,
         "fields": field_entries,
         "split": description,
+        "time_unit": unit,
         "splits": split_entries,
         "unlabelled": rows.num_unlabelled,
         "files": files,
@@ -170,22 +198,25 @@ def _write(preparation: Preparation, out: Path, inputs: dict[str, Any], quiet: b
 
 def _assign_splits(split: Split, rows: SpooledRows) -> SplitCodes:
     labels = np.concatenate(list(rows.columns["label"].blocks()))
-    read_times = rows.columns["time"].blocks if "time" in rows.columns else None
-    return assign_splits(split, labels, read_times, rows.columns["split"].blocks)
+    return assign_splits(split, labels, _time_blocks(rows), rows.columns["split"].blocks)
 
 
-def _describe_split(preparation: Preparation, rows: SpooledRows, splits: SplitCodes) -> str:
-    """Return how the rows were divided, with the dates of a split by time."""
-    if "time" not in rows.columns:
-        return describe_split(preparation.split, splits, None, None)
-    read_blocks = rows.columns["time"].blocks
-    unit: TimeUnit | None = "iso"
-    if rows.time_kind == "numbers":
-        derived = (
-            field.unit for field in preparation.schema.fields if field.source == preparation.schema.time
-        )
-        unit = next(derived, None) or find_unit(as_text(pl.Series(next(read_blocks())).unique()))
-    return describe_split(preparation.split, splits, read_blocks, unit)
+def _time_blocks(rows: SpooledRows) -> ReadBlocks | None:
+    """Return what reads the time column, if there is one."""
+    return rows.columns["time"].blocks if "time" in rows.columns else None
+
+
+def _time_unit(schema: Schema, rows: SpooledRows) -> TimeUnit | None:
+    """Return how the time column writes moments; None if there is none, or if it holds other numbers."""
+    if rows.time_kind != "numbers":
+        return None if rows.time_kind is None else "iso"
+    derived = (field.unit for field in schema.fields if field.source == schema.time)
+    return next(derived, None) or find_unit(as_text(pl.Series(next(rows.columns["time"].blocks())).unique()))
+
+
+def _shard_file(code: int, array: str) -> str:
+    """Return where an array of one split is stored, relative to the prepared data."""
+    return f"{SPLITS[code]}/{array}.npy"
 
 
 class _ShardWriter:
@@ -196,7 +227,7 @@ class _ShardWriter:
         self._layout = encoder.layout
         self._id_tables = [self._id_table(fitted) for fitted in encoder.fields]
         self._group_table = self._order_groups() if "group" in rows.columns else None
-        oov = [field.offset + field.size - 1 for field in self._layout.fields for _ in range(field.width)]
+        oov = [field.offset + field.oov for field in self._layout.fields for _ in range(field.width)]
         self._oov_W = np.array(oov, np.int32)
         self._counts = np.bincount(splits, minlength=3)
         self._positives = np.zeros(3, np.int64)
@@ -221,24 +252,28 @@ class _ShardWriter:
                     self._append(arrays, self._splits[start : start + height] == code, shard, code)
                 start += height
                 shown.advance(height, height)
-        files = {file.name: file.entry for shard in shards for file in shard.values()}
+        files = {
+            _shard_file(code, name): file.entry
+            for code, shard in enumerate(shards)
+            for name, file in shard.items()
+        }
         return files, self._describe_splits()
 
-    def _open(self, stack: ExitStack, code: int) -> dict[str, ShardFile]:
+    def _open(self, stack: ExitStack, code: int) -> dict[str, NpyFile]:
         """Open the files of one shard by the name of their array."""
-        kinds: dict[str, tuple[npt.DTypeLike, int | None]] = {
-            "ids": (np.int32, self._layout.num_columns),
-            "labels": (np.uint8, None),
-            "rows": (np.int64, None),
+        kinds: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
+            "ids": (np.int32, (self._layout.num_columns,)),
+            "labels": (np.uint8, ()),
+            "rows": (np.int64, ()),
         }
         if self._layout.num_values:
-            kinds["values"] = (np.float32, self._layout.num_values)
+            kinds["values"] = (np.float32, (self._layout.num_values,))
         for role, dtype in (("weight", np.float32), ("group", np.int32), ("time", np.float64)):
             if role in self._rows.columns:
-                kinds[f"{role}s"] = (dtype, None)
+                kinds[f"{role}s"] = (dtype, ())
         return {
             name: stack.enter_context(
-                ShardFile(self._out, f"{SPLITS[code]}/{name}.npy", dtype, int(self._counts[code]), width)
+                NpyFile(self._out / _shard_file(code, name), dtype, (int(self._counts[code]), *width))
             )
             for name, (dtype, width) in kinds.items()
         }
@@ -284,7 +319,7 @@ class _ShardWriter:
         self,
         arrays: dict[str, npt.NDArray[Any]],
         chosen: npt.NDArray[np.bool_],
-        shard: dict[str, ShardFile],
+        shard: dict[str, NpyFile],
         code: int,
     ) -> None:
         """Write the chosen rows to the shard of one split, and count its positives and OOV values."""
@@ -324,9 +359,13 @@ class _ShardWriter:
         field = fitted.field
         if field.is_value or field.hash_buckets:  # a number needs no table, and a bucket is its own code
             return np.zeros(0, np.int32)
+        last = fitted.ids(np.array([PAD_CODE, MISSING_CODE], np.int32))
         if field.transform == "quantiles":
             values = pl.Series(np.arange(len(fitted.edges) + 1)).cast(pl.String)
-        else:
-            values = self._rows.dictionaries[f"field:{field.name}"].values()
-        ids = fitted.ids(fitted.codes(values))
-        return np.concatenate([ids, fitted.ids(np.array([PAD_CODE, MISSING_CODE], np.int32))])
+            return np.concatenate([fitted.ids(fitted.codes(values)), last])
+        dictionary = self._rows.dictionaries[f"field:{field.name}"]
+        ids = np.empty(dictionary.num_values + 2, np.int32)
+        for part in dictionary.parts():
+            ids[part["code"].to_numpy()] = fitted.ids(fitted.codes(part["value"]))
+        ids[-2:] = last
+        return ids

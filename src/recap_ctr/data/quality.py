@@ -49,7 +49,7 @@ def field_quality(data: PreparedData) -> list[FieldQuality]:
     train_shares = shares_by_split["train"]
     qualities = []
     for i, field in enumerate(data.layout.fields):
-        oov = {name: float(shares[i][-1]) for name, shares in shares_by_split.items()}
+        oov = {name: float(shares[i][field.oov]) for name, shares in shares_by_split.items()}
         drift = {
             name: float(np.abs(shares[i] - train_shares[i]).sum() / 2)
             for name, shares in shares_by_split.items()
@@ -128,6 +128,11 @@ def _seen_codes(rows: SpooledRows, fitted: FittedField, splits: SplitCodes) -> n
     seen = np.zeros(rows.dictionaries[name].num_values + 2, np.bool_)
     for codes in training_blocks(rows.columns[name], splits):
         seen[codes[codes >= 0]] = True
+    if rows.dictionaries[name].is_spilled:  # A value with several codes is seen if one of them is.
+        for part in rows.dictionaries[name].ranges():
+            codes = part["code"].to_numpy()
+            marked = part.with_columns(seen=pl.Series(seen[codes]))
+            seen[codes] = marked.select(pl.col("seen").any().over("value"))["seen"].to_numpy()
     return seen
 
 

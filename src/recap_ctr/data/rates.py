@@ -72,6 +72,11 @@ def encode_rates(clicks: Floats, rows: Floats, rate: float, count: Floats | None
     return np.stack([np.where(count_codes > 0, odds_codes, 0), count_codes], axis=-1).astype(np.uint8)
 
 
+def _inner_rate(rate: float) -> float:
+    """Return a share of clicks that has log odds."""
+    return min(max(rate, 1e-6), 1 - 1e-6)
+
+
 def crossable(layout: Layout) -> list[FieldLayout]:
     """Return the fields that have one value a row out of a vocabulary."""
     return [field for field in layout.fields if field.pooling is None and field.value_column is None]
@@ -95,6 +100,51 @@ class _Counts:
     clicks: Floats
     place_N: npt.NDArray[np.intp]
     """The place of each training row's pair in `keys`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """The rows and clicks of pairs of values, by the values' ids in their fields and the number of the cross."""
+
+    left: Ints
+    right: Ints
+    cross: Ints
+    rows: Floats
+    clicks: Floats
+
+    @property
+    def rate(self) -> float:
+        """Return the share of clicks: every row is counted once in the first cross."""
+        first = self.cross == 0
+        return _inner_rate(float(self.clicks[first].sum()) / max(float(self.rows[first].sum()), 1e-9))
+
+    def take(self, chosen: npt.NDArray[np.bool_]) -> "Entries":
+        """Return the chosen entries."""
+        return Entries(*(column[chosen] for column in vars(self).values()))
+
+    def plus(self, others: "Entries", most: int) -> "Entries":
+        """Return the sums of both, of the `most` pairs with most rows."""
+        keys = [
+            np.concatenate([getattr(self, key), getattr(others, key)]) for key in ("cross", "left", "right")
+        ]
+        order = np.lexsort(keys[::-1])
+        keys = [key[order] for key in keys]
+        is_first = np.ones(len(order), np.bool_)
+        is_first[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+        starts = np.flatnonzero(is_first)
+        rows, clicks = (
+            np.add.reduceat(np.concatenate([getattr(self, name), getattr(others, name)])[order], starts)
+            for name in ("rows", "clicks")
+        )
+        chosen = np.sort(np.argsort(-rows, kind="stable")[:most])
+        cross, left, right = (key[starts][chosen] for key in keys)
+        return Entries(left, right, cross, rows[chosen], clicks[chosen])
+
+    def table(self) -> npt.NDArray[np.int32]:
+        """Return the packed table, buckets × slots; where a bucket is full, the rarest are left out."""
+        order = np.argsort(-self.rows.astype(np.int64), kind="stable")
+        codes = encode_rates(self.clicks, self.rows, self.rate).astype(np.int64)
+        return pack_table(self.left[order], self.right[order], self.cross[order], codes[order])
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +178,7 @@ class Rates:
             np.ones(len(train)) if train.weights is None else np.asarray(train.weights, np.float64)
         )
         self._fold_N = np.random.default_rng(seed).integers(0, FOLDS, len(train))
-        rate = float(np.average(self._labels_N, weights=self._masses_N))
-        self.rate = min(max(rate, 1e-6), 1 - 1e-6)
+        self.rate = _inner_rate(float(np.average(self._labels_N, weights=self._masses_N)))
 
     def keys(self, shard: Shard, cross: Cross) -> Ints:
         """Return one number per row that names the row's pair of values."""
@@ -172,6 +221,17 @@ class Rates:
         The number of rows says nothing about clicks; it is that of all other rows, as later rows see it.
         """
         return np.concatenate([self._training_codes(self._count(cross)) for cross in crosses], axis=1)
+
+    def entries(self, crosses: Sequence[Cross]) -> Entries:
+        """Return the counts of every pair in the training rows."""
+        parts = []
+        for index, cross in enumerate(crosses):
+            counts = self._count(cross)
+            ((_, second),) = fields_of([cross], self._layout)
+            size = 1 if second is None else second.size
+            numbers = [counts.keys // size, counts.keys % size, np.full(len(counts.keys), index)]
+            parts.append((*numbers, counts.rows, counts.clicks))
+        return Entries(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def measure(self, crosses: Sequence[Cross], later: Shard) -> Measured:
         """Count every cross once, and return all that training and the model need of it."""

@@ -3,9 +3,8 @@
 Shape suffixes: B rows of a batch, W id columns, N value columns.
 """
 
-import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +15,12 @@ import numpy.typing as npt
 
 from recap_ctr.data.encode import Encoder, Floats, Ints
 from recap_ctr.data.layout import Layout
+from recap_ctr.data.profile import PROFILE, Profile, read_profile
 from recap_ctr.errors import InputError
-from recap_ctr.schema import Schema, read_schema
-from recap_ctr.storage.files import read_json, write_json
-from recap_ctr.storage.hashes import sha256
+from recap_ctr.schema import Schema, TimeUnit, read_schema
+from recap_ctr.storage.files import read_json, read_object, write_json
+from recap_ctr.storage.hashes import fingerprint, sha256
+from recap_ctr.storage.places import input_directory
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -96,7 +97,7 @@ class PreparedData:
     """A finished preparation, checked against its manifest when opened."""
 
     def __init__(self, path: Path, *, verify: bool = True) -> None:
-        self.path = path
+        self.path = path = input_directory(path)
         self.manifest = read_manifest(path)
         for name, entry in self.manifest["files"].items():
             file = path / name
@@ -121,6 +122,11 @@ class PreparedData:
     def split(self) -> str | None:
         """How the rows were divided, in words, with the dates of a split by time; None in data of older versions."""
         return self.manifest.get("split")
+
+    @property
+    def time_unit(self) -> TimeUnit | None:
+        """How the time column writes moments, those of dates as microseconds; None if it has none or is unknown."""
+        return self.manifest.get("time_unit")
 
     @property
     def name(self) -> str:
@@ -151,6 +157,11 @@ class PreparedData:
         return self.encoder.layout
 
     @cached_property
+    def profile(self) -> Profile | None:
+        """What is usual in the training rows; None for data that an older version prepared."""
+        return read_profile(self.path / PROFILE) if PROFILE in self.manifest["files"] else None
+
+    @cached_property
     def train(self) -> Shard:
         """The training rows."""
         return self._open("train")
@@ -166,24 +177,29 @@ class PreparedData:
         return self._open("test")
 
     def _open(self, split: str) -> Shard:
-        def array(name: str) -> Any:
-            file = f"{split}/{name}.npy"
-            if file not in self.manifest["files"]:
-                return None
-            rows = self.manifest["splits"][split]["rows"]
-            return np.load(self.path / file, mmap_mode="r" if rows else None, allow_pickle=False)
+        return open_shard(self.path, split, self.manifest["splits"][split]["rows"], self.manifest["files"])
 
-        labels = array("labels")
-        values = array("values")
-        return Shard(
-            ids=array("ids"),
-            values=np.empty((len(labels), 0), np.float32) if values is None else values,
-            labels=labels,
-            rows=array("rows"),
-            weights=array("weights"),
-            groups=array("groups"),
-            times=array("times"),
-        )
+
+def open_shard(path: Path, split: str, num_rows: int, files: Collection[str]) -> Shard:
+    """Return the `num_rows` rows of a split among the `files` of prepared data in `path`."""
+
+    def array(name: str) -> Any:
+        file = f"{split}/{name}.npy"
+        if file not in files:
+            return None
+        return np.load(path / file, mmap_mode="r" if num_rows else None, allow_pickle=False)
+
+    labels = array("labels")
+    values = array("values")
+    return Shard(
+        ids=array("ids"),
+        values=np.empty((len(labels), 0), np.float32) if values is None else values,
+        labels=labels,
+        rows=array("rows"),
+        weights=array("weights"),
+        groups=array("groups"),
+        times=array("times"),
+    )
 
 
 def is_prepared(path: Path) -> bool:
@@ -200,66 +216,31 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} holds no prepared data", fix="make it with `recap prepare SOURCE --out DIR`"
         )
-    manifest: dict[str, Any] = read_json(path / MANIFEST)
+    manifest = read_object(path / MANIFEST, "a manifest")
     if manifest.get("format") != FORMAT:
         raise InputError(
             f"{path} is of format {manifest.get('format')!r}; this version reads {FORMAT}",
             fix="prepare it again, with --force",
         )
+    # Earlier versions wrote no checksum; what they wrote still says what its files must be.
+    try:
+        is_whole = manifest["fingerprint"] == files_fingerprint(manifest["files"])
+    except (KeyError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole or not {"inputs", "fields", "splits"} <= manifest.keys():
+        raise InputError(f"{path / MANIFEST} is damaged", fix=f"prepare {path} again, with --force")
     return manifest
 
 
-class ShardFile:
-    """A `.npy` file, hashed while it is written.
+def files_fingerprint(files: Mapping[str, dict[str, Any]]) -> str:
+    """Return a hash of the manifest's list of files, which names the prepared data.
 
-    It is written by ordinary writes, so that a full disk raises an error; writing to a memory map would crash.
+    No model depends on the counts of rare values or on the profile, so these are not part of the name.
     """
-
-    def __init__(self, out: Path, name: str, dtype: npt.DTypeLike, rows: int, width: int | None) -> None:
-        self.name, self._dtype = name, np.dtype(dtype)
-        path = out / name
-        path.parent.mkdir(exist_ok=True)
-        self._file = path.open("wb")
-        self._digest, self._bytes = hashlib.sha256(), 0
-        self._header = {
-            "descr": np.lib.format.dtype_to_descr(self._dtype),
-            "fortran_order": False,
-            "shape": (rows,) if width is None else (rows, width),
+    return fingerprint(
+        {
+            name: entry["sha256"]
+            for name, entry in files.items()
+            if name != PROFILE and not name.startswith("rare/")
         }
-
-    def write_bytes(self, data: Any) -> None:
-        """Append bytes as they are."""
-        self._file.write(data)
-        self._digest.update(data)
-        self._bytes += memoryview(data).nbytes
-
-    def write(self, rows: npt.NDArray[Any]) -> None:
-        """Append rows of the array."""
-        if rows.size:
-            self.write_bytes(np.ascontiguousarray(rows, self._dtype).data)
-
-    @property
-    def entry(self) -> dict[str, Any]:
-        """The file's size and hash, as the manifest lists them."""
-        return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
-
-    def __enter__(self) -> "ShardFile":
-        try:
-            np.lib.format.write_array_header_1_0(_HeaderTarget(self), self._header)
-        except BaseException:  # a full disk: nobody else would close the file
-            self._file.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-
-class _HeaderTarget:
-    """A file as numpy's header function wants it: with `write`."""
-
-    def __init__(self, file: ShardFile) -> None:
-        self._file = file
-
-    def write(self, data: bytes) -> None:
-        self._file.write_bytes(data)
+    )

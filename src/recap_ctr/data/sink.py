@@ -4,14 +4,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import polars as pl
 
 from recap_ctr.data.source import FORMATS, JSON, PARQUET, TEXT
 from recap_ctr.errors import InputError
-from recap_ctr.storage.files import atomic_file
+from recap_ctr.storage import places
+from recap_ctr.storage.claims import output_file
+from recap_ctr.storage.files import make_directory, new_file, scratch_directory
 
 
 class Sink:
@@ -72,7 +73,8 @@ class _TableSink(Sink):
                     f"column {name!r} is of type {schema[name]} in one file and {kind} in another",
                     fix="score them one by one, or write .csv",
                 )
-        frame.write_ipc(self._parts / f"{self._count:08d}.arrow")
+        with new_file(self._parts / f"{self._count:08d}.arrow") as file:
+            frame.write_ipc(file)
         self._count += 1
 
     def finish(self, file: BinaryIO, kind: str) -> None:
@@ -85,8 +87,13 @@ class _TableSink(Sink):
 
 
 @contextmanager
-def open_sink(path: Path | None) -> Iterator[Sink]:
-    """Yield a sink for `path`, which appears only when complete; None writes CSV to standard output."""
+def open_sink(
+    path: Path | None, inputs: dict[str, Any] | None = None, *, force: bool = True
+) -> Iterator[Sink]:
+    """Yield a sink for `path`, which appears only when complete; None writes CSV to standard output.
+
+    `inputs` are what the rows are made from, which is recorded; an existing file is replaced only with `force`.
+    """
     if path is None:
         yield _TextSink(sys.stdout.buffer, ",")
         return
@@ -95,14 +102,15 @@ def open_sink(path: Path | None) -> Iterator[Sink]:
         fix = "end its name in .csv, .tsv, .jsonl, .parquet or .arrow"
         raise InputError(f"can't tell the format of {path}", fix=fix)
     with ExitStack() as stack:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = stack.enter_context(atomic_file(path))
+        # In a store it becomes an object when the file is whole.
+        path = stack.enter_context(places.output_file(path, force=force))
+        make_directory(path.parent)
+        file = stack.enter_context(output_file(path, inputs, force=force))
         if kind is TEXT:
             yield _TextSink(file, "\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
         elif kind is JSON:
             yield _JsonSink(file)
         else:
-            parts = stack.enter_context(TemporaryDirectory(prefix=".recap-", dir=path.parent))
-            sink = _TableSink(Path(parts))
+            sink = _TableSink(stack.enter_context(scratch_directory(path)))
             yield sink
             sink.finish(file, kind)

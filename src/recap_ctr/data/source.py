@@ -4,6 +4,7 @@ Text may be compressed. A directory stands for all files below it, and a directo
 to the rows in it. A row's number counts data rows from 1 within its file, header excluded.
 """
 
+import errno
 import glob
 import gzip
 import hashlib
@@ -24,13 +25,22 @@ import numpy.typing as npt
 import polars as pl
 import zstandard
 
-from recap_ctr.data.csv import ARROW_STREAM, ColumnNames, TextOptions, parse_separator, read_text_blocks
+from recap_ctr.data.csv import (
+    ARROW_STREAM,
+    MAX_VALUE_BYTES,
+    ColumnNames,
+    TextOptions,
+    parse_separator,
+    read_text_blocks,
+)
 from recap_ctr.data.jsonl import json_columns, read_json_blocks
 from recap_ctr.errors import InputError, did_you_mean
+from recap_ctr.schema import first_repeated
 from recap_ctr.storage.hashes import fingerprint, sha256
+from recap_ctr.storage.places import input_files, is_remote
 
 BLOCK_ROWS = 1 << 17
-MAX_VALUE_BYTES = 1 << 20
+MAX_SLICE_ROWS, SLICE_CELLS = 1 << 19, 1 << 24  # Of a Parquet file, decoded at a time.
 TEXT, JSON, PARQUET, ARROW = "text", "json", "parquet", "arrow"
 FORMATS = {
     **dict.fromkeys((".csv", ".tsv", ".txt", ".tab", ".dat"), TEXT),
@@ -46,6 +56,8 @@ UNREADABLE = (
     *(OSError, EOFError, zlib.error, zstandard.ZstdError),
 )
 """What reading a damaged file may raise."""
+NOT_THE_FILE = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""System errors that say nothing about a file's content."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ class Block:
 
     def column(self, name: str, role: str) -> pl.Series:
         """Return the named column; if there is none, the error says its `role` and which columns there are."""
-        if name not in self.frame.columns:
+        if name not in self._columns:
             present = ", ".join(repr(column) for column in self.frame.columns[:12])
             more = f" and {self.frame.width - 12} more" if self.frame.width > 12 else ""
             suggestion = did_you_mean(name, self.frame.columns)
@@ -73,7 +85,12 @@ class Block:
                 f"{self.origin} has no column {name!r} ({role}){suggestion}\n  columns present: {present}{more}",
                 fix="rename the column, or correct the schema or --label",
             )
-        return self.frame[name]
+        return self._columns[name]
+
+    @cached_property
+    def _columns(self) -> dict[str, pl.Series]:
+        """The columns by their names: to look for one in the frame takes time for each that it has."""
+        return {series.name: series for series in self.frame.get_columns()}
 
 
 @dataclass(frozen=True)
@@ -263,7 +280,8 @@ class FileSource:
                 fix="unpack it first; these formats compress on their own",
             )
         else:
-            yield from _table_blocks(_scan(path, file.kind), path.stat().st_size)
+            read_blocks = _parquet_blocks if file.kind is PARQUET else _table_blocks
+            yield from read_blocks(_scan(path, file.kind), path.stat().st_size)
 
     @cached_property
     def _json_columns(self) -> pl.Schema:
@@ -285,9 +303,9 @@ def _named_errors(path: Path) -> Iterator[None]:
     """Say which file can't be read."""
     try:
         yield
-    except PermissionError:
-        raise  # not a damaged file
     except UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
+            raise
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{path} can't be read: {detail}", fix="check that the file is complete") from None
 
@@ -301,13 +319,11 @@ def flatten(frame: pl.DataFrame, origin: str) -> pl.DataFrame:
                 columns += [part.alias(f"{series.name}.{part.name}") for part in series.struct.unnest()]
             else:
                 columns.append(series)
-        names = [series.name for series in columns]
-        for name in names:
-            if names.count(name) > 1:
-                raise InputError(
-                    f"{origin}: column {name!r} is there twice once structs are flattened",
-                    fix="rename one of them",
-                )
+        if (name := first_repeated(series.name for series in columns)) is not None:
+            raise InputError(
+                f"{origin}: column {name!r} is there twice once structs are flattened",
+                fix="rename one of them",
+            )
         frame = pl.DataFrame(columns)
     return frame
 
@@ -360,6 +376,9 @@ def _expand(patterns: Sequence[str | Path]) -> list[_InputFile]:
         if pattern == "-":
             files.append(_InputFile.of(Path("-")))
             continue
+        if is_remote(pattern):
+            files += _files_in_store(pattern)
+            continue
         is_pattern = glob.has_magic(pattern) and not Path(pattern).exists()
         names = sorted(glob.glob(pattern, recursive=True)) if is_pattern else [pattern]
         if not names:
@@ -381,11 +400,22 @@ def _files_below(directory: Path) -> list[_InputFile]:
     """
     if (directory / "manifest.json").is_file():
         raise InputError(f"{directory} was written by recap, and holds no raw rows", fix="name the raw files")
+    paths = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    return _with_rows([_InputFile.of(path, directory) for path in paths], str(directory))
+
+
+def _files_in_store(pattern: str) -> list[_InputFile]:
+    """Return copies of the objects that a URL, a pattern or a prefix names; of a prefix, those that hold rows."""
+    files = [_InputFile.of(path, root) for path, root in input_files(pattern)]
+    is_prefix = not glob.has_magic(pattern) and not pattern.endswith(files[0].origin)
+    return _with_rows(files, pattern) if is_prefix else files
+
+
+def _with_rows(files: list[_InputFile], directory: str) -> list[_InputFile]:
+    """Return those files of a directory that hold rows; refuse files of different formats."""
     by_kind: dict[str, list[_InputFile]] = {}
-    for path in sorted(directory.rglob("*")):
-        inside = path.relative_to(directory).parts
-        file = _InputFile.of(path, directory)
-        if path.is_file() and file.suffix in FORMATS and not any(part[0] in "._" for part in inside):
+    for file in files:
+        if file.suffix in FORMATS and not any(part[0] in "._" for part in Path(file.origin).parts):
             by_kind.setdefault(file.kind, []).append(file)
     if not by_kind:
         raise InputError(
@@ -421,8 +451,10 @@ def _read_stream(source: BinaryIO, origin: str, text: TextOptions) -> Iterator[t
     try:
         if magic.startswith((b"PAR1", b"ARROW1")):
             data = io.BytesIO(stream.read())
-            lazy = pl.scan_parquet(data) if magic.startswith(b"PAR1") else pl.scan_ipc(data)
-            yield from _table_blocks(lazy, 0)
+            if magic.startswith(b"PAR1"):
+                yield from _parquet_blocks(pl.scan_parquet(data), 0)
+            else:
+                yield from _table_blocks(pl.scan_ipc(data), 0)
         elif magic.startswith(ARROW_STREAM):
             yield from _table_blocks(pl.read_ipc_stream(io.BytesIO(stream.read())).lazy(), 0)
         elif compression := {b"\x1f\x8b": ".gz", b"\x28\xb5": ".zst"}.get(magic[:2]):
@@ -459,6 +491,15 @@ def _table_blocks(lazy: pl.LazyFrame, size: int) -> Iterator[tuple[pl.DataFrame,
     for frame in lazy.collect_batches(chunk_size=BLOCK_ROWS, maintain_order=True):
         if frame.height:
             yield frame, size * frame.height // max(rows, 1)
+
+
+def _parquet_blocks(lazy: pl.LazyFrame, size: int) -> Iterator[tuple[pl.DataFrame, int]]:
+    """Yield the same of a Parquet file in bounded memory: a batch needs a whole row group, a slice does not."""
+    rows = lazy.select(pl.len()).collect().item()
+    step = max(BLOCK_ROWS, min(MAX_SLICE_ROWS, SLICE_CELLS // max(len(lazy.collect_schema()), 1)))
+    for start in range(0, rows, step):
+        for frame in lazy.slice(start, step).collect().iter_slices(BLOCK_ROWS):
+            yield frame, size * frame.height // rows
 
 
 def _unpack(file: BinaryIO, compression: str | None, path: Path) -> BinaryIO:
@@ -566,6 +607,5 @@ def _series(name: str, values: Any, is_missing: Any = None) -> pl.Series:
 
 
 def _refuse_duplicates(names: Sequence[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"column {name!r} appears twice in the table", fix="rename one of them")
+    if (name := first_repeated(names)) is not None:
+        raise InputError(f"column {name!r} appears twice in the table", fix="rename one of them")

@@ -5,7 +5,6 @@ are provisional: values are numbered as they appear.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,57 +28,140 @@ from recap_ctr.data.text import as_text
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.progress import meter
 from recap_ctr.schema import Field, Schema
+from recap_ctr.storage.files import append_file, new_file
 
 SPOOL_ROWS = 1 << 17
+MAX_VALUES = 2_000_000
+"""Distinct values of a field that memory holds while rows are read; more are kept on disk."""
 Counted = Mapping[str, Literal["cells", "pieces"]]
 """Multi fields whose vocabulary is not counted over the values that a row keeps; see `Preparation.counted`."""
 
 
 class Spool:
-    """One column of the first pass on disk, read back in blocks of `SPOOL_ROWS` rows."""
+    """One column of the first pass on disk, read back in blocks of `SPOOL_ROWS` rows.
+
+    Its file is open only while it is written to or read: a table may have more columns than a process may have files.
+    """
 
     def __init__(self, path: Path, dtype: npt.DTypeLike, width: int = 1) -> None:
         self.path, self.dtype, self.width = path, np.dtype(dtype), width
-        self._file = path.open("wb")
+        self._bytes = 0
+        new_file(path).close()
 
     def append(self, values: npt.NDArray[Any]) -> None:
         """Write the values of further rows."""
-        self._file.write(np.ascontiguousarray(values, self.dtype).data)
-
-    def close(self) -> None:
-        """End writing."""
-        self._file.close()
+        data = np.ascontiguousarray(values, self.dtype)
+        with append_file(self.path) as file:
+            file.write(data.data)
+        self._bytes += data.nbytes
 
     def blocks(self) -> Iterator[npt.NDArray[Any]]:
-        """Read the column from its beginning."""
-        count = SPOOL_ROWS * self.width
-        with self.path.open("rb") as file:
-            while len(block := np.fromfile(file, self.dtype, count)):
-                yield block if self.width == 1 else block.reshape(-1, self.width)
+        """Read the column from its beginning; refuse to go on if the disk gives back less than was written."""
+        size = SPOOL_ROWS * self.width * self.dtype.itemsize
+        for start in range(0, self._bytes, size):
+            with self.path.open("rb") as file:
+                file.seek(start)
+                data = file.read(min(size, self._bytes - start))
+            if len(data) < min(size, self._bytes - start):
+                raise InputError(
+                    f"{self.path} is shorter than it was written: {start + len(data):,} of {self._bytes:,} bytes",
+                    fix="check the disk, then run the same command again",
+                )
+            block = np.frombuffer(data, self.dtype)
+            yield block if self.width == 1 else block.reshape(-1, self.width)
+
+    def take(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return the values of the rows at `positions`."""
+        column = np.memmap(self.path, self.dtype, "r")
+        return np.array(column[positions] if self.width == 1 else column.reshape(-1, self.width)[positions])
 
 
 class Dictionary:
-    """Text values to codes in no particular order, growing from block to block."""
+    """Text values to codes in no particular order, growing from block to block.
 
-    def __init__(self) -> None:
-        self.dtype = pl.Categorical(pl.Categories.random())
+    Memory holds about `max_values` values. Beyond that they go to disk, and the dictionary starts empty again; from
+    then on, a value may have several codes.
+    """
+
+    def __init__(self, path: Path | None = None, max_values: int | None = None) -> None:
         self.num_values = 0
+        """How many codes there are."""
+        self._path, self._max_values = path, max_values
+        self._spilled: list[Path] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self.dtype = pl.Categorical(pl.Categories.random())
+        self._first_code = self.num_values
         self._alive: pl.Series | None = None  # polars forgets categories that no series holds
+
+    @property
+    def is_spilled(self) -> bool:
+        """Whether some values went to disk."""
+        return bool(self._spilled)
 
     def codes(self, categorical: pl.Series) -> Ints:
         """Return the codes of a series that was cast to `dtype`."""
         self._alive = categorical
-        codes = categorical.to_physical().cast(pl.Int32)
+        codes = categorical.to_physical().cast(pl.Int32) + self._first_code
         if codes.count():
             self.num_values = max(self.num_values, int(codes.max() or 0) + 1)  # type: ignore[arg-type]
+        if self._max_values is not None and self.num_values - self._first_code > self._max_values:
+            self._spill()
         return codes.fill_null(MISSING_CODE).to_numpy()
 
     def values(self) -> pl.Series:
-        """Return the values in the order of their codes."""
-        if not self.num_values:
+        """Return the values in memory, in the order of their codes."""
+        if self.num_values == self._first_code:
             return pl.Series("value", [], dtype=pl.String)
-        codes = pl.Series("value", np.arange(self.num_values, dtype=np.uint32))
+        codes = pl.Series("value", np.arange(self.num_values - self._first_code, dtype=np.uint32))
         return codes.cat.to(self.dtype).cast(pl.String)
+
+    def _in_memory(self) -> pl.DataFrame:
+        """Return the values in memory with their codes, by rising hash."""
+        values = self.values()
+        codes = np.arange(self._first_code, self.num_values)
+        return pl.DataFrame({"hash": values.hash(0), "code": codes, "value": values}).sort("hash")
+
+    def _spill(self) -> None:
+        assert self._path is not None
+        path = self._path.with_name(f"{self._path.name}-{len(self._spilled):04d}.arrow")
+        with new_file(path) as file:
+            self._in_memory().write_ipc(file)
+        self._spilled.append(path)
+        self._clear()
+
+    def parts(self) -> Iterator[pl.DataFrame]:
+        """Yield all values with their codes, columns `value` and `code`, as many at a time as memory may hold."""
+        for path in self._spilled:
+            yield pl.read_ipc(path, columns=["code", "value"])
+        yield self._in_memory().select("code", "value")
+
+    def first_codes(self) -> Ints | None:
+        """Return the first code of the value of each code; None if every value has one code only."""
+        if not self.is_spilled:
+            return None
+        first = np.arange(self.num_values, dtype=np.int32)
+        for part in self.ranges():
+            codes = part["code"].to_numpy()
+            first[codes] = part.select(pl.col("code").min().over("value"))["code"].to_numpy()
+        return first
+
+    def ranges(self) -> Iterator[pl.DataFrame]:
+        """Yield the same so that all codes of a value come together."""
+        tables = [pl.scan_ipc(path, glob=False) for path in self._spilled]
+        tables.append(self._in_memory().lazy())
+        bounds = np.linspace(0, 2.0**64, len(tables) + 1)[1:-1].astype(np.uint64)
+        cuts = [
+            [0, *np.searchsorted(hashes, bounds).tolist(), len(hashes)]
+            for hashes in (table.select("hash").collect()["hash"].to_numpy() for table in tables)
+        ]
+        for at in range(len(tables)):
+            slices = (
+                table.slice(cut[at], cut[at + 1] - cut[at]).select("code", "value")
+                for table, cut in zip(tables, cuts, strict=True)
+            )
+            yield pl.concat(part.collect() for part in slices)
 
 
 class SpooledRows:
@@ -90,8 +172,15 @@ class SpooledRows:
     `counted rows:NAME`, the rows these values belong to.
     """
 
-    def __init__(self, schema: Schema, split: Split, counted: Counted, directory: Path) -> None:
-        self.schema, self.counted = schema, counted
+    def __init__(
+        self,
+        schema: Schema,
+        split: Split,
+        counted: Counted,
+        directory: Path,
+        max_values: int = MAX_VALUES,
+    ) -> None:
+        self.schema, self.counted, self._max_values = schema, counted, max_values
         self._split = split
         self.num_rows = self.num_unlabelled = 0
         self.columns: dict[str, Spool] = {}
@@ -108,8 +197,8 @@ class SpooledRows:
         With `labelled_only` rows without a label are left out and counted; otherwise they are an error.
         """
         total = sum(source.total_bytes for source in sources.values())
-        with ExitStack() as stack, meter("preparing", total, "rows", quiet=quiet) as shown:
-            self._open(stack)
+        with meter("preparing", total, "rows", quiet=quiet) as shown:
+            self._open()
             for name, source in sources.items():
                 code = SPLITS.index(name) if name in SPLITS else 0
                 for whole, size in source.blocks():
@@ -122,10 +211,17 @@ class SpooledRows:
         if self.num_rows == 0:
             raise InputError("the source holds no rows")
 
-    def _open(self, stack: ExitStack) -> None:
+    def spilled_fields(self) -> list[str]:
+        """Return the fields with more values than memory may hold."""
+        spilled = (name.partition(":")[2] for name, values in self.dictionaries.items() if values.is_spilled)
+        return list(dict.fromkeys(spilled))
+
+    def _open(self) -> None:
         def add(name: str, dtype: npt.DTypeLike, width: int = 1) -> None:
             self.columns[name] = Spool(self._directory / f"{len(self.columns):04d}", dtype, width)
-            stack.callback(self.columns[name].close)
+
+        def add_dictionary(name: str) -> None:
+            self.dictionaries[name] = Dictionary(self.columns[name].path, self._max_values)
 
         for field in self.schema.fields:
             if field.is_value or field.transform == "quantiles":
@@ -133,11 +229,11 @@ class SpooledRows:
             else:
                 add(f"field:{field.name}", np.int32, field.width)
                 if not field.hash_buckets:
-                    self.dictionaries[f"field:{field.name}"] = Dictionary()
+                    add_dictionary(f"field:{field.name}")
             if field.name in self.counted:
                 add(f"counted:{field.name}", np.int32)
                 add(f"counted rows:{field.name}", np.int64)
-                self.dictionaries[f"counted:{field.name}"] = Dictionary()
+                add_dictionary(f"counted:{field.name}")
         add("label", np.uint8)
         add("split", np.uint8)
         if self.schema.weight:

@@ -106,7 +106,7 @@ class SyntheticData:
             latent_VR.T @ (frequency_V[:, None] * latent_VR)
             for latent_VR, frequency_V in zip(self._latents, frequencies, strict=True)
         ]
-        self._terms = _plant(covariances)
+        self._terms = plant(covariances)
         self._intercept, self._spread = self._tune()
 
     def blocks(self) -> Iterator[pl.DataFrame]:
@@ -151,13 +151,7 @@ class SyntheticData:
             np.searchsorted(cumulative_V, rng.random(BLOCK_ROWS), side="right")
             for cumulative_V in self._cumulative
         ]
-        orders_OB = np.zeros((len(ORDER_SHARES), BLOCK_ROWS))
-        for term in self._terms:
-            product_BR = np.ones((BLOCK_ROWS, self.config.rank))
-            for field in term.fields:
-                product_BR *= self._latents[field][values_FB[field]]
-            orders_OB[len(term.fields) - 1] += term.weight * product_BR.sum(axis=1)
-        return values_FB, orders_OB
+        return values_FB, term_orders(self._terms, self._latents, values_FB)
 
     def _logits(self, orders_OB: Floats) -> Floats:
         return np.asarray(self._intercept + self._spread * orders_OB.sum(axis=0))
@@ -222,7 +216,21 @@ def centred(latent_VR: Floats, frequency_V: Floats) -> Floats:
     return latent_VR - frequency_V @ latent_VR
 
 
-def _plant(covariances: list[Floats]) -> list[Term]:
+def term_orders(
+    terms: list[Term], latents: list[Floats], values_FB: list[NDArray[np.int64]]
+) -> NDArray[np.float64]:
+    """Return what the terms of each order contribute to the logit of rows, before its spread."""
+    rows, rank = values_FB[0].size, latents[0].shape[1]
+    orders_OB = np.zeros((len(ORDER_SHARES), rows))
+    for term in terms:
+        product_BR = np.ones((rows, rank))
+        for field in term.fields:
+            product_BR *= latents[field][values_FB[field]]
+        orders_OB[len(term.fields) - 1] += term.weight * product_BR.sum(axis=1)
+    return orders_OB
+
+
+def plant(covariances: list[Floats]) -> list[Term]:
     """Return the terms: every field alone, neighbours in pairs (a ring), disjoint triples of neighbours.
 
     That makes F + F + F // 3 terms. Terms of one order share its variance evenly. The fields are independent, so the

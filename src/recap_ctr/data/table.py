@@ -14,6 +14,7 @@ from recap_ctr.data.source import FileSource, FrameSource, Source, as_frame
 from recap_ctr.data.split import Split
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Schema, read_schema
+from recap_ctr.storage.places import output_directory
 
 SplitKind = Literal["random", "time"]
 
@@ -178,7 +179,8 @@ def prepare(
     preparation = split_table(
         table, split=split, ratio=ratio, valid=valid, test=test, split_column=split_column, seed=seed
     )
-    return write_prepared_data(preparation, Path(out), force=force, quiet=quiet)[0]
+    with output_directory(out) as directory:
+        return write_prepared_data(preparation, directory, force=force, quiet=quiet)[0]
 
 
 def split_table(

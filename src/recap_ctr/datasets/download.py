@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.progress import meter
-from recap_ctr.storage.files import atomic_file
+from recap_ctr.storage.files import append_file, atomic_file, make_directory
 from recap_ctr.storage.locks import locked
 
 TIMEOUT_SECONDS = 30
@@ -42,7 +42,7 @@ def download(
     """
     if not force and all((directory / name).is_file() for name in files):
         return True
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     partial = directory / f".{archive.url.rpartition('/')[2]}.partial"
     with locked(directory):
         if not _is_whole(archive, partial):
@@ -64,13 +64,15 @@ def _fetch(archive: Archive, partial: Path, quiet: bool) -> None:
     try:
         with urlopen(Request(archive.url, headers=headers), timeout=TIMEOUT_SECONDS) as response:
             resumes = response.headers.get("Content-Range", "").startswith(f"bytes {size}-")
-            size = size if response.status == 206 and resumes else 0
+            if not (response.status == 206 and resumes):
+                size = 0
+                partial.unlink(missing_ok=True)
             length = response.headers.get("Content-Length")
             total = size + int(length) if length and length.isdigit() else None
             title = f"downloading {archive.url.rpartition('/')[2]}"
             with (
                 meter(title, total, "KiB", quiet=quiet) as shown,
-                partial.open("ab" if size else "wb") as file,
+                append_file(partial) as file,
             ):
                 shown.advance(0, size)
                 while chunk := response.read(CHUNK):

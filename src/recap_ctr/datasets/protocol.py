@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,8 @@ from recap_ctr.datasets.download import Archive
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.progress import meter
 from recap_ctr.schema import Schema
+from recap_ctr.storage.files import new_file, scratch_directory
+from recap_ctr.storage.locks import held
 
 FOLDS = Split(kind="folds", seed=2018)  # how Criteo_x4, Avazu_x4 and KKBox_x1 were split
 
@@ -131,7 +132,7 @@ class Protocol:
         if self.published is not None:
             sources = self._read(raw)
             row_folds = _folds(data, self.split) if "all" in sources else None
-            digests = published_md5(sources, self.published.columns, row_folds, data.path.parent, quiet=quiet)
+            digests = published_md5(sources, self.published.columns, row_folds, data.path, quiet=quiet)
             for split, digest, md5 in zip(SPLITS, digests, self.published.md5, strict=True):
                 self._expect(f"MD5 of {split}.csv", digest, md5)
 
@@ -178,7 +179,7 @@ def published_md5(
     sources: Mapping[str, Source],
     columns: Sequence[str],
     row_folds: npt.NDArray[np.uint8] | None,
-    work: Path,
+    path: Path,
     *,
     quiet: bool = False,
 ) -> tuple[str, ...]:
@@ -186,7 +187,7 @@ def published_md5(
 
     They hold a header and the rows as they were read, missing cells empty. Sources named after splits are these files.
     Rows of a source `all` are divided by `row_folds`, each row's fold: test is fold 0, valid fold 1, and train has
-    folds 2 and up one after the other. Rows that come before their turn wait in a file below `work`.
+    folds 2 and up one after the other. Rows that come before their turn wait in a file beside `path`.
     """
     header = (",".join(columns) + "\n").encode()
     train, valid, test = digests = [hashlib.md5(header, usedforsecurity=False) for _ in SPLITS]
@@ -194,12 +195,13 @@ def published_md5(
     num_folds = 0 if row_folds is None else int(row_folds.max()) + 1
     with (
         meter("checking the MD5 of the splits", total, "rows", quiet=quiet) as shown,
-        TemporaryDirectory(prefix=".recap-", dir=work) as directory,
+        held(path.resolve()),
+        scratch_directory(path) as directory,
         ExitStack() as stack,
     ):
-        waiting = [Path(directory) / str(fold) for fold in range(3, num_folds)]
+        waiting = [directory / str(fold) for fold in range(3, num_folds)]
         fold_sinks: list[Callable[[bytes], object]] = [test.update, valid.update, train.update]
-        fold_sinks += [stack.enter_context(path.open("wb")).write for path in waiting]
+        fold_sinks += [stack.enter_context(new_file(file)).write for file in waiting]
         start = 0
         for name, source in sources.items():
             for block, size in source.blocks():
@@ -213,8 +215,8 @@ def published_md5(
                 start += cells.height
                 shown.advance(cells.height, size)
         stack.close()
-        for path in waiting:
-            with path.open("rb") as file:
+        for waiting_file in waiting:
+            with waiting_file.open("rb") as file:
                 while chunk := file.read(1 << 20):
                     train.update(chunk)
     return tuple(digest.hexdigest() for digest in digests)

@@ -1,0 +1,232 @@
+"""A vocabulary that grows: ids stay, values that have become frequent are added, forgotten ones leave their row.
+
+A value is added once it has occurred `min_count` times in all rows seen so far, so the counts of values that are still
+too rare are kept: of each field the most frequent `MAX_RARE`, which bounds them. An added value takes the id of a
+forgotten one, or else the next id after all others; in the table it starts from its field's OOV vector.
+
+Shapes: V rows of the table before, G rows of the grown table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from recap_ctr.data.encode import Encoder, FittedField
+from recap_ctr.data.moments import seconds_or_never
+from recap_ctr.data.spool import SpooledRows
+from recap_ctr.errors import InputError
+from recap_ctr.schema import TimeUnit
+from recap_ctr.storage.files import make_directory, new_file
+
+MAX_RARE = 1_000_000
+Array = npt.NDArray[Any]
+Rare = Mapping[int, pl.DataFrame]
+"""Values that a field's vocabulary lacks, with their counts, by the number of the field."""
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """What rows are encoded with if not with a vocabulary of their own: that of an earlier model, which grows."""
+
+    name: str
+    """The checksum of that model's weights."""
+    encoder: Encoder
+    rare: Rare = field(default_factory=dict)
+    last_V: npt.NDArray[np.float64] | None = None
+    """When each row of the table was last seen, in seconds since 1970."""
+    forget_after: float | None = None
+    """Seconds after which a value that was not seen again is forgotten."""
+
+    def grown(self, rows: SpooledRows, unit: TimeUnit | None) -> tuple[Encoder, Rare]:
+        """Return the encoder with the values that have become frequent, and the counts of all others.
+
+        `unit` says how the time column of the rows writes moments.
+        """
+        limit = -np.inf
+        if self.forget_after is not None and unit is not None:
+            latest = max(float(block.max()) for block in rows.columns["time"].blocks())
+            limit = float(seconds_or_never(np.array([latest]), unit)[0]) - self.forget_after
+        fields, rare = [], {}
+        for number, fitted in enumerate(self.encoder.fields):
+            if not fitted.grows:
+                fields.append(fitted)
+                continue
+            seen, lacking = count_values(rows, fitted), self.rare.get(number, NO_VALUES)
+            is_old = np.zeros(len(fitted.values), np.bool_)
+            if self.last_V is not None:
+                ids = fitted.ids(np.arange(len(fitted.values), dtype=np.int32))
+                is_old = self.last_V[ids + self.encoder.layout.fields[number].offset] < limit
+                is_old &= ~fitted.values.is_in(seen["value"].implode()).fill_null(True).to_numpy()
+            grown, rare[number] = grow_field(fitted, seen, lacking, np.flatnonzero(is_old))
+            fields.append(grown)
+        return Encoder(self.encoder.schema, fields), rare
+
+
+NO_VALUES = pl.DataFrame(schema={"value": pl.String, "count": pl.Int64})
+
+
+def count_values(rows: SpooledRows, fitted: FittedField) -> pl.DataFrame:
+    """Return the values of a field in all spooled rows, and how often each occurs."""
+    name = f"field:{fitted.field.name}"
+    dictionary = rows.dictionaries[name]
+    counts = np.zeros(dictionary.num_values, np.int64)
+    for codes in rows.columns[name].blocks():
+        counts += np.bincount(codes[codes >= 0].ravel(), minlength=len(counts))
+    counted = (
+        part.select("value", count=pl.Series(counts[part["code"].to_numpy()]))
+        .group_by("value", maintain_order=True)  # A value that went to disk and came again has several codes.
+        .agg(pl.col("count").sum())
+        .filter(pl.col("count") > 0)
+        for part in dictionary.ranges()
+    )
+    return pl.concat(counted)
+
+
+def unkept(rows: SpooledRows, encoder: Encoder) -> Rare:
+    """Return the values of all spooled rows that the vocabularies lack, with their counts."""
+    rare = {}
+    for number, fitted in enumerate(encoder.fields):
+        if fitted.grows and fitted.field.name not in rows.counted:
+            frame = count_values(rows, fitted)
+            rare[number] = _most_frequent(frame.filter(pl.Series(fitted.codes(frame["value"]) < 0)))
+    return rare
+
+
+def _most_frequent(rare: pl.DataFrame) -> pl.DataFrame:
+    return rare.sort(["count", "value"], descending=[True, False]).head(MAX_RARE)
+
+
+def grow_field(
+    fitted: FittedField, seen: pl.DataFrame, rare: pl.DataFrame, forgotten: npt.NDArray[np.int64]
+) -> tuple[FittedField, pl.DataFrame]:
+    """Return a field with the values that are frequent enough by now, and the counts of those that are not.
+
+    `seen` are the values of the new rows with their counts, `rare` those that the vocabulary lacked before,
+    `forgotten` the places of the values to forget.
+
+    >>> from recap_ctr.schema import Field
+    >>> ad = FittedField(Field(name="ad", kind="categorical", min_count=2), pl.Series(["a"]), np.array([5]))
+    >>> new = pl.DataFrame({"value": ["a", "b", "c"], "count": [1, 1, 1]})
+    >>> grown, rare = grow_field(ad, new, pl.DataFrame({"value": ["c"], "count": [1]}), np.zeros(0, np.int64))
+    >>> grown.values.to_list(), grown.counts.tolist(), grown.oov, rare.rows()
+    (['a', 'c'], [6, 2], 2, [('b', 1)])
+    """
+    values, counts = fitted.values.to_list(), fitted.counts.tolist()
+    for at in forgotten.tolist():
+        values[at], counts[at] = None, 0
+    living = FittedField(
+        fitted.field,
+        pl.Series("value", values, dtype=pl.String),
+        np.array(counts, np.int64),
+        num_added=fitted.num_added,
+    )
+    codes = living.codes(seen["value"])
+    increments = seen["count"].to_numpy()
+    grown_counts = living.counts.copy()
+    grown_counts[codes[codes >= 0]] += increments[codes >= 0]
+    others = pl.concat([rare, seen.filter(pl.Series(codes < 0)).cast({"count": pl.Int64})])
+    others = (
+        others.group_by("value").agg(pl.col("count").sum()).sort(["count", "value"], descending=[True, False])
+    )
+    is_frequent = pl.col("count") >= fitted.field.min_count
+    added = others.filter(is_frequent)
+    counts = grown_counts.tolist()
+    gaps = [at for at, value in enumerate(values) if value is None]
+    for value, count in added.rows():
+        if gaps:
+            at = gaps.pop(0)
+            values[at], counts[at] = value, count
+        else:
+            values.append(value)
+            counts.append(count)
+    grown = FittedField(
+        fitted.field,
+        pl.Series("value", values, dtype=pl.String),
+        np.array(counts, np.int64),
+        num_added=fitted.num_added + len(values) - len(fitted.values),
+    )
+    return grown, _most_frequent(others.filter(~is_frequent))
+
+
+@dataclass(frozen=True, eq=False)
+class RowMap:
+    """Where the rows of a table are after its vocabularies have grown."""
+
+    source_G: npt.NDArray[np.int64]
+    """The row before that each row starts from: its own, or its field's OOV for an added or a forgotten value."""
+    fresh_G: npt.NDArray[np.bool_]
+    """Which rows start from OOV."""
+    target_V: npt.NDArray[np.int32]
+    """The row that each row before becomes; OOV's for a forgotten value."""
+
+    def grow(self, table_V: Array) -> Array:
+        """Return the grown table of weights; fresh rows are copies of OOV's."""
+        return np.asarray(table_V[self.source_G])
+
+    def grow_counters(self, table_V: Array, fill: float = 0) -> Array:
+        """Return a grown table of moments or counts, in which fresh rows start at `fill`."""
+        grown = self.grow(table_V)
+        grown[self.fresh_G] = fill
+        return grown
+
+
+def row_map(old: Encoder, new: Encoder) -> RowMap:
+    """Return where the rows of the old encoder's table are in the new one's, which must have grown out of it."""
+    sources, fresh = [], []
+    target_V = np.zeros(old.layout.num_rows, np.int32)
+    places = zip(old.fields, old.layout.fields, new.fields, new.layout.fields, strict=True)
+    for before, place, after, grown_place in places:
+        if before.field != after.field or before.oov != after.oov or before.size > after.size:
+            raise InputError(
+                f"the vocabulary of field {before.field.name!r} is not one that grew out of the other"
+            )
+        is_fresh = np.zeros(after.size, np.bool_)
+        is_fresh[before.size :] = True
+        if before.grows:
+            common = after.values[: len(before.values)]
+            is_gone = ~(before.values == common).fill_null(False).to_numpy()
+            ids = before.ids(np.arange(len(before.values), dtype=np.int32))
+            is_fresh[ids[is_gone]] = True
+        local = np.arange(after.size)
+        sources.append(np.where(is_fresh, before.oov, np.minimum(local, before.size - 1)) + place.offset)
+        fresh.append(is_fresh)
+        kept = np.where(is_fresh[: before.size], after.oov, local[: before.size])
+        target_V[place.offset : place.offset + before.size] = kept + grown_place.offset
+    return RowMap(np.concatenate(sources), np.concatenate(fresh), target_V)
+
+
+def save_rare(rare: Rare, directory: Path) -> list[Path]:
+    """Write the counts of values that the vocabularies lack below `directory`, and return the files."""
+    make_directory(directory / "rare")
+    files = []
+    for number, frame in rare.items():
+        files.append(directory / f"rare/{number:04d}.parquet")
+        with new_file(files[-1]) as file:
+            frame.write_parquet(file, statistics=False)
+    return files
+
+
+def load_rare(directory: Path, encoder: Encoder) -> Rare:
+    """Return what `save_rare` wrote, of the fields that have a file."""
+    files = {number: directory / f"rare/{number:04d}.parquet" for number in range(len(encoder.fields))}
+    return {number: pl.read_parquet(file, glob=False) for number, file in files.items() if file.is_file()}
+
+
+def changes(old: Encoder, new: Encoder) -> tuple[dict[str, int], dict[str, int]]:
+    """Return how many values each field has gained, and how many it has forgotten; fields without any are left out."""
+    added, forgotten = {}, {}
+    for before, after in zip(old.fields, new.fields, strict=True):
+        if before.grows:
+            first = before.values.drop_nulls()
+            common = int(first.is_in(after.values.drop_nulls().implode()).sum())
+            added[after.field.name] = after.values.count() - common
+            forgotten[after.field.name] = first.len() - common
+    return (
+        {name: count for name, count in added.items() if count},
+        {name: count for name, count in forgotten.items() if count},
+    )

@@ -1,0 +1,238 @@
+"""Make the profile of the training rows, from what preparation has spooled and encoded."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from recap_ctr.data.bins import NUM_BINS, Bins, Counts, field_entries
+from recap_ctr.data.encode import Encoder, Ints
+from recap_ctr.data.moments import DAY, HOUR, Seconds, seconds_of
+from recap_ctr.data.profile import FieldProfile, Profile, Repeats
+from recap_ctr.data.shards import Shard
+from recap_ctr.data.split import SplitCodes
+from recap_ctr.data.spool import SPOOL_ROWS, SpooledRows, training_blocks
+from recap_ctr.schema import TimeUnit
+
+MAX_COUNTS = 100_000
+MAX_PERIODS, MIN_PERIODS = 96, 8
+PERIOD_ROWS = 200  # Where rows have no time, a period has at least as many.
+PERIOD_HOURS = (1, 2, 3, 4, 6, 8, 12)
+REPEAT_ROWS = tuple(1_000 * 4**power for power in range(6))  # up to about a million
+REPEAT_SPANS = 16
+EDGE_ROWS = SAMPLE_ROWS = 1 << 18
+
+
+def build_profile(
+    rows: SpooledRows, encoder: Encoder, splits: SplitCodes, train: Shard, unit: TimeUnit | None
+) -> Profile:
+    """Return the profile of the training rows: `train` are those rows, encoded; times are written in `unit`."""
+    times = None
+    if "time" in rows.columns:
+        times = np.concatenate(list(training_blocks(rows.columns["time"], splits)))
+    num_fields = len(encoder.fields)
+    most = max(min(MAX_PERIODS, MAX_COUNTS // (num_fields * (NUM_BINS + 2))), MIN_PERIODS)
+    seconds = None if times is None or unit is None else seconds_of(times, unit)
+    periods, starts, length = _periods(times, seconds, len(train), most)
+    num_periods = int(periods.max()) + 1
+    edges = [
+        _edges(rows, fitted.field.name, splits) if fitted.field.is_value else [] for fitted in encoder.fields
+    ]
+    bins = Bins(encoder, edges)
+    counts_PK = np.zeros((num_periods, bins.size), np.int64)
+    for at, ids_BW in _blocks(train):
+        counts_PK += bins.count_by_period(ids_BW, np.asarray(train.values[at]), periods[at], num_periods)
+    missing_FP = [_missing(rows, fitted.field.name, splits, periods) for fitted in encoder.fields]
+    unseen_PF = _unseen(encoder, train, periods, num_periods)
+    top_FP = _top_shares(encoder, train, periods, num_periods)
+    fields = []
+    for i, fitted in enumerate(encoder.fields):
+        field_bins = counts_PK[:, bins.places[i]].copy()
+        if fitted.field.kind != "multi":  # A multi field without values has no id but padding.
+            field_bins[:, -1] -= missing_FP[i]
+        unseen = (unseen_PF[:, i] + field_bins[:, -1])[num_periods // 2 :]
+        fields.append(
+            FieldProfile(
+                name=fitted.field.name,
+                edges=list(edges[i]),
+                missing=missing_FP[i].tolist(),
+                bins=field_bins.tolist(),
+                top=top_FP[i].tolist(),
+                unseen=unseen.tolist(),
+            )
+        )
+    return Profile(
+        starts=starts,
+        seconds=length,
+        rows=np.bincount(periods, minlength=num_periods).tolist(),
+        clicks=_sums(periods, np.asarray(train.labels), num_periods).tolist(),
+        fields=fields,
+        repeats=_repeats(rows, splits, times),
+    )
+
+
+def _periods(
+    times: npt.NDArray[np.float64] | None, seconds: Seconds | None, num_rows: int, most: int
+) -> tuple[Ints, list[int] | None, int | None]:
+    """Return the period of each row, and where they are stretches of time, their starts and their length."""
+    if seconds is not None and (length := _period_length(seconds, most)) is not None:
+        stretches, places = np.unique(seconds // length, return_inverse=True)
+        if len(stretches) >= MIN_PERIODS:
+            return places.astype(np.int32), (stretches * length).tolist(), length
+    num_periods = int(np.clip(num_rows // PERIOD_ROWS, min(MIN_PERIODS, num_rows), most))
+    in_order: Ints = (np.arange(num_rows) * num_periods // num_rows).astype(np.int32)
+    if times is None:
+        return in_order, None, None
+    order = np.argsort(times, kind="stable")
+    periods: Ints = np.empty(num_rows, np.int32)
+    periods[order] = in_order
+    if seconds is None:
+        return periods, None, None
+    firsts = np.flatnonzero(np.diff(in_order, prepend=-1))
+    return periods, seconds[order[firsts]].tolist(), None
+
+
+def _period_length(seconds: Seconds, most: int) -> int | None:
+    """Return the seconds of the shortest usual stretch of which at most `most` cover all rows."""
+    first, last = int(seconds.min()), int(seconds.max())
+    whole_days = -(-(last - first + 1) // (DAY * (most - 1)))
+    lengths = (*(hours * HOUR for hours in PERIOD_HOURS), whole_days * DAY)
+    return next((length for length in lengths if last // length - first // length < most), None)
+
+
+def _edges(rows: SpooledRows, name: str, splits: SplitCodes) -> list[float]:
+    """Return the numbers that cut the training rows into bins of equal shares."""
+    step = max(rows.num_rows // EDGE_ROWS, 1)
+    sample = [block[::step] for block in training_blocks(rows.columns[f"field:{name}"], splits)]
+    numbers = np.concatenate([block[~np.isnan(block)] for block in sample])
+    if not len(numbers):
+        return []
+    shares = np.arange(1, NUM_BINS) / NUM_BINS
+    return [float(edge) for edge in np.unique(np.quantile(numbers, shares, method="inverted_cdf"))]
+
+
+def _blocks(train: Shard) -> Iterator[tuple[slice, Ints]]:
+    """Yield the training rows in blocks, each with its place."""
+    for start in range(0, len(train), SPOOL_ROWS):
+        at = slice(start, start + SPOOL_ROWS)
+        yield at, np.asarray(train.ids[at])
+
+
+def _sums(periods: Ints, amounts: npt.NDArray[np.generic], num_periods: int) -> Counts:
+    """Return the sum of whole amounts in each period."""
+    return np.bincount(periods, amounts, minlength=num_periods).round().astype(np.int64)
+
+
+def _missing(rows: SpooledRows, name: str, splits: SplitCodes, periods: Ints) -> Counts:
+    """Return the training rows of each period that have no value of a field."""
+    num_periods = int(periods.max()) + 1
+    total, start = np.zeros(num_periods, np.int64), 0
+    for block in training_blocks(rows.columns[f"field:{name}"], splits):
+        is_missing = np.isnan(block) if block.dtype == np.float64 else block < 0
+        per_row = np.asarray(is_missing if block.ndim == 1 else is_missing.all(axis=1))
+        total += _sums(periods[start : start + len(block)], per_row, num_periods)
+        start += len(block)
+    return total
+
+
+def _unseen(encoder: Encoder, train: Shard, periods: Ints, num_periods: int) -> Counts:
+    """Return for the periods of the later half how many kept values the earlier half does not have, by field."""
+    fields, half = encoder.layout.fields, num_periods // 2
+    seen = np.zeros(encoder.layout.num_rows, np.bool_)
+    for place, fitted in zip(fields, encoder.fields, strict=True):
+        no_vocabulary = fitted.field.is_value or fitted.field.hash_buckets
+        everywhere = [
+            place.offset,
+            place.offset + fitted.oov,
+        ]  # Padding is no value, and OOV is counted elsewhere.
+        seen[slice(place.offset, place.offset + place.size) if no_vocabulary else everywhere] = True
+    for at, ids_BW in _blocks(train):
+        seen[ids_BW[periods[at] < half]] = True
+    unseen_PF = np.zeros((num_periods, len(fields)), np.int64)
+    for at, ids_BW in _blocks(train):
+        is_late = periods[at] >= half
+        is_new_BW, late_periods = ~seen[ids_BW[is_late]], periods[at][is_late]
+        for i, place in enumerate(fields):
+            new_B = is_new_BW[:, place.start : place.start + place.width].sum(axis=1)
+            unseen_PF[:, i] += _sums(late_periods, new_B, num_periods)
+    return unseen_PF
+
+
+def _top_shares(
+    encoder: Encoder, train: Shard, periods: Ints, num_periods: int
+) -> list[npt.NDArray[np.float64]]:
+    """Return for each field the largest share of one value in each period, from rows at even distances."""
+    step = -(-len(train) // SAMPLE_ROWS)
+    ids, values, sample = np.asarray(train.ids[::step]), np.asarray(train.values[::step]), periods[::step]
+    rows = np.maximum(np.bincount(sample, minlength=num_periods), 1)
+    shares = []
+    for place, fitted in zip(encoder.layout.fields, encoder.fields, strict=True):
+        entries = field_entries(place, fitted, ids, values)
+        top, num_values = np.zeros(num_periods, np.int64), max(len(entries.values), 1)
+        keys = sample[entries.rows].astype(np.int64) * num_values + entries.codes
+        pairs, counts = np.unique(keys, return_counts=True)
+        np.maximum.at(top, pairs // num_values, counts)
+        shares.append(top / rows)
+    return shares
+
+
+def _repeats(rows: SpooledRows, splits: SplitCodes, times: npt.NDArray[np.float64] | None) -> list[Repeats]:
+    """Return how many rows repeat an earlier one among so many neighbours, for the newest training rows."""
+    positions = np.flatnonzero(splits == 0)
+    if times is not None:
+        positions = positions[np.argsort(times, kind="stable")]
+    positions = positions[-REPEAT_ROWS[-1] :]
+    names = [name for name in rows.columns if name.startswith("field:")]
+    hashes = _hash_spooled(rows, names, positions)
+    timed = None if times is None else _hash_spooled(rows, [*names, "time"], positions)
+    sizes = [size for size in REPEAT_ROWS if size < len(positions)] + [len(positions)]
+    return [
+        Repeats(
+            rows=size,
+            share=_largest_share(hashes, size),
+            timed_share=None if timed is None else _largest_share(timed, size),
+        )
+        for size in sizes
+    ]
+
+
+def _hash_spooled(
+    rows: SpooledRows, names: Sequence[str], positions: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint64]:
+    """Return a hash of each row at `positions`, over the spooled columns `names`."""
+    first = {
+        name: codes
+        for name in names
+        if name in rows.dictionaries and (codes := rows.dictionaries[name].first_codes()) is not None
+    }
+
+    def read(name: str, at: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        values = rows.columns[name].take(at).reshape(len(at), -1)
+        return np.where(values < 0, values, first[name][values]) if name in first else values
+
+    parts = []
+    for start in range(0, len(positions), SPOOL_ROWS):
+        at = positions[start : start + SPOOL_ROWS]
+        columns = [column for name in names for column in read(name, at).T]
+        bits = [np.ascontiguousarray(column).view(f"i{column.itemsize}") for column in columns]
+        parts.append(pl.DataFrame({str(i): column for i, column in enumerate(bits)}).hash_rows(0).to_numpy())
+    return np.concatenate(parts)
+
+
+def _largest_share(hashes: npt.NDArray[np.uint64], size: int) -> float:
+    """Return the largest share of repeated rows in spans of `size` rows, of which at most `REPEAT_SPANS` are looked at.
+
+    >>> _largest_share(np.array([1, 2, 3, 3, 4, 5], np.uint64), 2)
+    0.5
+    """
+    cuts = range(len(hashes), -1, -size)
+    spans = [hashes[start:stop] for stop, start in pairwise(cuts)][:REPEAT_SPANS]
+    return max(repeated_share(span) for span in spans)
+
+
+def repeated_share(hashes: npt.NDArray[np.uint64]) -> float:
+    """Return the share of rows whose hash an earlier row has."""
+    return 1.0 - len(np.unique(hashes)) / len(hashes)

@@ -1,0 +1,124 @@
+"""The profile of the training rows: equal to a count by hand, bounded, and refused where it does not fit."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from recap_ctr.data import profiling
+from recap_ctr.data.bins import NUM_BINS
+from recap_ctr.data.profile import PROFILE, read_profile
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.split import Split
+from recap_ctr.errors import InputError
+from recap_ctr.schema import Field, Schema
+from tests.support.daily_log import DAY, SCHEMA, START, daily_log, prepared_log
+from tests.support.preparing import prepared, simple
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+    return prepared_log(tmp_path_factory.mktemp("data") / "log")
+
+
+def test_periods_are_stretches_of_time(data: PreparedData) -> None:
+    profile = data.profile
+    assert profile is not None and profile.starts is not None
+    assert profile.seconds == 3 * 3600  # Eleven days of 96 periods or fewer.
+    assert profile.starts[0] == START
+    assert np.diff(profile.starts).tolist() == [profile.seconds] * (len(profile.starts) - 1)
+    assert sum(profile.rows) == len(data.train)
+    assert sum(profile.clicks) == int(np.sum(data.train.labels))
+
+
+def test_counts_are_those_of_the_rows(data: PreparedData) -> None:
+    profile = data.profile
+    assert profile is not None and profile.seconds is not None
+    train = daily_log(14).head(len(data.train))
+    periods = ((train["ts"] - START) // profile.seconds).to_numpy()
+    for field in profile.fields:
+        assert len(field.bins[0]) <= NUM_BINS + 1
+    fields = {field.name: field for field in profile.fields}
+    missing = np.bincount(periods, train["price"].is_null().to_numpy())
+    assert fields["price"].missing == missing.astype(int).tolist()
+    top = train["site"].value_counts(sort=True)["site"][0]
+    assert [counts[0] for counts in fields["site"].bins] == np.bincount(
+        periods, train["site"] == top
+    ).tolist()
+    assert [sum(counts) for counts in fields["tags"].bins] == [2 * rows for rows in profile.rows]
+    assert (
+        sum(counts[-1] for counts in fields["user"].bins) == data.manifest["splits"]["train"]["rare"]["user"]
+    )
+    share = (
+        max(np.bincount(periods, train["site"] == site)[0] for site in train["site"].unique())
+        / profile.rows[0]
+    )
+    assert fields["site"].top[0] == pytest.approx(share)
+
+
+def test_numbers_are_cut_into_equal_shares(data: PreparedData) -> None:
+    profile = data.profile
+    assert profile is not None
+    price = next(field for field in profile.fields if field.name == "price")
+    shares = np.sum(price.bins, axis=0)[:-1] / np.sum(price.bins)
+    assert np.abs(shares - 1 / NUM_BINS).max() < 0.01
+
+
+def test_unseen_values_are_those_that_the_earlier_half_lacks(tmp_path: Path) -> None:
+    rows = 4_000
+    values = ["new" if i >= 3_000 and i % 4 == 0 else f"v{i % 7}" for i in range(rows)]
+    table = simple(rows, c=values, of=["train"] * (rows - 4) + ["valid"] * 2 + ["test"] * 2)
+    profile = prepared(table, tmp_path / "data", split=Split(kind="column", column="of")).profile
+    assert profile is not None and profile.starts is None
+    later = profile.fields[0].unseen
+    assert len(later) == len(profile.rows) - len(profile.rows) // 2
+    assert later[: len(later) // 2 - 1] == [0] * (len(later) // 2 - 1)
+    assert sum(later) == values[:-4].count("new")
+
+
+def test_size_is_bounded(tmp_path: Path) -> None:
+    columns = {f"c{i}": [str(k % (i + 2)) for k in range(2_000)] for i in range(100)}
+    fields = tuple(Field(name=name, kind="categorical") for name in columns)
+    table = pl.DataFrame({"y": [i % 2 for i in range(2_000)], **columns})
+    data = prepared(table, tmp_path / "data", Schema(label="y", fields=fields))
+    counts = sum(len(period) for field in read_profile(data.path / PROFILE).fields for period in field.bins)
+    assert counts <= profiling.MAX_COUNTS
+
+
+def test_repeated_rows_are_counted_among_neighbours(tmp_path: Path) -> None:
+    log = daily_log(6, 400)
+    doubled = pl.concat([log, log]).sort("ts")
+    data = prepared(doubled, tmp_path / "data", SCHEMA, Split(kind="time"))
+    assert data.profile is not None
+    for repeats in data.profile.repeats:
+        assert repeats.timed_share == pytest.approx(0.5, abs=0.02)
+        assert repeats.share >= (repeats.timed_share or 0)
+
+
+def test_profiles_of_other_fields_and_damaged_ones_are_refused(data: PreparedData, tmp_path: Path) -> None:
+    profile = data.profile
+    assert profile is not None
+    renamed = profile.model_copy(update={"fields": profile.fields[1:]})
+    with pytest.raises(InputError, match="other fields"):
+        renamed.bins(data.encoder)
+    broken = profile.model_copy(update={"clicks": profile.clicks[1:]})
+    broken.write(tmp_path / PROFILE)
+    with pytest.raises(InputError, match="clicks has not one entry a period"):
+        read_profile(tmp_path / PROFILE)
+
+
+def test_data_of_older_versions_have_none(data: PreparedData) -> None:
+    older = PreparedData(data.path, verify=False)
+    del older.manifest["files"][PROFILE]
+    assert older.profile is None
+
+
+def test_time_in_other_units(tmp_path: Path) -> None:
+    log = daily_log(10, 100)
+    dates = log.with_columns(pl.from_epoch("ts", "s").dt.strftime("%Y%m%d%H").cast(pl.Int64).alias("ts"))
+    hour = SCHEMA.fields[-1].model_copy(update={"unit": "yyyymmddhh"})
+    schema = SCHEMA.model_copy(update={"fields": (*SCHEMA.fields[:-1], hour)})
+    profile = prepared(dates, tmp_path / "data", schema, Split(kind="time")).profile
+    assert profile is not None and profile.starts is not None
+    assert profile.starts[0] == START and profile.starts[-1] < START + 10 * DAY

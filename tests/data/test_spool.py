@@ -1,0 +1,92 @@
+"""The first pass on disk: what comes back is what was written, in bounded memory."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from recap_ctr.data import source as source_module
+from recap_ctr.data import spool as spool_module
+from recap_ctr.data.prepare import Preparation, write_prepared_data
+from recap_ctr.data.source import FrameSource
+from recap_ctr.data.spool import Dictionary, Spool
+from recap_ctr.errors import InputError
+from recap_ctr.schema import Field, Schema
+from tests.support.preparing import contents
+
+
+def spooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Spool, np.ndarray]:
+    monkeypatch.setattr(spool_module, "SPOOL_ROWS", 4)
+    rows = np.arange(22, dtype=np.int32).reshape(11, 2)
+    spool = Spool(tmp_path / "0000", np.int32, 2)
+    spool.append(rows[:3])
+    spool.append(rows[3:])
+    return spool, rows
+
+
+def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool, rows = spooled(tmp_path, monkeypatch)
+    blocks = list(spool.blocks())
+    assert [len(block) for block in blocks] == [4, 4, 3]
+    assert np.array_equal(np.concatenate(blocks), rows)
+
+
+@pytest.mark.parametrize("length", [0, 1, 32, 87])
+def test_a_short_read_is_an_error(length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that gives back less than was written must not look like a table with fewer values."""
+    spool, _ = spooled(tmp_path, monkeypatch)
+    with spool.path.open("r+b") as file:
+        file.truncate(length)
+    with pytest.raises(InputError, match=r"shorter than it was written.*\n  fix: check the disk"):
+        list(spool.blocks())
+
+
+def test_a_dictionary_on_disk(tmp_path: Path) -> None:
+    """Every code has its value, and all codes of a value come together."""
+    rng = np.random.default_rng(0)
+    dictionary, words = Dictionary(tmp_path / "0000", 10), []
+    codes: list[int] = []
+    for _ in range(12):
+        block = pl.Series([f"w{number}" for number in rng.integers(0, 60, 20)])
+        codes += dictionary.codes(block.cast(dictionary.dtype)).tolist()
+        words += block.to_list()
+    assert dictionary.is_spilled
+    assert dictionary.num_values > 60
+    for parts in (list(dictionary.parts()), list(dictionary.ranges())):
+        table = pl.concat(part.select("code", "value") for part in parts)
+        value_of = dict(table.iter_rows())
+        assert len(value_of) == dictionary.num_values
+        assert [value_of[code] for code in codes] == words
+    places = [set(part["value"]) for part in parts]
+    assert sum(map(len, places)) == len(set(words))
+
+
+@pytest.mark.parametrize("max_values", [1, 40])
+def test_values_beyond_the_limit_change_nothing(
+    max_values: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(source_module, "BLOCK_ROWS", 50)
+    rng = np.random.default_rng(1)
+    tags = [" ".join(f"t{tag}" for tag in rng.integers(0, 90, rng.integers(0, 4))) for _ in range(900)]
+    frame = pl.DataFrame(
+        {
+            "y": rng.integers(0, 2, 900),
+            "user": rng.zipf(1.4, 900) % 300,
+            "ad": rng.integers(0, 9, 900),
+            "tags": tags,
+        }
+    )
+    fields = (
+        Field(name="user", kind="categorical", min_count=2),
+        Field(name="ad", kind="categorical"),
+        Field(name="tags", kind="multi", min_count=3),
+    )
+    schema = Schema(label="y", group="user", fields=fields)
+    made = []
+    for name, limit in (("whole", 10**9), ("small", max_values)):
+        preparation = Preparation(schema, {"all": FrameSource(frame)}, max_values=limit)
+        data, _ = write_prepared_data(preparation, tmp_path / name)
+        made.append(contents(data.path))
+    assert made[0] == made[1]
+    assert f"'user' has more than {max_values:,} values, which are counted on disk" in capfd.readouterr().err
