@@ -99,3 +99,15 @@ def test_a_damaged_file_is_refused(prepared: PreparedData, tmp_path: Path) -> No
 def test_an_estimator_may_fill_one_column_only(prepared: PreparedData, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="listed twice"):
         LogitWriter(tmp_path / "t", prepared, "valid", (TWO[0], TWO[0]))
+
+
+def test_a_flipped_bit_of_the_manifest_is_noticed(prepared: PreparedData, tmp_path: Path) -> None:
+    """The names of the columns decide what is learnt from a table."""
+    with LogitWriter(tmp_path / "table", prepared, "valid", [Estimator("run-1", step=7)]) as writer:
+        writer.write(np.zeros((len(prepared.valid), 1)))
+    manifest = tmp_path / "table" / "manifest.json"
+    whole = manifest.read_bytes()
+    for at in range(len(whole)):
+        manifest.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with pytest.raises(InputError):
+            LogitTable(tmp_path / "table")

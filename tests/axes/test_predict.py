@@ -15,7 +15,7 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.recap import Recap
-from recap_ctr.nn.embedding import Table
+from recap_ctr.nn.table import Table
 
 CPU = torch.device("cpu")
 

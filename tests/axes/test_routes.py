@@ -21,11 +21,13 @@ from recap_ctr.axes.routes import (
     mean_route_logit,
     random_routes,
     route_logits,
+    share_between_leaves,
 )
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models.recap import Recap, Route
 from recap_ctr.nn.interface import Inputs, Output
+from recap_ctr.nn.lora import AdapterBank
 from tests.support.small_recap import recap_config, recap_model, recap_rows
 
 
@@ -70,6 +72,7 @@ def test_folded_routes_ignore_later_changes_of_the_adapters() -> None:
     with torch.no_grad():
         folded, before = FoldedRoutes(routed), routed(recap_rows()).logit_B
         for tower in (model.exponential, model.linear):
+            assert isinstance(tower.bank, AdapterBank)
             tower.bank.a_ACR.add_(1.0)
         assert torch.equal(folded(recap_rows()).logit_B, before)
         assert not torch.equal(routed(recap_rows()).logit_B, before)
@@ -276,3 +279,12 @@ def test_predictions_by_route_are_those_of_each_route(
         expected: npt.NDArray[Any] = predict(OneRoute(model, route, depth), prepared.valid, cpu)
         np.testing.assert_allclose(logits_NK[:, at], expected, atol=1e-4, rtol=1e-4)
     assert logits_NK.std(axis=1).min() > 0
+
+
+def test_the_mean_removes_what_the_leaves_of_its_routes_differ_by() -> None:
+    config = recap_config(num_adapters=12, depth=4, train_depths=(4,), depth_weights=(1.0,))
+    assert share_between_leaves(late_routes(config, 1)) == 0
+    assert share_between_leaves(late_routes(config, 4)) == pytest.approx(1 / 2), "four pairs of two leaves"
+    assert share_between_leaves(late_routes(config, 9)) == pytest.approx(1 - 1 / 3)
+    alone = [Route(exponential=(at,) * 4, linear=(at,) * 4) for at in range(5)]
+    assert share_between_leaves(alone) == pytest.approx(1 - 1 / 5)

@@ -14,8 +14,8 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.recap import Recap
-from recap_ctr.nn.embedding import Table
 from recap_ctr.nn.interface import Inputs
+from recap_ctr.nn.table import Table
 from recap_ctr.nn.weights import load_tensors
 from recap_ctr.training import loop as train_module
 from recap_ctr.training.loop import Trainer, train

@@ -76,3 +76,24 @@ def test_forward_matches_a_naive_loop(num_heads: int) -> None:
         assert float(output.aux["exponential"][row]) == pytest.approx(towers[0], rel=1e-4, abs=1e-5)
         assert float(output.aux["linear"][row]) == pytest.approx(towers[1], rel=1e-4, abs=1e-5)
         assert float(output.logit_B[row]) == pytest.approx(sum(towers) / 2, rel=1e-4, abs=1e-5)
+
+
+def test_branches_are_averaged_and_share_their_vectors() -> None:
+    layout = Layout.of_sizes([5, 7])
+    torch.manual_seed(0)
+    model = FCN(FCNConfig(dim=4, num_branches=3), layout).eval()
+    inputs = Inputs(torch.tensor([[0, 6], [4, 9]], dtype=torch.int32), torch.empty(2, 0))
+    x0_BHD = halved(model.embedding(inputs), 1)
+    exponential = [model.exponential, *model.further_exponential]
+    linear = [model.linear, *model.further_linear]
+    assert len(exponential) == len(linear) == 3
+    output = model(inputs)
+    expected_B = sum((tower(x0_BHD) for tower in exponential), torch.zeros(2)) / 3
+    torch.testing.assert_close(output.aux["exponential"], expected_B)
+    logits = [tower(x0_BHD) for tower in (*exponential, *linear)]
+    torch.testing.assert_close(output.logit_B, torch.stack(logits).mean(0))
+
+
+def test_one_branch_leaves_no_trace_in_the_config() -> None:
+    assert "num_branches" not in FCNConfig().model_dump()
+    assert FCNConfig(num_branches=2).model_dump()["num_branches"] == 2

@@ -7,9 +7,10 @@ from recap_ctr.config import TrainConfig
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.finalmlp import Bilinear, Context, FinalMLP, FinalMLPConfig, Selection
-from recap_ctr.nn.embedding import Embedding, Table
+from recap_ctr.nn.embedding import Embedding
 from recap_ctr.nn.losses import LOSSES
 from recap_ctr.nn.mlp import MLP
+from recap_ctr.nn.table import Table
 from recap_ctr.training.optimizer import Update
 from tests.support import checks
 from tests.support.naive import INPUTS, LAYOUT, Vector, affine, lively, mlp, sigmoid

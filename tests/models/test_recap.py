@@ -5,12 +5,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recap_ctr.axes.routes import late_routes, random_routes
+from recap_ctr.axes.routes import fold, late_routes, random_routes
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import count_parameters, parse_model
 from recap_ctr.models.fcn import FCN, FCNConfig, halved
-from recap_ctr.models.recap import RecapConfig, RecursiveTower, Route, default_rank, parameters_of_rank
+from recap_ctr.models.recap import Recap, RecapConfig, RecursiveTower, Route, default_rank, parameters_of_rank
 from recap_ctr.nn.interface import Inputs
+from recap_ctr.nn.lora import AdapterBank, SignBank
 from recap_ctr.nn.losses import LOSSES
 from tests.support.published import CRITEO, ML_1M
 from tests.support.small_recap import LAYOUT, recap_config, recap_model, recap_rows
@@ -19,6 +20,7 @@ from tests.support.small_recap import LAYOUT, recap_config, recap_model, recap_r
 def by_hand(tower: RecursiveTower, h0: Tensor, adapters: tuple[int, ...], form: str) -> Tensor:
     """Follow the formula step by step, with W + AB^T (or W ∘ (1 + AB^T)) as a matrix."""
     h = h0
+    assert isinstance(tower.bank, AdapterBank)
     for at, adapter in enumerate(adapters):
         residual = tower.bank.a_ACR[adapter] @ tower.bank.b_ADR[adapter].T
         weight = tower.cross.weight + residual if form == "additive" else tower.cross.weight * (1 + residual)
@@ -48,8 +50,9 @@ def test_one_step_without_adapters_is_fcn_with_one_layer() -> None:
     config = recap_config(depth=1, train_depths=(1,), depth_weights=(1.0,), num_adapters=1)
     model = recap_model(config)
     with torch.no_grad():
-        model.exponential.bank.a_ACR.zero_()
-        model.linear.bank.a_ACR.zero_()
+        for tower in (model.exponential, model.linear):
+            assert isinstance(tower.bank, AdapterBank)
+            tower.bank.a_ACR.zero_()
     fcn = FCN(FCNConfig(dim=4, num_exponential_layers=1, num_linear_layers=1), LAYOUT).eval()
     with torch.no_grad():
         fcn.embedding.table.weight.copy_(model.embedding.table.weight)
@@ -149,6 +152,8 @@ def test_default_rank_is_the_largest_within_the_size_of_fcn() -> None:
         ({"num_adapters": 3}, "tied adapters"),
         ({"form": "multiplicative", "sampling": "row"}, "multiplicative"),
         ({"binding": "free", "sampling": "fixed"}, "it needs binding 'columns'"),
+        ({"sampling": "all"}, "it needs binding 'columns'"),
+        ({"form": "signs"}, "form 'signs' needs binding 'columns'"),
         ({"binding": "columns", "sample_from": 2}, "sample_from needs binding 'tied'"),
     ],
 )
@@ -195,10 +200,10 @@ def test_a_training_row_takes_its_own_column_in_every_batch() -> None:
     config = recap_config(**COLUMNS, **UNDROPPED, sampling="fixed")
     model = recap_model(config).train()
     inputs = recap_rows()
-    column_B = model._draw_column(inputs)
+    (column_B,) = model._draw_columns(inputs)
     assert isinstance(column_B, Tensor) and len(set(column_B.tolist())) > 1, "rows are divided among columns"
     some = torch.tensor([0, 2, 3])
-    part = model._draw_column(Inputs(inputs.ids_BW[some], inputs.values_BN[some]))
+    (part,) = model._draw_columns(Inputs(inputs.ids_BW[some], inputs.values_BN[some]))
     assert isinstance(part, Tensor) and torch.equal(part, column_B[some])
     for (
         module
@@ -221,8 +226,36 @@ def test_routes_of_columns_are_the_columns() -> None:
 @pytest.mark.parametrize(("sampling", "kind"), [("batch", int), ("row", Tensor)])
 def test_columns_can_be_drawn_for_a_batch_or_for_a_row(sampling: str, kind: type) -> None:
     model = recap_model(recap_config(**COLUMNS, sampling=sampling)).train()
-    assert isinstance(model._draw_column(recap_rows()), kind)
-    assert model.eval()._draw_column(recap_rows()) is None
+    (drawn,) = model._draw_columns(recap_rows())
+    assert isinstance(drawn, kind)
+    assert model.eval()._draw_columns(recap_rows()) == (None,)
+
+
+@pytest.mark.parametrize("form", ["additive", "signs"])
+def test_with_all_columns_in_each_batch_the_loss_is_the_mean_of_theirs(form: str) -> None:
+    config = recap_config(**COLUMNS, **UNDROPPED, sampling="all", form=form)
+    model = recap_model(config).train()
+    inputs, labels = recap_rows(), torch.tensor([0.0, 1, 1, 0, 1, 0])
+    output = model(inputs)
+    alone = [model(inputs, config.column(column)) for column in range(4)]
+    losses = [LOSSES["depth-bce"](each, labels, None) for each in alone]
+    torch.testing.assert_close(LOSSES["depth-bce"](output, labels, None), torch.stack(losses).mean())
+    expected_B = torch.stack([each.logit_B for each in alone]).mean(0)
+    torch.testing.assert_close(output.logit_B, expected_B)
+
+
+def test_signs_scale_rows_and_columns_of_the_weight() -> None:
+    config = recap_config(**COLUMNS, form="signs")
+    torch.manual_seed(0)
+    tower = Recap(config, LAYOUT).linear
+    assert isinstance(tower.bank, SignBank)
+    assert set(tower.bank.rows_AC.flatten().tolist()) == {-1.0, 1.0}
+    weight_CD = fold(tower, 2)
+    expected_CD = tower.bank.rows_AC[2][:, None] * tower.cross.weight * tower.bank.columns_AD[2][None, :]
+    torch.testing.assert_close(weight_CD, expected_CD)
+    signs = parse_model("recap", {"form": "signs", "binding": "columns"})
+    assert isinstance(signs, RecapConfig) and default_rank(signs, ML_1M) == 1
+    assert count_parameters("recap", signs, ML_1M) == parameters_of_rank(signs, ML_1M, 1)
 
 
 def test_a_training_step_draws_in_the_order_of_all_runs_before() -> None:

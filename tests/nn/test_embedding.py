@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from recap_ctr.data.layout import FieldLayout, Layout
-from recap_ctr.nn.embedding import Embedding, Table
+from recap_ctr.nn.embedding import Embedding
+from recap_ctr.nn.table import Table
 from tests.support.checks import LAYOUT, rows
 
 

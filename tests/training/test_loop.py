@@ -14,7 +14,8 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
 from recap_ctr.models.catalogue import parse_model
-from recap_ctr.nn.weights import load_tensors
+from recap_ctr.nn.weights import load_tensors, to_arrays
+from recap_ctr.storage.arrays import save_arrays
 from recap_ctr.training import loop
 from recap_ctr.training.loop import Trainer, train
 from recap_ctr.training.report import Epoch
@@ -204,3 +205,32 @@ def test_at_a_deadline_it_pauses_with_weights_to_go_on_with(data: PreparedData, 
     end = train("fcn", model, config, data, tmp_path / "paused", device=CPU, quiet=True)
     whole = train("fcn", model, config, data, tmp_path / "whole", device=CPU, quiet=True)
     assert end.finished and end.history[-1].valid_auc == whole.history[-1].valid_auc
+
+
+def test_a_damaged_state_or_best_epoch_is_refused(data: PreparedData, tmp_path: Path) -> None:
+    """One flipped bit, and a resumed run would be another model."""
+    config = TrainConfig(batch_size=256, max_epochs=2, checkpoints=1)
+    model = parse_model("fcn", SMALL)
+    train("fcn", model, config, data, tmp_path, device=CPU, until=1, quiet=True)
+    files = [tmp_path / loop.STATE, tmp_path / loop.BEST, loop.checkpoints(tmp_path)[0][1]]
+    for file in files:
+        whole = file.read_bytes()
+        for at in (5, 300, len(whole) // 2, len(whole) - 3):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            with pytest.raises(InputError, match="is damaged"):
+                load_tensors(file)
+        if file.name == loop.STATE:
+            with pytest.raises(InputError, match="differs from its checksum"):
+                train("fcn", model, config, data, tmp_path, device=CPU, quiet=True)
+        file.write_bytes(whole)
+    train("fcn", model, config, data, tmp_path, device=CPU, quiet=True)
+
+
+def test_a_state_of_an_earlier_version_is_resumed(data: PreparedData, tmp_path: Path) -> None:
+    config, model = TrainConfig(batch_size=256, max_epochs=2), parse_model("fcn", SMALL)
+    train("fcn", model, config, data, tmp_path, device=CPU, until=1, quiet=True)
+    for name in (loop.STATE, loop.BEST):
+        tensors, metadata = load_tensors(tmp_path / name)
+        del metadata["checksum"]
+        save_arrays(tmp_path / name, to_arrays(tensors), metadata or None)
+    assert len(train("fcn", model, config, data, tmp_path, device=CPU, quiet=True).history) == 2

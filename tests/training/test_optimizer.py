@@ -10,8 +10,8 @@ from recap_ctr.axes.trajectory import MovingAverage
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
-from recap_ctr.nn.embedding import Table
 from recap_ctr.nn.interface import Inputs
+from recap_ctr.nn.table import Table
 from recap_ctr.training.optimizer import Update
 
 LAYOUT = Layout.of_sizes([12, 9])

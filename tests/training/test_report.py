@@ -8,6 +8,7 @@ import pytest
 
 from recap_ctr.config import TrainConfig
 from recap_ctr.errors import InputError
+from recap_ctr.storage.files import read_object
 from recap_ctr.training.report import (
     FitReport,
     RunReport,
@@ -22,8 +23,7 @@ COMMITTED = sorted((ROOT / "benchmarks").rglob("report.json"))
 
 
 def read(path: Path) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return values
+    return read_object(path, "a report")
 
 
 def test_reports_were_committed() -> None:
@@ -101,3 +101,10 @@ def test_the_first_command_on_record_stays(finished: Path, tmp_path: Path) -> No
     named = record_command(tmp_path, report, "recap train data --out run")
     assert read_report(tmp_path) == named and named.command == "recap train data --out run"
     assert record_command(tmp_path, named, "recap train data --out run --json") is named
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3", "{}"])
+def test_what_is_no_report_is_said(text: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(InputError, match="is not a report"):
+        read_report(tmp_path)

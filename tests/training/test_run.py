@@ -347,7 +347,7 @@ def test_interrupted_while_the_artifact_is_written_it_ends_with_the_same_bits(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for part in ("save_arrays", "model_card", "manifest_bytes"):
+    for part in ("save_arrays", "model_card", "write_json"):
         with monkeypatch.context() as patch:
             patch.setattr(artifact, part, interrupt)
             with pytest.raises(KeyboardInterrupt):

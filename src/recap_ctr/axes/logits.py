@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.storage.arrays import NpyFile
 from recap_ctr.storage.files import atomic_directory, read_json, write_json
 from recap_ctr.storage.hashes import sha256
 
@@ -73,22 +74,30 @@ class LogitTable:
 
 
 class LogitWriter:
-    """A writer of a table, batch by batch. The table appears at `path` only when all rows are written."""
+    """A writer of a table, batch by batch. The table appears at `path` only when all rows are written.
 
-    def __init__(self, path: Path, data: PreparedData, split: str, estimators: Sequence[Estimator]) -> None:
+    `inputs` is a fingerprint of what it is made from, for `storage.claims.is_made`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        data: PreparedData,
+        split: str,
+        estimators: Sequence[Estimator],
+        inputs: str | None = None,
+    ) -> None:
         if len(set(estimators)) < len(estimators):
             raise InputError(f"{path}: an estimator is listed twice")
         self._data, self._split, self._estimators = data, split, tuple(estimators)
         self._shard = getattr(data, split)
-        self._directory = atomic_directory(path)
+        self._inputs, self._directory = inputs, atomic_directory(path)
         self._written = 0
 
     def __enter__(self) -> Self:
         self._partial = self._directory.__enter__()
-        self._file = (self._partial / LOGITS).open("wb")
         shape = (len(self._shard), len(self._estimators))
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(self._file, header)
+        self._file = NpyFile(self._partial / LOGITS, np.float32, shape).__enter__()
         return self
 
     def write(self, logits_NM: npt.NDArray[Any]) -> None:
@@ -98,13 +107,13 @@ class LogitWriter:
         if not np.isfinite(logits_NM).all():
             row = self._written + int(np.argmin(np.isfinite(logits_NM).all(axis=1)))
             raise InputError(f"a logit of row {row} is not finite")
-        self._file.write(np.ascontiguousarray(logits_NM, np.float32).data)
+        self._file.write(logits_NM)
         self._written += len(logits_NM)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        self._file.__exit__()
         if error is None:
             try:
                 self._finish()
@@ -116,7 +125,9 @@ class LogitWriter:
     def _finish(self) -> None:
         if self._written != len(self._shard):
             raise ValueError(f"only {self._written:,} of {len(self._shard):,} rows were written")
-        np.save(self._partial / ROWS, np.asarray(self._shard.rows), allow_pickle=False)
+        rows_N = np.asarray(self._shard.rows)
+        with NpyFile(self._partial / ROWS, rows_N.dtype, rows_N.shape) as rows_file:
+            rows_file.write(rows_N)
         write_json(
             self._partial / MANIFEST,
             {
@@ -125,7 +136,8 @@ class LogitWriter:
                 "data": self._data.fingerprint,
                 "split": self._split,
                 "estimators": [asdict(estimator) for estimator in self._estimators],
-                "files": {name: sha256(self._partial / name) for name in (LOGITS, ROWS)},
+                **({} if self._inputs is None else {"inputs": self._inputs}),
+                "files": {LOGITS: self._file.entry["sha256"], ROWS: rows_file.entry["sha256"]},
             },
         )
 

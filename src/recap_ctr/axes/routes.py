@@ -19,6 +19,7 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.models.fcn import halved
 from recap_ctr.models.recap import Recap, RecapConfig, RecursiveTower, Route, TowerRoute
 from recap_ctr.nn.interface import Inputs, Output
+from recap_ctr.nn.lora import AdapterBank
 
 Folded = Mapping[int, Tensor]  # adapter -> the tower's weight with that adapter added
 
@@ -75,6 +76,20 @@ def _late_leaves(config: RecapConfig, count: int) -> list[TowerRoute]:
             break
     leaves.sort(key=lambda leaf: leaf != home)
     return leaves[:count]
+
+
+def share_between_leaves(routes: Sequence[Route]) -> float:
+    """Return the share of the variance between leaves that the mean over routes removes, judging by their tree.
+
+    A route's logit is the mean of one leaf in each tower. Two routes that share a leaf differ in the other tower alone,
+    and a mean removes half of what the routes of a pair differ by, averaged over all pairs. Routes with leaves of their
+    own give 1 - 1/K; all nine pairs of three leaves give 1 - 1/3.
+    """
+    differ = sum(
+        (left.exponential != right.exponential) + (left.linear != right.linear)
+        for left, right in product(routes, repeat=2)
+    )
+    return differ / (2 * len(routes) ** 2)
 
 
 def greedy_choice(
@@ -243,7 +258,7 @@ def _folded_adapters(tower: RecursiveTower, routes: Sequence[TowerRoute]) -> lis
 def fold(tower: RecursiveTower, adapter: int) -> Tensor:
     """Return the tower's weight with an adapter added, C × D."""
     residual_CD, weight_CD = tower.bank.matrix(adapter), tower.cross.weight
-    return weight_CD * (1.0 + residual_CD) if tower.form == "multiplicative" else weight_CD + residual_CD
+    return weight_CD + residual_CD if tower.form == "additive" else weight_CD * (1.0 + residual_CD)
 
 
 def _branch(
@@ -257,7 +272,9 @@ def _branch(
     """Return the states after step `at` from one state, one for each of `adapters`."""
     if _shares_product(tower, adapters):
         shared_BHC = F.linear(h_BHD, tower.cross.weight)
-        products = (shared_BHC + tower.bank.delta(h_BHD, adapter) for adapter in adapters)
+        assert isinstance(tower.bank, AdapterBank)
+        bank = tower.bank
+        products = (shared_BHC + bank.delta(h_BHD, adapter) for adapter in adapters)
     else:
         products = (F.linear(h_BHD, folded[adapter]) for adapter in adapters)
     anchor_BHD = None if tower.exponential else h0_BHD

@@ -5,14 +5,14 @@ Shapes: V table rows, U distinct rows of a batch, d vector size.
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from recap_ctr.config import WARMUP
-from recap_ctr.nn.embedding import Table
 from recap_ctr.nn.interface import Inputs
+from recap_ctr.nn.table import Table
 
 
 class MovingAverage:
@@ -86,7 +86,7 @@ class MovingAverage:
         tensors["log_decay"] = torch.tensor(self.log_decay, dtype=torch.float64)
         return tensors
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
         self.model.load_state_dict({name: tensors[name] for name in self.model.state_dict()})
         for name, (_, _, settled_V) in self._tables.items():

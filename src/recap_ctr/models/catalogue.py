@@ -157,9 +157,10 @@ def count_parameters(name: str, config: Frozen, layout: Layout) -> int:
     """
     import torch
 
+    from recap_ctr.nn.group import alone
     from recap_ctr.nn.rates import RateTable
 
-    with torch.device("meta"):
+    with alone(), torch.device("meta"):
         model = build(name, config, layout)
     rates = sum(module.weight.numel() for module in model.modules() if isinstance(module, RateTable))
     return rates + sum(parameter.numel() for parameter in model.parameters())

@@ -3,10 +3,10 @@
 Shapes: B batch, F fields, H heads, d vector size per head, D = F * d.
 """
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 
 from recap_ctr.config import Frozen
@@ -36,11 +36,18 @@ class FCNConfig(Frozen):
     num_exponential_layers: PositiveInt = 3
     num_linear_layers: PositiveInt = 4
     num_heads: PositiveInt = 1
+    num_branches: PositiveInt = 1
+    """Towers of each kind, side by side on the same vectors; their logits are averaged."""
     exponential_dropout: float = Field(0.1, ge=0, lt=1)
     linear_dropout: float = Field(0.1, ge=0, lt=1)
     layer_norm: bool = True
     scale_norm: bool = True
     loss: Literal["tri-bce", "tri-bce-detached", "bce"] = "tri-bce"
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Drop the number of branches where it is 1: the first runs' directories are not named after it."""
+        return {key: value for key, value in dump(self).items() if key != "num_branches" or value > 1}
 
 
 def halved(e_BFd: Tensor, num_heads: int) -> Tensor:
@@ -92,17 +99,25 @@ class FCN(nn.Module):
         self.embedding = Embedding(layout, config.dim * config.num_heads)
         width, heads = layout.num_fields * config.dim, config.num_heads
         norms = config.layer_norm, config.scale_norm
-        self.exponential = Tower(
-            width, config.num_exponential_layers, heads, config.exponential_dropout, *norms, exponential=True
+        deep = config.num_exponential_layers, heads, config.exponential_dropout
+        flat = config.num_linear_layers, heads, config.linear_dropout
+        self.exponential = Tower(width, *deep, *norms, exponential=True)
+        self.linear = Tower(width, *flat, *norms, exponential=False)
+        further = range(1, config.num_branches)
+        self.further_exponential = nn.ModuleList(
+            Tower(width, *deep, *norms, exponential=True) for _ in further
         )
-        self.linear = Tower(
-            width, config.num_linear_layers, heads, config.linear_dropout, *norms, exponential=False
-        )
+        self.further_linear = nn.ModuleList(Tower(width, *flat, *norms, exponential=False) for _ in further)
 
     def forward(self, inputs: Inputs) -> Output:
-        """Return the mean of the two towers' logits, and both of them for the loss."""
+        """Return the mean of the two towers' logits, and both of them for the loss; branches are averaged first."""
         x0_BHD = halved(self.embedding(inputs), self.config.num_heads)
         exponential_B, linear_B = self.exponential(x0_BHD), self.linear(x0_BHD)
+        if self.config.num_branches > 1:
+            further = [tower(x0_BHD) for tower in self.further_exponential]
+            exponential_B = torch.stack([exponential_B, *further]).mean(0)
+            further = [tower(x0_BHD) for tower in self.further_linear]
+            linear_B = torch.stack([linear_B, *further]).mean(0)
         return Output(
             torch.add(exponential_B, linear_B) / 2, {"exponential": exponential_B, "linear": linear_B}
         )

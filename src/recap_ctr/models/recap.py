@@ -24,7 +24,7 @@ from recap_ctr.nn.cross import Cross
 from recap_ctr.nn.embedding import Embedding
 from recap_ctr.nn.initial import linear
 from recap_ctr.nn.interface import Inputs, Output
-from recap_ctr.nn.lora import AdapterBank
+from recap_ctr.nn.lora import AdapterBank, SignBank, draw_for_rows
 from recap_ctr.nn.mlp import Wide
 from recap_ctr.nn.norms import ScaleNorm
 
@@ -53,14 +53,16 @@ class RecapConfig(Frozen):
     """r_LoRA in the paper; None: the largest multiple of 4 that keeps the model within 1.05 times FCN's size."""
     max_rank: PositiveInt | None = None
     """Where the rank follows from FCN's size: the largest to take, however large FCN is."""
-    form: Literal["additive", "multiplicative"] = "additive"
-    """The weight with an adapter: W + AB^T, as in the paper, or W ∘ (1 + AB^T)."""
+    form: Literal["additive", "multiplicative", "signs"] = "additive"
+    """The weight with an adapter: W + AB^T, as in the paper; W ∘ (1 + AB^T); or, for columns, W ∘ ab^T with vectors
+    that start at random signs."""
     binding: Literal["free", "tied", "columns"] = "tied"
     """`free`: any adapter at any step. `tied`: each adapter belongs to one step, and a step has several. `columns`: a
     route takes the same adapter at all steps of both towers, so that there are as many routes as adapters."""
-    sampling: Literal["batch", "row", "fixed"] = "batch"
-    """In training, draw one route for the whole batch, or one for each row. `fixed`, for columns: a row always takes
-    the same one, by a hash of its values, so that each column learns from rows of its own."""
+    sampling: Literal["batch", "row", "fixed", "all"] = "batch"
+    """In training, draw one route for the whole batch, or one for each row. For columns: with `fixed` a row always
+    takes the same one, by a hash of its values, so that each column learns from rows of its own; with `all` every row
+    takes every column, and the loss is the mean of theirs."""
     sample_from: NonNegativeInt = 0
     """The epoch from which routes are sampled. Before it, all rows take the home route, and each epoch starts by
     copying the home adapter of every step to the step's other adapters."""
@@ -93,16 +95,19 @@ class RecapConfig(Frozen):
                 f"tied adapters are split evenly among the steps: num_adapters {self.num_adapters} must be a "
                 f"multiple of depth {self.depth}"
             )
-        if self.form == "multiplicative" and self.sampling != "batch":
+        if self.form != "additive" and self.sampling not in ("batch", "all"):
             raise ValueError(
-                "multiplicative adapters change W itself, so all rows of a batch need the same: set sampling to 'batch'"
+                f"adapters of form {self.form!r} change W itself, so all rows of a batch need the same: set sampling"
+                " to 'batch'"
             )
         if self.binding != "tied" and self.sample_from:
             raise ValueError(
                 f"adapters of binding {self.binding!r} have no home adapter to copy: sample_from needs binding 'tied'"
             )
-        if self.sampling == "fixed" and self.binding != "columns":
-            raise ValueError("sampling 'fixed' assigns rows to columns: it needs binding 'columns'")
+        if self.sampling in ("fixed", "all") and self.binding != "columns":
+            raise ValueError(f"sampling {self.sampling!r} is one of columns: it needs binding 'columns'")
+        if self.form == "signs" and self.binding != "columns":
+            raise ValueError("signs make columns that differ: form 'signs' needs binding 'columns'")
         return self
 
     @model_serializer(mode="wrap")
@@ -150,6 +155,8 @@ def default_rank(config: RecapConfig, layout: Layout) -> int:
     D = layout.num_fields * config.dim
     layer = D * D // 2 + D + (D if config.layer_norm else 0) + (2 if config.scale_norm else 0)
     fcn = layout.num_rows * config.dim + 7 * layer + 2 * (D + 1)
+    if config.form == "signs":
+        return 1
     rank, largest = 4, min(D // 2, config.max_rank or D // 2)
     while rank + 4 <= largest and parameters_of_rank(config, layout, rank + 4) <= SIZE_LIMIT * fcn:
         rank += 4
@@ -172,7 +179,11 @@ class RecursiveTower(nn.Module):
         super().__init__()
         self.exponential, self.form = exponential, config.form
         self.cross = Cross(width, layer_norm=config.layer_norm, scale_norm=False, dropout=dropout)
-        self.bank = AdapterBank(config.num_adapters, width // 2, width, rank)
+        self.bank: AdapterBank | SignBank = (
+            SignBank(config.num_adapters, width // 2, width)
+            if config.form == "signs"
+            else AdapterBank(config.num_adapters, width // 2, width, rank)
+        )
         self.norms = nn.ModuleList(ScaleNorm(1) for _ in range(config.depth if config.scale_norm else 0))
         self.head = linear(width, 1)
 
@@ -185,7 +196,7 @@ class RecursiveTower(nn.Module):
     def step(self, h_BHD: Tensor, h0_BHD: Tensor, at: int, adapter: int | Tensor) -> Tensor:
         """Return the state after step `at` (from 0), with one adapter, or a tensor of one per row (Eqs. 8-9)."""
         anchor = None if self.exponential else h0_BHD
-        if self.form == "multiplicative":
+        if not isinstance(self.bank, AdapterBank) or self.form != "additive":
             assert isinstance(adapter, int)
             weight_CD, delta_BHC = self.cross.weight * (1.0 + self.bank.matrix(adapter)), None
         elif isinstance(adapter, int):
@@ -233,6 +244,7 @@ class Recap(nn.Module):
         if self.epoch <= self.config.sample_from and self.config.sample_from:
             for tower in (self.exponential, self.linear):
                 for step in range(self.config.depth):
+                    assert isinstance(tower.bank, AdapterBank)
                     tower.bank.copy(step, self.config.choices(step)[1:])
 
     def forward(self, inputs: Inputs, route: Route | None = None, depth: int | None = None) -> Output:
@@ -244,10 +256,31 @@ class Recap(nn.Module):
         h0_BHD = halved(self.embedding(inputs), 1)
         steps = depth or self.config.depth
         depths = self.config.train_depths if self.training and depth is None else (steps,)
+        columns = self._draw_columns(inputs) if route is None else (None,)
+        beside_B = self.beside_logit(inputs, codes_BQ)
+        logits_KB = torch.stack(
+            [
+                logit_B if beside_B is None else logit_B + beside_B
+                for column in columns
+                for logit_B in self._walk(h0_BHD, route, column, steps, depths)
+            ]
+        )
+        several = len(columns) > 1
+        alphas_K = self.alphas_K.repeat(len(columns)) / len(columns) if several else self.alphas_K
+        last_B = logits_KB[len(depths) - 1 :: len(depths)].mean(0) if several else logits_KB[-1]
+        return Output(last_B, {"logits_KB": logits_KB, "alphas_K": alphas_K})
+
+    def _walk(
+        self,
+        h0_BHD: Tensor,
+        route: Route | None,
+        column: int | Tensor | None,
+        steps: int,
+        depths: tuple[int, ...],
+    ) -> list[Tensor]:
+        """Return the logits at `depths` on a route, in a column, or on adapters that are drawn step by step."""
         logits: list[Tensor] = []
         exponential, linear = h0_BHD, h0_BHD
-        column = self._draw_column(inputs) if route is None else None
-        beside_B = self.beside_logit(inputs, codes_BQ)
         for at in range(steps):
             adapter = column if column is not None else self.choose_adapter(route, "exponential", at, h0_BHD)
             exponential = self.exponential.step(exponential, h0_BHD, at, adapter)
@@ -255,9 +288,8 @@ class Recap(nn.Module):
             adapter = column if column is not None else self.choose_adapter(route, "linear", at, h0_BHD)
             linear = self.linear.step(linear, h0_BHD, at, adapter)
             if at + 1 in depths:
-                logit_B = self.fuse(exponential, linear)
-                logits.append(logit_B if beside_B is None else logit_B + beside_B)
-        return Output(logits[-1], {"logits_KB": torch.stack(logits), "alphas_K": self.alphas_K})
+                logits.append(self.fuse(exponential, linear))
+        return logits
 
     def _apart(self, inputs: Inputs) -> tuple[Inputs, Tensor | None]:
         """Return the inputs of the towers, and the codes of click rates that training rows bring along as numbers."""
@@ -285,13 +317,15 @@ class Recap(nn.Module):
         gate_B = torch.sigmoid(self.gate(torch.cat([exponential_BHD, linear_BHD], dim=-1)))[:, 0, 0]
         return gate_B * exponential_B + (1 - gate_B) * linear_B
 
-    def _draw_column(self, inputs: Inputs) -> int | Tensor | None:
-        """Return the column that a batch takes in training, or one for each row; None where there are no columns."""
+    def _draw_columns(self, inputs: Inputs) -> tuple[int | Tensor | None, ...]:
+        """Return the columns that a batch takes in training, or one for each row; None where there are no columns."""
         if self.config.binding != "columns" or not self.training:
-            return None
+            return (None,)
+        if self.config.sampling == "all":
+            return tuple(range(self.config.num_adapters))
         if self.config.sampling != "fixed":
-            return self.draw_adapter(0, inputs.ids_BW)
-        return assign_columns(inputs.ids_BW, self.config.num_adapters)
+            return (self.draw_adapter(0, inputs.ids_BW),)
+        return (assign_columns(inputs.ids_BW, self.config.num_adapters),)
 
     def choose_adapter(self, route: Route | None, tower: str, at: int, h0_BHD: Tensor) -> int | Tensor:
         """Return the adapter of a tower at step `at`: that of the route, a random one, or the home adapter."""
@@ -308,5 +342,4 @@ class Recap(nn.Module):
         choices = self.config.choices(at)
         if self.config.sampling == "batch":
             return choices[int(torch.randint(len(choices), ()))]
-        pick_B = torch.randint(len(choices), (len(rows),), device=rows.device)
-        return pick_B * choices.step + choices.start
+        return draw_for_rows(len(choices), rows) * choices.step + choices.start

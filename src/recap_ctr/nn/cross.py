@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from recap_ctr.nn.dropout import keep_mask
+from recap_ctr.nn.group import current_group
 from recap_ctr.nn.initial import xavier_normal_
 from recap_ctr.nn.norms import ScaleNorm, centre_
 
@@ -135,7 +136,8 @@ class Cross(nn.Module):
             1.0 / (1.0 - self.dropout),
         )
         if scale_norm is not None:
-            scale_norm.track(mean_H, var_H, h_BHD.shape[0] * self.weight.shape[0])
+            rows = current_group().rows_of_all(h_BHD.shape[0])
+            scale_norm.track(mean_H, var_H, rows * self.weight.shape[0])
         assert isinstance(out_BHD, Tensor)
         return out_BHD
 
@@ -324,9 +326,11 @@ def _backward_of_scale_norm(saved: _Saved, grads: _Gradients, scratch: "_Scratch
     grad_weight_H = _total(grads.c_dots) * saved.sn_rstd_H
     # The statistics depend on c too: grad_c <- scale * (grad_c - mean(grad_c) - c^ mean(grad_c c^)),
     # with c^ the normalised c. This is affine in c.
-    count = saved.h_BHD.shape[0] * saved.c_BHC.shape[-1]
-    offset_HC = saved.sn_scale_HC * _spread(grad_bias_H / -count, saved.c_BHC)
-    slope_HC = saved.sn_scale_HC * _spread(grad_weight_H * saved.sn_rstd_H / -count, saved.c_BHC)
+    group = current_group()
+    count = group.rows_of_all(saved.h_BHD.shape[0]) * saved.c_BHC.shape[-1]
+    sum_H, dot_H = group.sum_(torch.stack([grad_bias_H, grad_weight_H]))
+    offset_HC = saved.sn_scale_HC * _spread(sum_H / -count, saved.c_BHC)
+    slope_HC = saved.sn_scale_HC * _spread(dot_H * saved.sn_rstd_H / -count, saved.c_BHC)
     for h, c, grad_c in _chunks(saved.h_BHD, saved.c_BHC, grads.c_BHC):
         scratch.fit(h.shape[0])
         torch.addcmul(offset_HC, c, slope_HC, out=scratch.c)

@@ -8,12 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recap_ctr.nn.group import current_group
+
 _LEVELS = 1 << 16
 
 
 def keep_mask(shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
     """Return a Boolean mask that is False, with probability `p`, where dropout sets an element to zero.
 
+    The first dimension of `shape` counts rows; a worker of a group gets its rows of the mask that one would draw.
     On a CPU, `p` is rounded to a multiple of 1/65536. All randomness comes from torch's global generator, so
     `torch.manual_seed` before a step fixes its masks, whatever was drawn before.
 
@@ -23,12 +26,17 @@ def keep_mask(shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
     """
     if not 0.0 <= p < 1.0:
         raise ValueError(f"dropout p is {p}; it must be at least 0 and below 1")
+    group = current_group()
+    rows = group.rows_of_all(shape[0]) if shape else 1
+    per_row = int(np.prod(shape[1:]))
     if device.type != "cpu":
-        return torch.rand(shape, device=device) >= p
+        return torch.rand((rows, *shape[1:]), device=device)[group.place] >= p
     # One draw per mask, so that later draws don't depend on the size of this mask.
     seed = int(torch.randint(2**63 - 1, ()).item())
-    count = int(np.prod(shape))
-    words = np.random.SFC64(seed).random_raw(-(-count // 4)).view(np.int16)[:count]
+    first, last, _ = (bound * per_row for bound in group.place.indices(rows))
+    bits = np.random.SFC64(seed)
+    bits.random_raw(first // 4, output=False)  # Four words are drawn at a time.
+    words = bits.random_raw(-(-last // 4) - first // 4).view(np.int16)[first % 4 :][: last - first]
     threshold = min(round(p * _LEVELS), _LEVELS - 1) - _LEVELS // 2
     return torch.from_numpy(words >= np.int16(threshold)).view(shape)
 

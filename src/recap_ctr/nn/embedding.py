@@ -1,97 +1,16 @@
-"""One table with the vectors of all fields' values, and the layer that turns a row's ids into its vectors.
+"""The layer that turns a row's ids into its vectors.
 
-Shapes: B batch, W id columns, F fields, N value columns, d vector size, V table rows, U distinct rows of a batch.
+Shapes: B batch, W id columns, F fields, N value columns, d vector size.
 """
-
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from recap_ctr.data.layout import Layout
-from recap_ctr.nn.initial import normal_
+from recap_ctr.nn.group import current_group
 from recap_ctr.nn.interface import Inputs
-
-
-class RowGradient(NamedTuple):
-    """The gradient of a table where it isn't zero: the distinct rows of a batch and their summed gradients."""
-
-    rows_U: Tensor
-    grad_Ud: Tensor
-
-
-class Table(nn.Module):
-    """A V × d table whose gradient is kept by rows, so that a step doesn't touch the other rows.
-
-    In training, the backward pass sets `row_gradient` instead of `weight.grad`, and the optimizer reads it.
-    PAD rows are zero and stay zero because their gradient is dropped.
-    """
-
-    pad_rows_P: Tensor
-
-    def __init__(self, layout: Layout, dim: int, *, std: float = 1e-4) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(layout.num_rows, dim))
-        self.row_gradient: RowGradient | None = None
-        # Only multi fields ever look up their PAD row.
-        pads = [field.offset for field in layout.fields if field.pooling is not None]
-        self.register_buffer("pad_rows_P", torch.tensor(pads, dtype=torch.int32), persistent=False)
-        self._last_position_V: Tensor | None = None
-        with torch.no_grad():
-            normal_(self.weight, std)
-            for field in layout.fields:
-                self.weight[field.offset].zero_()
-                if field.value_column is not None:
-                    # A number multiplies this vector, so it starts at Xavier's scale like any other weight.
-                    normal_(self.weight[field.offset + 1], (2 / (1 + dim)) ** 0.5)
-
-    def forward(self, ids_BW: Tensor) -> Tensor:
-        """Return the table's row for each id."""
-        if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            out_BWd = _LookUp.apply(self.weight, ids_BW, self)  # type: ignore[no-untyped-call]
-            assert isinstance(out_BWd, Tensor)
-            return out_BWd
-        return F.embedding(ids_BW, self.weight)
-
-    def distinct(self, ids_BW: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distinct ids of a batch, and each id's place among them; on the CPU without sorting."""
-        flat = ids_BW.reshape(-1)
-        if flat.device.type != "cpu":
-            rows_U, places = torch.unique(flat, return_inverse=True)
-            return rows_U.long(), places
-        if self._last_position_V is None:
-            self._last_position_V = torch.empty(self.weight.shape[0], dtype=torch.int32)
-        # For each table row, store its last position in the batch (numpy assigns in order); the occurrence at
-        # that position represents the row.
-        last_V, ids = self._last_position_V.numpy(), flat.numpy()
-        last_V[ids] = torch.arange(len(ids), dtype=torch.int32).numpy()
-        positions = torch.from_numpy(last_V[ids])
-        represents = positions == torch.arange(len(ids), dtype=torch.int32)
-        rank = represents.cumsum(0, dtype=torch.int32).sub_(1)
-        return flat[represents].long(), rank[positions]
-
-    def accumulate(self, ids_BW: Tensor, grad_BWd: Tensor) -> None:
-        """Set `row_gradient` to the sum, per table row, of the gradients of its look-ups."""
-        assert self.row_gradient is None, "a table may be looked up only once per step"
-        rows_U, places = self.distinct(ids_BW)
-        d = grad_BWd.shape[-1]
-        grad_Ud = grad_BWd.new_zeros(len(rows_U), d).index_add_(0, places, grad_BWd.reshape(-1, d))
-        if len(self.pad_rows_P):
-            grad_Ud[torch.isin(rows_U, self.pad_rows_P)] = 0.0
-        self.row_gradient = RowGradient(rows_U, grad_Ud)
-
-
-class _LookUp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight_Vd: Tensor, ids_BW: Tensor, table: Table) -> Tensor:
-        ctx.ids_BW, ctx.table = ids_BW, table
-        return F.embedding(ids_BW, weight_Vd)
-
-    @staticmethod
-    def backward(ctx: Any, grad_BWd: Tensor) -> tuple[None, None, None]:
-        ctx.table.accumulate(ctx.ids_BW, grad_BWd)
-        return None, None, None
+from recap_ctr.nn.sharded import ShardedTable
+from recap_ctr.nn.table import Table
 
 
 class Embedding(nn.Module):
@@ -99,7 +18,7 @@ class Embedding(nn.Module):
 
     def __init__(self, layout: Layout, dim: int, *, std: float = 1e-4, sum_pooling: bool = False) -> None:
         super().__init__()
-        self.table = Table(layout, dim, std=std)
+        self.table = (Table if current_group().size == 1 else ShardedTable)(layout, dim, std=std)
         self._fields = layout.fields
         self._plain = layout.num_columns == layout.num_fields
         self._value_columns = [field.start for field in layout.fields if field.value_column is not None]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from recap_ctr.nn.group import current_group
 from recap_ctr.nn.initial import normal_
 
 
@@ -17,6 +18,11 @@ class AdapterBank(nn.Module):
         self.b_ADR = nn.Parameter(torch.empty(num_adapters, d, rank))
         normal_(self.a_ACR, std)
         normal_(self.b_ADR, d**-0.5)
+
+    @property
+    def rank(self) -> int:
+        """The rank of the adapters."""
+        return self.a_ACR.shape[-1]
 
     def delta(self, h_BHD: Tensor, adapter: int) -> Tensor:
         """Return A B^T h by two thin products, without building the matrix A B^T."""
@@ -40,3 +46,27 @@ class AdapterBank(nn.Module):
     def matrix(self, adapter: int) -> Tensor:
         """Return the matrix A B^T, C × D."""
         return self.a_ACR[adapter] @ self.b_ADR[adapter].T
+
+
+class SignBank(nn.Module):
+    """Adapters that scale the weight's rows and columns; they start at random signs, so that routes start far apart."""
+
+    def __init__(self, num_adapters: int, c: int, d: int) -> None:
+        super().__init__()
+        self.rows_AC = nn.Parameter(torch.randint(2, (num_adapters, c)) * 2.0 - 1.0)
+        self.columns_AD = nn.Parameter(torch.randint(2, (num_adapters, d)) * 2.0 - 1.0)
+
+    @property
+    def rank(self) -> int:
+        """The rank of what the weight is multiplied by."""
+        return 1
+
+    def matrix(self, adapter: int) -> Tensor:
+        """Return what the weight is multiplied by, minus 1, C × D."""
+        return torch.outer(self.rows_AC[adapter], self.columns_AD[adapter]) - 1.0
+
+
+def draw_for_rows(count: int, rows_B: Tensor) -> Tensor:
+    """Return a random number below `count` for each row; a worker of a group gets those of its rows."""
+    group = current_group()
+    return torch.randint(count, (group.rows_of_all(len(rows_B)),), device=rows_B.device)[group.place]

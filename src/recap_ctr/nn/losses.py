@@ -6,15 +6,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from recap_ctr.nn.group import current_group
 from recap_ctr.nn.interface import Output
 
 
 def bce(logit_B: Tensor, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
     """Return the mean binary cross-entropy of logits against targets in [0, 1] (Eq. 1)."""
-    if weight_B is None:
+    group = current_group()
+    if weight_B is None and group.size == 1:
         return F.binary_cross_entropy_with_logits(logit_B, target_B)
     losses_B = F.binary_cross_entropy_with_logits(logit_B, target_B, reduction="none")
-    return (losses_B * weight_B).sum() / weight_B.sum().clamp(min=1e-12)
+    if weight_B is None:
+        return group.common_total(losses_B.sum() / group.rows_of_all(len(losses_B)))
+    return group.common_total((losses_B * weight_B).sum() / group.sum_(weight_B.sum()).clamp(min=1e-12))
 
 
 def plain(output: Output, target_B: Tensor, weight_B: Tensor | None) -> Tensor:

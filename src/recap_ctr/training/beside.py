@@ -105,7 +105,7 @@ def _confirmed_loss(valid: Shard, parts_PN: Floats) -> float:
 def _combined(model: Recap, mixture: Mixture, parts: Sequence[torch.nn.Module], data: PreparedData) -> Recap:
     """Return a model whose logit is the mixture: the factors go into the heads and into the parts."""
     # The default rank depends on the model's size, which changes here; the towers stay as they are.
-    changes: dict[str, object] = {"lora_rank": model.exponential.bank.a_ACR.shape[-1]}
+    changes: dict[str, object] = {"lora_rank": model.exponential.bank.rank}
     weights = dict(model.state_dict())
     towers, *factors = mixture.factors
     for tower in ("exponential", "linear"):

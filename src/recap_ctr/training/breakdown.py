@@ -59,7 +59,7 @@ def sliced_fields(data: PreparedData, shard: Shard) -> dict[str, FieldValues]:
 
 
 def _value_name(fitted: FittedField, code: int) -> str:
-    return str(fitted.values[code - 1]) if 1 <= code <= len(fitted.values) else "rare, unseen or missing"
+    return fitted.value_of(code) or "rare, unseen or missing"
 
 
 def time_reader(times: NDArray[np.float64]) -> Callable[[float], str]:

@@ -29,6 +29,7 @@ STRENGTHS = (300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 PATIENCE = 2  # Strengths in a row that may be worse on validation before the search ends.
 MAX_ENTRIES = 100_000_000  # Of the design matrix, which then takes about 2 GB with its transpose.
 MAX_STEPS = 300
+UPDATE_STRENGTH = 3.0  # Of the prior of a value that is new, when a regression goes on.
 TOLERANCE = 1e-7  # Relative gain of a step below which the loss has converged.
 
 
@@ -146,8 +147,9 @@ class _Problem:
     times the steps. The last variable is the bias, which is not regularised.
     """
 
-    def __init__(self, matrix: sparse.csr_matrix, rows: Shard) -> None:
+    def __init__(self, matrix: sparse.csr_matrix, rows: Shard, beside_N: Floats | None = None) -> None:
         self._matrix, self._transposed = matrix, matrix.T.tocsr()
+        self._beside_N = np.zeros(len(rows)) if beside_N is None else beside_N
         self._labels = np.asarray(rows.labels, np.float64)
         self._masses = np.ones(len(rows)) if rows.weights is None else np.asarray(rows.weights, np.float64)
         rate = float(np.average(self._labels, weights=self._masses))
@@ -158,21 +160,36 @@ class _Problem:
 
     def loss(self, solution: Floats) -> float:
         """Return the mean loss of the rows, without the regulariser."""
-        logits = self._matrix @ solution[:-1] + solution[-1]
+        logits = self._matrix @ solution[:-1] + solution[-1] + self._beside_N
         return float(np.average(metrics.softplus(logits) - self._labels * logits, weights=self._masses))
 
     def solve(self, strength: float, start: Floats, deadline: float | None = None) -> Floats:
         """Return the weights and bias that minimise the loss plus strength / 2 · ||weights||²; in time if need be."""
-        scale = 1 / np.sqrt(self._curvature + strength)
+        return self._minimise(np.full(len(start) - 1, strength), np.zeros(len(start) - 1), start, deadline)
+
+    def move(self, weights_V: Floats, bias: float, seen_V: Floats, strength: float) -> tuple[Floats, float]:
+        """Return the weights and bias near those of earlier rows, which hold each weight as strongly as they would."""
+        rate = float(np.average(self._labels, weights=self._masses))
+        held_V = rate * (1 - rate) * seen_V + strength
+        solution = self._minimise(held_V, weights_V, np.append(weights_V, bias))
+        return solution[:-1], float(solution[-1])
+
+    def _minimise(
+        self, strength_V: Floats, centre_V: Floats, start: Floats, deadline: float | None = None
+    ) -> Floats:
+        """Return the minimum of the loss plus strength / 2 · (weights - centre)², summed over all weights."""
+        scale = 1 / np.sqrt(self._curvature + np.append(strength_V, strength_V.min()))
         total = self._masses.sum()
 
         def loss_and_gradient(scaled: Floats) -> tuple[float, Floats]:
             weights, bias = scaled[:-1] * scale[:-1], scaled[-1] * scale[-1]
-            logits = self._matrix @ weights + bias
+            logits = self._matrix @ weights + bias + self._beside_N
             loss = self._masses @ (metrics.softplus(logits) - self._labels * logits)
             residuals = self._masses * (metrics.sigmoid(logits) - self._labels)
-            gradient = np.append(self._transposed @ residuals + strength * weights, residuals.sum())
-            return float(loss + strength / 2 * weights @ weights) / total, gradient * scale / total
+            moved = weights - centre_V
+            gradient = np.append(self._transposed @ residuals + strength_V * moved, residuals.sum())
+            penalty = float((strength_V * moved) @ moved) / 2
+            return float(loss + penalty) / total, gradient * scale / total
 
         def stop_in_time(_: Floats) -> None:
             if deadline is not None and time.time() > deadline:
@@ -188,3 +205,22 @@ class _Problem:
         )
         self.steps += int(result.nit)
         return np.asarray(result.x * scale)
+
+
+def go_on(
+    weights_V: Floats,
+    bias: float,
+    seen_V: Floats,
+    rows: Shard,
+    layout: Layout,
+    *,
+    beside_N: Floats,
+    strength: float = UPDATE_STRENGTH,
+) -> tuple[Floats, float]:
+    """Return the weights and bias of a regression after further rows, without the rows that it was fitted to before.
+
+    These act as a prior: a weight that `seen_V` rows came from is held as strongly as they would hold it, one without
+    rows by `strength`. `beside_N` are the logits of what stands beside the regression.
+    """
+    problem = _Problem(design_matrix(rows, layout), rows, beside_N)
+    return problem.move(weights_V, bias, seen_V, strength)

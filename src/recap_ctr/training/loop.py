@@ -2,6 +2,8 @@
 
 Every random number of step t derives from (seed, t), and the order of epoch e from (seed, e). So a run is a function
 of its inputs: killed at any moment and resumed from its last state, it ends with the same bits.
+
+Several workers train as one: each takes its share of every batch, and they do all else together (`nn/group.py`).
 """
 
 import json
@@ -10,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +28,10 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.jobs.machine import compute_reproducibly, keep_freed_memory
 from recap_ctr.jobs.progress import meter, say
 from recap_ctr.models.catalogue import build
+from recap_ctr.nn.group import current_group, refuse_parts_of_torch
 from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.losses import LOSSES, distillation
-from recap_ctr.nn.weights import load_tensors, save_tensors
+from recap_ctr.training import checkpoint
 from recap_ctr.training.optimizer import DIVERGED, Update
 from recap_ctr.training.report import Epoch
 
@@ -106,6 +109,20 @@ class ByEpoch(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Start:
+    """What a run starts from if not from random weights."""
+
+    weights: Mapping[str, Tensor]
+    """Weights that it lacks start at random."""
+    moments: Mapping[str, Tensor] = field(default_factory=dict)
+    """Those of an earlier run, which go on."""
+    steps: int = 0
+    """How many steps those come from."""
+    frozen: tuple[str, ...] = ()
+    """Parts of the model that are not trained, by name."""
+
+
 class Trainer:
     """A run in memory: the model, its update, and the state of its schedule."""
 
@@ -117,19 +134,23 @@ class Trainer:
         data: Rows,
         device: torch.device,
         targets: npt.NDArray[np.float32] | None = None,
-        initial: Mapping[str, Tensor] | None = None,
+        start: Start | None = None,
     ) -> None:
-        """Build the model and its update; `targets` are the teachers' probabilities, one for each training row.
-
-        `initial` has weights to start from; those that it lacks start at random.
-        """
+        """Build the model and its update; `targets` are the teachers' probabilities, one for each training row."""
         keep_freed_memory()
         compute_reproducibly(device.type)
         self.config, self.data, self.device, self.targets = config, data, device, targets
+        self.group = current_group()
         torch.manual_seed(derive_seed(config.seed, _INITIAL))
         self.model = build(name, model_config, data.layout)
-        self.model.load_state_dict({**self.model.state_dict(), **(initial or {})})
+        self.start = start or Start({})
+        self.model.load_state_dict({**self.model.state_dict(), **self.start.weights})
+        for part in self.start.frozen:
+            self.model.get_submodule(part).requires_grad_(False)
         self.model.to(device)
+        self.rows = checkpoint.TableRows(self.model)
+        if self.group.size > 1:
+            refuse_parts_of_torch(self.model)
         loss_name = str(self.model.config.loss)  # type: ignore[union-attr]
         self.loss, self.distillation = LOSSES[loss_name], distillation(loss_name)
         self.steps_per_epoch = -(-len(data.train) // config.batch_size)
@@ -144,6 +165,8 @@ class Trainer:
             for beta in betas
         ]
         self.update = Update(self.model, config, self.averages)
+        if self.start.steps:
+            self.update.start_from(self.start.moments, self.start.steps)
         self.progress = Progress(learning_rate=config.learning_rate)
         self.selected = self.model
         """The model that is validated and shipped: the best average, or the model itself without averages."""
@@ -161,7 +184,8 @@ class Trainer:
         epoch, at = divmod(self.progress.step, self.steps_per_epoch)
         self._enter(epoch, begins=at == 0)
         size = self.config.batch_size
-        rows = self.order(epoch)[at * size : (at + 1) * size]
+        rows_of_all = self.order(epoch)[at * size : (at + 1) * size]
+        rows = rows_of_all[self.group.enter_batch(len(rows_of_all))]
         batch = self.data.train.batch(rows)
         torch.manual_seed(derive_seed(self.config.seed, self.progress.step))
         self.model.train()
@@ -182,7 +206,7 @@ class Trainer:
         self.update.step(self.learning_rate())
         self.progress.step += 1
         self.progress.loss_sum += value
-        return len(batch.labels_B)
+        return len(rows_of_all)
 
     def _enter(self, epoch: int, *, begins: bool) -> None:
         """Tell models that change with the epoch which one it is."""
@@ -268,7 +292,8 @@ class Trainer:
         total, size = len(self.data.train), self.config.batch_size
         rows = generator.choice(total, min(total, max(STATISTICS_ROWS // size, 1) * size), replace=False)
         for start in range(0, len(rows) - 1, size):  # A last batch of one row has no variance.
-            yield to_inputs(self.data.train.batch(np.sort(rows[start : start + size])), self.device)
+            batch = np.sort(rows[start : start + size])
+            yield to_inputs(self.data.train.batch(batch[self.group.enter_batch(len(batch))]), self.device)
 
     def validate(self, model: nn.Module) -> tuple[float, float]:
         """Return AUC and logloss on the validation rows."""
@@ -287,40 +312,42 @@ class Trainer:
         tensors |= {f"update.{name}": value for name, value in self.update.state().items()}
         for at, average in enumerate(self.averages):
             tensors |= {f"average.{at}.{name}": value for name, value in average.state().items()}
-        save_tensors(
-            directory / STATE, tensors, {"progress": self.progress.to_json(), "torch": torch.__version__}
-        )
+        metadata = {"progress": self.progress.to_json(), "torch": torch.__version__}
+        checkpoint.save(directory / STATE, tensors, self.rows, metadata)
+
+    def save_selected(self, directory: Path) -> None:
+        """Save the weights that the last validation selected."""
+        checkpoint.save(directory / BEST, self.selected.state_dict(), self.rows, {})
+
+    def load_selected(self, directory: Path) -> nn.Module:
+        """Return the model with the best weights that `save_selected` wrote."""
+        self.selected.load_state_dict(checkpoint.Saved(directory / BEST, self.rows))
+        return self.selected.eval()
 
     def keep_checkpoint(self, directory: Path) -> None:
         """Save the raw weights of the epoch that just ended, and drop those that are too old."""
         epoch, kept = len(self.progress.history), self.config.checkpoints
         if kept:
-            save_tensors(checkpoint_file(directory, self.progress.step), dict(self.model.state_dict()))
-            if epoch > kept:
+            checkpoint.save_whole(checkpoint_file(directory, self.progress.step), self.model)
+            if epoch > kept and self.group.is_first:
                 checkpoint_file(directory, self.progress.history[epoch - kept - 1].step).unlink(
                     missing_ok=True
                 )
 
     def resume(self, directory: Path) -> None:
         """Go on from the state that `save` wrote."""
-        tensors, metadata = load_tensors(directory / STATE)
-        if metadata["torch"] != torch.__version__:
+        saved = checkpoint.Saved(directory / STATE, self.rows)
+        if saved.metadata["torch"] != torch.__version__:
             raise InputError(
-                f"{directory} was begun with torch {metadata['torch']}, this is {torch.__version__}",
+                f"{directory} was begun with torch {saved.metadata['torch']}, this is {torch.__version__}",
                 fix="go on with that version, or start over in another --out",
             )
-
-        def part(prefix: str) -> dict[str, Any]:
-            return {
-                name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)
-            }
-
-        self.progress = Progress.from_json(metadata["progress"])
+        self.progress = Progress.from_json(saved.metadata["progress"])
         self.progress.finished = self._is_finished()  # It may go on if it now has more epochs.
-        self.model.load_state_dict(part("model."))
-        self.update.load(part("update."), self.progress.step)
+        self.model.load_state_dict(saved.under("model."))
+        self.update.load(saved.under("update."), self.start.steps + self.progress.step)
         for at, average in enumerate(self.averages):
-            average.load(part(f"average.{at}."))
+            average.load(saved.under(f"average.{at}."))
 
 
 def train(
@@ -332,7 +359,7 @@ def train(
     *,
     device: torch.device,
     targets: npt.NDArray[np.float32] | None = None,
-    initial: Mapping[str, Tensor] | None = None,
+    start: Start | None = None,
     until: int | None = None,
     deadline: float | None = None,
     quiet: bool = False,
@@ -346,7 +373,9 @@ def train(
     with the number of each step, `on_epoch` with each epoch once its state is saved, after resuming also with the
     epochs before. An exception that `on_epoch` raises stops the run, which can be resumed.
     """
-    trainer = Trainer(name, model_config, config, data, device, targets, initial)
+    trainer = Trainer(name, model_config, config, data, device, targets, start)
+    group = trainer.group
+    quiet = quiet or not group.is_first
     if (out / STATE).is_file():
         trainer.resume(out)
         if not quiet and not trainer.progress.finished:
@@ -359,7 +388,7 @@ def train(
     lasted = 0.0
     while not progress.finished and progress.step < pause_after:
         begun = time.time()
-        if deadline is not None and progress.history and begun + lasted > deadline:
+        if deadline is not None and progress.history and group.decide(begun + lasted > deadline):
             break
         rate = _train_epoch(trainer, out, deadline, quiet=quiet, on_step=on_step)
         lasted = time.time() - begun
@@ -375,9 +404,8 @@ def train(
             )
         if on_epoch is not None:
             on_epoch(epoch)
-    model = trainer.selected
-    model.load_state_dict(load_tensors(out / BEST)[0])
-    return Trained(model.eval(), progress.history, progress.best_epoch, progress.seconds, progress.finished)
+    model = trainer.load_selected(out)
+    return Trained(model, progress.history, progress.best_epoch, progress.seconds, progress.finished)
 
 
 def _train_epoch(
@@ -392,7 +420,7 @@ def _train_epoch(
 
     If the deadline comes first, save and return None; but validate if that was never done.
     """
-    progress, steps = trainer.progress, trainer.steps_to_validation()
+    progress, steps, group = trainer.progress, trainer.steps_to_validation(), trainer.group
     started = saved = time.monotonic()
     title = f"epoch {progress.step // trainer.steps_per_epoch + 1}"
     with meter(title, steps, "rows", quiet=quiet) as shown:
@@ -402,18 +430,20 @@ def _train_epoch(
             shown.advance(rows, 1, f"loss {progress.loss_sum / trainer.steps_since_validation:.4f}{auc}")
             if on_step is not None:
                 on_step(progress.step)
-            if index + 1 < steps and time.monotonic() - saved > SAVE_SECONDS:
+            if index + 1 == steps:
+                break
+            if group.decide(time.monotonic() - saved > SAVE_SECONDS):
                 progress.seconds += time.monotonic() - saved
                 trainer.save(out)
                 saved = time.monotonic()
-            if deadline is not None and time.time() > deadline and index + 1 < steps:
+            if deadline is not None and group.decide(time.time() > deadline):
                 if not progress.history:
                     break
                 progress.seconds += time.monotonic() - saved
                 trainer.save(out)
                 return None
     if trainer.end_epoch(time.monotonic() - started):
-        save_tensors(out / BEST, dict(trainer.selected.state_dict()))
+        trainer.save_selected(out)
     trainer.keep_checkpoint(out)
     progress.seconds += time.monotonic() - saved
     trainer.save(out)

@@ -8,7 +8,7 @@ Where they differ, and by how much: docs/decisions/0003-two-updates.md. Shapes: 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,8 @@ from torch.optim.adam import adam
 from recap_ctr.axes.trajectory import MovingAverage
 from recap_ctr.config import TrainConfig
 from recap_ctr.errors import InputError
-from recap_ctr.nn.embedding import RowGradient, Table
+from recap_ctr.nn.group import current_group
+from recap_ctr.nn.table import RowGradient, Table
 
 DIVERGED = "lower --learning-rate or raise --l2; the last good state is kept"
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
@@ -27,11 +28,16 @@ class Update:
     """Adam with the gradient norm clipped and the tables regularised, by l2/2 · ||table||², other weights by net_l2."""
 
     def __init__(self, model: nn.Module, config: TrainConfig, averages: Sequence[MovingAverage] = ()) -> None:
-        self._config, self._averages = config, averages
+        self._config, self._averages, self._group = config, averages, current_group()
         self._fast = config.update == "fast"
-        self._tables = {name: module for name, module in model.named_modules() if isinstance(module, Table)}
-        rows = {id(table.weight) for table in self._tables.values()}
-        self._dense = {name: weight for name, weight in model.named_parameters() if id(weight) not in rows}
+        tables = {name: module for name, module in model.named_modules() if isinstance(module, Table)}
+        rows = {id(table.weight) for table in tables.values()}
+        self._tables = {name: table for name, table in tables.items() if table.weight.requires_grad}
+        self._dense = {
+            name: weight
+            for name, weight in model.named_parameters()
+            if id(weight) not in rows and weight.requires_grad
+        }
         weights = {**self._dense, **{name: table.weight for name, table in self._tables.items()}}
         self._first = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         self._second = {name: torch.zeros_like(weight) for name, weight in weights.items()}
@@ -48,16 +54,21 @@ class Update:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """Update all weights from their gradients, which it takes, and the averages from the new weights."""
+        """Update all weights from their gradients, which it takes, and the averages from the new weights.
+
+        Workers of a group sum their gradients of dense weights; a table's gradient is where its rows are already.
+        """
         self.step_count += 1
         gradients = {name: self._take(name, table) for name, table in self._tables.items()}
         trained = {name: weight for name, weight in self._dense.items() if weight.grad is not None}
         dense = [weight.grad for weight in trained.values() if weight.grad is not None]
+        self._group.sum_all_(dense)
         if self._config.net_l2 and dense:
             torch._foreach_add_(dense, list(trained.values()), alpha=self._config.net_l2)
         square = torch.stack([grad.square().sum() for grad in dense]).sum() if dense else torch.zeros(())
-        for name, gradient in gradients.items():
-            square = square + self._square(self._tables[name].weight, gradient)
+        squares = [self._square(self._tables[name].weight, gradient) for name, gradient in gradients.items()]
+        for table_square in self._group.sum_(torch.stack(squares)) if squares else ():
+            square = square + table_square
         norm = float(square.sqrt())
         if not math.isfinite(norm):  # This must come before any weight changes.
             raise InputError(f"the gradient became {norm} at step {self.step_count}", fix=DIVERGED)
@@ -165,7 +176,17 @@ class Update:
         tensors |= {f"second.{name}": value for name, value in self._second.items()}
         return tensors | {f"touched.{name}": value for name, value in self._touched.items()}
 
-    def load(self, tensors: dict[str, Tensor], step_count: int) -> None:
+    def start_from(self, tensors: Mapping[str, Tensor], step_count: int) -> None:
+        """Go on with the moments of an earlier run of `step_count` steps; what they lack starts from zero.
+
+        Rows whose last step is not known count as moved by the last one.
+        """
+        stored = {name: value for name, value in tensors.items() if name in self.state()}
+        unknown = {name: torch.full_like(value, step_count) for name, value in self._touched.items()}
+        start = {f"touched.{name}": value for name, value in unknown.items()}
+        self.load({**self.state(), **start, **stored}, step_count)
+
+    def load(self, tensors: Mapping[str, Tensor], step_count: int) -> None:
         """Go on from saved tensors, after `step_count` steps."""
         for name, value in self.state().items():
             value.copy_(tensors[name])

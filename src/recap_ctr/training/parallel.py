@@ -11,9 +11,8 @@ from recap_ctr.axes.logits import Estimator
 from recap_ctr.axes.predict import write_logits
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.inference.torch_backend import load_artifact
-from recap_ctr.jobs import machine
+from recap_ctr.jobs.engines import LOCAL, executor_for
 from recap_ctr.jobs.executor import Executor, Job
-from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.models.rates import Rates
 from recap_ctr.training.rates import training_rows
 from recap_ctr.training.report import RunReport, parse_report
@@ -28,23 +27,21 @@ def run_many(
     data: PreparedData,
     *,
     title: str,
-    executor: Executor | None = None,
+    executor: Executor | str = LOCAL,
     quiet: bool = False,
     deadline: float | None = None,
     done: Callable[[Path, RunReport], None] | None = None,
 ) -> Runs:
     """Do the runs side by side, each in its directory and with its logit tables; each resumes by itself.
 
-    Without an `executor`, as many local processes run at a time as there are cores for their threads. At the
+    `executor` may be the name of an engine: as many run at a time as it has cores for their threads. At the
     `deadline`, a time of `time.time`, training ends with what it has. `done` is called with each run's directory and
     report as it ends.
     """
     if not configs:
         return {}
-    if executor is None:
-        threads = max(config.threads for config in configs.values())
-        device = next(iter(configs.values())).device
-        executor = LocalProcesses(machine.side_by_side(threads, device))
+    threads = max(config.threads for config in configs.values())
+    executor = executor_for(executor, threads, next(iter(configs.values())).device)
     directories = list(configs)
     jobs = [run_job(directory, config, data, deadline) for directory, config in configs.items()]
     reports: Runs = {}

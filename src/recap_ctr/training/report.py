@@ -11,7 +11,7 @@ from recap_ctr.diagnose.results import Curve
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.evaluate import Metrics
 from recap_ctr.evaluation.slices import Breakdown
-from recap_ctr.storage.files import read_json, write_json
+from recap_ctr.storage.files import read_object, write_json
 
 R = TypeVar("R", bound="RunReport")
 REPORT = "report.json"
@@ -269,7 +269,7 @@ def read_report(out: Path) -> RunReport | FitReport:
         raise InputError(
             f"{out} holds no {REPORT}", fix="name a directory that `recap fit` or `recap train` has finished"
         )
-    return parse_report(read_json(out / REPORT), str(out / REPORT))
+    return parse_report(read_object(out / REPORT, "a report"), str(out / REPORT))
 
 
 def parse_report(values: Any, origin: str = "report") -> RunReport | FitReport:

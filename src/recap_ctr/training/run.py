@@ -2,9 +2,9 @@
 
 import csv
 import io
-import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,16 +37,17 @@ from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import count_parameters, parse_model
 from recap_ctr.models.rates import Rates
 from recap_ctr.models.recap import Recap, RecapConfig, Route, assign_columns
-from recap_ctr.nn.weights import to_arrays
+from recap_ctr.nn.group import alone, current_group
+from recap_ctr.nn.sharded import give_rows, whole_weights
 from recap_ctr.storage.claims import claim
-from recap_ctr.storage.files import atomic_file
+from recap_ctr.storage.files import atomic_file, remove_directory
 from recap_ctr.storage.hashes import sha256
 from recap_ctr.storage.locks import locked
 from recap_ctr.training import trees
 from recap_ctr.training.beside import put_beside
 from recap_ctr.training.breakdown import held_out_breakdown
 from recap_ctr.training.linear import train_linear
-from recap_ctr.training.loop import Trained, Trainer, train
+from recap_ctr.training.loop import Start, Trained, Trainer, train
 from recap_ctr.training.rates import RATES, train_rates, with_rates
 from recap_ctr.training.references import (
     LOGISTIC,
@@ -87,16 +88,19 @@ class RunSettings:
     model: str
     model_settings: dict[str, Any]
     train: dict[str, Any]
+    origin: str = ""
+    """Where they come from, in a word, such as published or defaults; tables show it."""
 
 
 def read_settings(path: Path, model: str = "fcn") -> RunSettings:
-    """Return the tables [model] and [train] of a file; `model` is the model where [model] has no name."""
+    """Return the tables [model] and [train] of a file, and its `origin`; [model] may lack the model's name."""
     tables = read_toml(path)
+    origin = str(tables.pop("origin", ""))
     for key, table in tables.items():
         if key not in ("model", "train") or not isinstance(table, dict):
             raise InputError(f"{path}: unknown table {key}", fix="use only [model] and [train]")
     settings = dict(tables.get("model", {}))
-    return RunSettings(str(settings.pop("name", model)), settings, tables.get("train", {}))
+    return RunSettings(str(settings.pop("name", model)), settings, tables.get("train", {}), origin)
 
 
 def settings_for(model: str | None, path: Path | None) -> RunSettings:
@@ -220,21 +224,35 @@ def run(
 ) -> RunReport:
     """Do the run, or go on with one that was interrupted, or read the report of a finished one.
 
-    At the `deadline`, a time of `time.time`, training ends with what it has.
+    At the `deadline`, a time of `time.time`, training ends with what it has. Workers of a group do the run together;
+    the first of them alone claims the directory and writes what a run writes once.
     """
-    torch.set_num_threads(config.threads)
-    trained_before = claim(out, config.training_inputs(data), finished=REPORT, force=force)
-    if trained_before and is_finished(out, config):
+    group = current_group()
+    quiet = quiet or not group.is_first
+    if group.size > 1:
+        _refuse_group(config)
+    torch.set_num_threads(max(config.threads // group.local_size, 1))
+    inputs = config.training_inputs(data)
+    trained_before = group.decide(group.is_first and claim(out, inputs, finished=REPORT, force=force))
+    if trained_before and group.decide(group.is_first and is_finished(out, config)):
         if not quiet:
             say(f"{out} is up to date")
         return read_report(out)
-    with locked(out):
-        if trained_before:
+    with locked(out) if group.is_first else nullcontext():
+        if trained_before and group.is_first:
             if not quiet:
                 say(f"{out} is trained; calibrating, measuring and packing it again")
             _remove_results(out, config)
         trained = _train(config, data, out, quiet=quiet, deadline=deadline)
         return _finish(config, data, out, trained, quiet=quiet)
+
+
+def _refuse_group(config: RunConfig) -> None:
+    """Refuse what only one worker can do."""
+    if config.train.update == "convex" or config.model == RATES:
+        raise InputError(f"{config.model} of this kind is trained by one worker", fix="remove --workers")
+    if config.beside or config.on_top is not None:
+        raise InputError("parts beside the towers are put there by one worker", fix="remove --workers")
 
 
 def advance(
@@ -285,10 +303,11 @@ def _train(
     targets = _targets(config, data) if config.teachers else None
     model_config: Frozen = config.model_config
     rows: Rows = data
-    initial = None
+    start = None
     if config.on_top is not None:
         rates = load_artifact(config.on_top / ARTIFACT).model
         model_config, rows, initial = with_rates(model_config, rates, data)
+        start = Start(initial)
     return train(
         config.model,
         model_config,
@@ -297,7 +316,7 @@ def _train(
         out,
         device=device,
         targets=targets,
-        initial=initial,
+        start=start,
         until=until,
         deadline=deadline,
         quiet=quiet,
@@ -314,8 +333,22 @@ def _targets(config: RunConfig, data: PreparedData) -> npt.NDArray[np.float32]:
     return teacher_targets(config.teachers, data, columns_N)
 
 
+def _about_data(data: PreparedData) -> dict[str, Any]:
+    """Return what an artifact says of the rows that it was trained on."""
+    return {
+        "name": data.name,
+        "fingerprint": data.fingerprint,
+        "rows": len(data.train),
+        "clicks": data.manifest["splits"]["train"]["positives"],
+        **({} if data.split is None else {"split": data.split}),
+    }
+
+
 def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, *, quiet: bool) -> RunReport:
-    """Choose routes, calibrate, measure, pack the artifact and write the report of a trained model."""
+    """Choose routes, calibrate, measure, pack the artifact and write the report of a trained model.
+
+    Of a group, only the first worker writes, and compares with references; the reports of the others lack these.
+    """
     started = time.monotonic()
     device = torch.device(config.device)
     model, beside = trained.model, None
@@ -329,35 +362,25 @@ def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, 
     calibration = shipped.calibration
     if shipped.gain is not None and not quiet:
         say(shipped.gain.sentence)
-    references = _references(config, shipped.model, data, out, quiet) if config.train_baseline else None
-    write_artifact(
-        out / ARTIFACT,
-        name=config.model,
-        config=config.model_config,
-        weights=to_arrays(model.state_dict()),
-        encoder=data.encoder,
-        calibration=calibration,
-        shift=negative_rate_shift(config.negative_rate),
-        metrics=shipped.metrics.without_reliability().to_json(),
-        dial=_measure_dial(config, model, shipped.routes, calibration, data, device),
-        routes=shipped.routes,
-        data={"name": data.name, "fingerprint": data.fingerprint, "rows": len(data.train)},
-        training={**config.train.model_dump(mode="json"), "best_epoch": trained.best_epoch},
-    )
-    _write_history(out / HISTORY, trained.history)
+    breakdown = held_out_breakdown(shipped.model, data, device, calibration, config.negative_rate)
+    logits = {split: predict(shipped.model, shard, device) for split, shard in held_out_shards(data).items()}
+    _pack(config, data, out, trained, model, shipped)
+    is_first = current_group().is_first
     report = RunReport(
         kind="report",
         format=1,
         **_origin(config, data),
-        reference=references,
+        reference=_references(config, logits, data, out, quiet)
+        if config.train_baseline and is_first
+        else None,
         calibrated_by=calibration.to_dict() if config.calibration == "affine" else {"kind": "isotonic"},
         metrics=shipped.metrics,
         metrics_by_routes=shipped.metrics_by_routes,
         **({} if shipped.gain is None else {"route_gain": shipped.gain}),
         **({} if beside is None else {"beside": beside}),
-        fields=field_quality(data) if config.report_fields else None,
-        repeated=repeated_rows(data) if config.report_fields else None,
-        breakdown=held_out_breakdown(shipped.model, data, device, calibration, config.negative_rate),
+        fields=field_quality(data) if config.report_fields and is_first else None,
+        repeated=repeated_rows(data) if config.report_fields and is_first else None,
+        breakdown=breakdown,
         best_epoch=trained.best_epoch,
         history=trained.history,
         seconds=Seconds(train=trained.seconds, evaluate=time.monotonic() - started),
@@ -365,7 +388,8 @@ def _finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, 
         machine=machine.machine(),
         date=datetime.now(UTC).date().isoformat(),
     )
-    write_report(out, report)
+    if is_first:
+        write_report(out, report)
     return report
 
 
@@ -379,6 +403,35 @@ class _Shipped:
     calibration: Calibration
     metrics: Metrics
     metrics_by_routes: dict[str, Metrics]
+
+
+def _pack(
+    config: RunConfig, data: PreparedData, out: Path, trained: Trained, model: nn.Module, shipped: _Shipped
+) -> None:
+    """Write the artifact and the history; workers other than the first give it their rows."""
+    dial = _measure_dial(
+        config, model, shipped.routes, shipped.calibration, data, torch.device(config.device)
+    )
+    weights = whole_weights(model)
+    if not current_group().is_first:
+        give_rows(weights)
+        return
+    write_artifact(
+        out / ARTIFACT,
+        name=config.model,
+        config=config.model_config,
+        weights=weights,
+        encoder=data.encoder,
+        calibration=shipped.calibration,
+        shift=negative_rate_shift(config.negative_rate),
+        metrics=shipped.metrics.without_reliability().to_json(),
+        dial=dial,
+        routes=shipped.routes,
+        data=_about_data(data),
+        training={**config.train.model_dump(mode="json"), "best_epoch": trained.best_epoch},
+        profile=data.profile,
+    )
+    _write_history(out / HISTORY, trained.history)
 
 
 def _choose_and_measure(
@@ -443,11 +496,7 @@ def _remove_results(out: Path, config: RunConfig, *, trained_on: bool = False) -
     routes = read_report(out).routes
     may_change = trained_on or config.route_choice == "greedy" or config.routes is None or config.beside
     if may_change or (routes.count, routes.choice) != (config.routes, config.route_choice):
-        aside = out / f".{LOGITS}.partial"
-        shutil.rmtree(aside, ignore_errors=True)
-        if (out / LOGITS).is_dir():
-            (out / LOGITS).rename(aside)  # All at once: half a table must not look like one.
-        shutil.rmtree(aside, ignore_errors=True)
+        remove_directory(out / LOGITS)
     (out / REPORT).unlink()
 
 
@@ -457,15 +506,15 @@ def held_out_shards(data: PreparedData) -> dict[str, Shard]:
 
 
 def _references(
-    config: RunConfig, model: nn.Module, data: PreparedData, out: Path, quiet: bool
+    config: RunConfig, logits: dict[str, npt.NDArray[np.float32]], data: PreparedData, out: Path, quiet: bool
 ) -> dict[str, dict[str, Reference]]:
-    """Train what the model is compared with on the same rows: it shows what the model is worth."""
+    """Train what the model, which gave these `logits`, is compared with on the same rows: it shows its worth."""
     device, shards = torch.device(config.device), held_out_shards(data)
-    logits = {split: predict(model, shard, device) for split, shard in shards.items()}
     if not quiet:
         say("training a logistic regression for comparison")
-    linear = train_linear(parse_model("lr", {}), data, device, config.train.seed).model
-    references = {LOGISTIC: {split: predict(linear, shard, device) for split, shard in shards.items()}}
+    with alone():  # Of a group, only the first worker does this.
+        linear = train_linear(parse_model("lr", {}), data, device, config.train.seed).model
+        references = {LOGISTIC: {split: predict(linear, shard, device) for split, shard in shards.items()}}
     if trees.is_installed():
         if not quiet:
             say("training LightGBM for comparison")

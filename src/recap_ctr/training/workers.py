@@ -1,0 +1,172 @@
+"""Several workers train one model: in processes of this machine, or wherever torchrun starts them."""
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.errors import InputError
+from recap_ctr.jobs.executor import Executor, Job
+from recap_ctr.jobs.local import LocalProcesses
+from recap_ctr.nn.group import Group, joined
+from recap_ctr.training.report import RunReport, parse_report
+from recap_ctr.training.run import RunConfig, run
+
+TIMEOUT = timedelta(minutes=10)
+"""How long to wait for a worker that is still there but doesn't answer. One that is gone is noticed at once."""
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+def run_here_or_on_workers(
+    config: RunConfig, data: PreparedData, out: Path, workers: int, *, force: bool, quiet: bool
+) -> RunReport | None:
+    """Do a run in this process, on several workers, or as one of those that torchrun started.
+
+    Return None where another worker has the whole report.
+    """
+    group = torchrun_group()
+    if group is not None:
+        if workers > 1:
+            raise InputError("torchrun has started the workers already", fix="remove --workers")
+        with member(group, config.device):
+            report = run(config, data, out, force=force, quiet=quiet)
+        return report if group.is_first else None
+    if workers > 1:
+        return run_on_workers(config, data, out, workers, force=force, quiet=quiet)
+    return run(config, data, out, force=force, quiet=quiet)
+
+
+def run_on_workers(
+    config: RunConfig,
+    data: PreparedData,
+    out: Path,
+    workers: int,
+    *,
+    force: bool = False,
+    quiet: bool = False,
+    executor: Executor | None = None,
+    shared: Path | None = None,
+) -> RunReport:
+    """Do a run on several workers, each with a share of every batch and of the tables' rows.
+
+    Without an `executor`, they are processes of this machine; otherwise it must run all of them at the same time. If it
+    runs them on several machines, `shared` is a directory that all of them see, and so must be `data` and `out`.
+    """
+    if executor is None:
+        executor = LocalProcesses(workers)
+    if executor.workers < workers:
+        raise ValueError(f"{workers} workers need to run side by side, and only {executor.workers} can")
+    with worker_jobs(config, data, out, workers, force=force, quiet=quiet, shared=shared) as jobs:
+        results = executor.run(jobs, title=f"training on {workers} workers", quiet=quiet)
+    return parse_report(results[0], str(out))
+
+
+@contextmanager
+def worker_jobs(
+    config: RunConfig,
+    data: PreparedData,
+    out: Path,
+    workers: int,
+    *,
+    force: bool,
+    quiet: bool,
+    shared: Path | None = None,
+) -> Iterator[list[Job]]:
+    """Yield the jobs of a run's workers, which must run side by side while the context is open.
+
+    They meet at a file in a new directory, so nothing of an earlier attempt is in their way.
+    """
+    with tempfile.TemporaryDirectory(prefix=".recap-workers-", dir=shared) as directory:
+        arguments = {
+            "size": workers,
+            "same_machine": shared is None,
+            "meeting": str(Path(directory) / "meeting"),
+            "config": config.to_json(),
+            "data": str(data.path),
+            "out": str(out),
+            "force": force,
+            "quiet": quiet,
+        }
+        yield [
+            Job(f"worker {rank + 1}", run_as_worker, {"rank": rank, **arguments}) for rank in range(workers)
+        ]
+
+
+def run_as_worker(
+    rank: int,
+    size: int,
+    same_machine: bool,
+    meeting: str,
+    config: dict[str, Any],
+    data: str,
+    out: str,
+    force: bool,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Do this worker's part of a run; the arguments are plain, for a job. The workers meet at the file `meeting`."""
+    settings = RunConfig.from_json(config)
+    if same_machine:
+        os.environ.setdefault(INTERFACE, loopback())  # Nobody else may connect.
+    group = Group(rank, size, local_size=size if same_machine else 1)
+    with member(group, settings.device, meeting=Path(meeting)):
+        prepared = PreparedData(Path(data), verify=False)  # Who started the workers has checked it.
+        return run(settings, prepared, Path(out), force=force, quiet=quiet).to_json()
+
+
+def loopback() -> str:
+    """Return the name of the network interface that only this machine reaches."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name.startswith("lo")), "lo")
+
+
+def torchrun_group(environment: Mapping[str, str] = os.environ) -> Group | None:
+    """Return the group that torchrun, or whoever sets its variables, has put this process in; None if nobody has."""
+    if int(environment.get("WORLD_SIZE", "1")) == 1:
+        return None
+    missing = [name for name in TORCHRUN if name not in environment]
+    if missing:
+        raise InputError(
+            f"WORLD_SIZE is {environment['WORLD_SIZE']}, and {', '.join(missing)} not set",
+            fix="start the workers with torchrun, or unset WORLD_SIZE",
+        )
+    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    return Group(rank, size, local_size=int(environment.get("LOCAL_WORLD_SIZE", "1")))
+
+
+@contextmanager
+def member(group: Group, device: str, *, meeting: Path | None = None) -> Iterator[Group]:
+    """Be one of the workers while the context is open.
+
+    They find each other through a file, or else by the variables of torchrun. Tensors on GPUs travel by nccl, one GPU
+    for each worker of a machine; all others by gloo.
+    """
+    if device == "cuda":
+        local = os.environ.get("LOCAL_RANK", group.rank % group.local_size)
+        torch.cuda.set_device(int(local) % torch.cuda.device_count())
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+            init_method="env://" if meeting is None else meeting.as_uri(),
+            rank=group.rank,
+            world_size=group.size,
+            timeout=TIMEOUT,
+        )
+    except (dist.DistError, RuntimeError) as error:
+        raise InputError(
+            f"worker {group.rank + 1} of {group.size} can't reach the others: {str(error).splitlines()[0]}",
+            fix=f"check that all were started, and {INTERFACE}, the network interface to use",
+        ) from error
+    try:
+        with joined(group):
+            yield group
+    finally:
+        dist.destroy_process_group()
