@@ -11,6 +11,7 @@ from recap_ctr.bench.frontier import Point, frontier, mark_frontier
 from recap_ctr.inference import costs
 from recap_ctr.recipe.ablation import finished_runs, student_run
 from recap_ctr.recipe.report import measure_ensemble
+from recap_ctr.storage.files import read_json
 from recap_ctr.training.run import LOGITS
 from tests.support.bench_files import check_figure_files
 from tests.support.finished_tables import Workshop
@@ -37,7 +38,7 @@ def test_table_sets_students_beside_all_else(workshop: Workshop, monkeypatch: py
     recipe = workshop.recipe
     other = workshop.reports / "qnn" / "seed-1"
     other.mkdir(parents=True, exist_ok=True)
-    values = json.loads((workshop.reports / "recipe" / "recap-plain" / "seed-1" / "report.json").read_text())
+    values = read_json(workshop.reports / "recipe" / "recap-plain" / "seed-1" / "report.json")
     values["metrics"]["test"]["raw"]["auc"], values["parameters"] = 0.1, 7
     (other / "report.json").write_text(json.dumps(values))
     before = workshop.trained()
@@ -53,7 +54,7 @@ def test_table_sets_students_beside_all_else(workshop: Workshop, monkeypatch: py
         "single model",
         "ensemble",
         "ensemble",
-        *["capacity"] * 2,
+        *["capacity"] * 3,
         "other models",
         "RECAP",
     ]

@@ -1,10 +1,11 @@
 """The paper's Tables 2 and 3: which runs they are made of, and which figures of them they show."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from recap_ctr.bench.scaling import TABLES, render, scaling
+from recap_ctr.bench.scaling import TABLES, cells, render, scaling
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.training.report import RunReport, read_report
@@ -23,30 +24,54 @@ def report(seed: int, on_one_route: float, on_every_route: float) -> RunReport:
 
 def test_one_training_serves_the_entries_with_and_without_routes() -> None:
     reports = {
-        "plain": [report(1, 0.80, 0.81), report(2, 0.80, 0.82)],
+        "raw": [report(1, 0.80, 0.81), report(2, 0.80, 0.82)],
+        "raw-fixed": [report(1, 0.79, 0.9), report(2, 0.79, 0.9)],
+        "plain": [report(1, 0.82, 0.9), report(2, 0.82, 0.9)],
         "ema": [report(1, 0.83, 0.9), report(2, 0.83, 0.9)],
-        "kd": [report(1, 0.84, 0.9), report(2, 0.84, 0.9)],
+        "raw-kd": [report(1, 0.84, 0.9), report(2, 0.84, 0.9)],
         "ema-kd": [report(1, 0.5, 0.86), report(2, 0.5, 0.87)],
     }
     markdown, latex = render("ablation", reports)
-    lines = {line.split("|")[1].strip(" *"): line for line in markdown.splitlines() if line.startswith("|")}
-    assert "80.000" in lines["Recursive backbone"]
+    lines = {
+        line.split("|")[1].strip(" *").partition(" (")[0]: line
+        for line in markdown.splitlines()
+        if line.startswith("|")
+    }
+    assert "80.000" in lines["Recursive backbone"] and "(l2 " in lines["Recursive backbone"]
+    assert "79.000" in lines["one route in training, too"]
+    assert "82.000" in lines["by the plateau rule"]
     assert "81.500" in lines["+ route scaling"]
     assert "83.000" in lines["+ trajectory scaling"]
     assert "84.000" in lines["+ cross-run scaling"]
+    assert "50.000" in lines["RECAP on one route"]
     assert "86.500" in lines["RECAP"]
     assert "\\checkmark" in latex and "86.500" in latex
 
 
 def test_every_entry_of_the_papers_tables_is_there() -> None:
-    marks = [(entry.ema, entry.kd, entry.routes) for entry in TABLES["ablation"].entries]
-    assert marks == [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)]
-    assert [(entry.ema, entry.kd) for entry in TABLES["fcn-scaling"].entries] == [
-        (0, 0),
-        (1, 0),
-        (0, 1),
-        (1, 1),
-    ]
+    entries = {tuple(entry.marks.values()) for entry in TABLES["ablation"].entries}
+    assert {(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)} <= entries
+    entries = {tuple(entry.marks.values()) for entry in TABLES["fcn-scaling"].entries}
+    assert entries == {(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)}
+    taught = {(entry.teachers, entry.own_l2) for entry in TABLES["teachers"].entries if entry.marks["KD"]}
+    assert taught == {(1, True), (1, False), (None, True), (None, False)}
+
+
+def test_entries_differ_from_the_first_in_one_thing(prepared: PreparedData, tmp_path: Path) -> None:
+    recipe = tiny_recipe(prepared, tmp_path)
+    plan = recipe.plan()
+    wanted = cells("ablation", recipe, plan, list(recipe.train_teachers(plan)), 1)
+    base = wanted["raw"].config
+    assert base.train.ema is None and not base.train.ema_epochs and not base.teachers
+    averaged = wanted["ema"].config
+    assert averaged == replace(
+        base, train=base.train.model_copy(update={"ema_epochs": averaged.train.ema_epochs})
+    )
+    taught = wanted["raw-kd"].config
+    assert taught.teachers and replace(taught, teachers=()) == base
+    fixed = wanted["raw-fixed"].config
+    assert all(len(fixed.model_config.choices(step)) == 1 for step in range(fixed.model_config.depth))  # type: ignore[attr-defined]
+    assert replace(fixed, model_config=base.model_config) == base
 
 
 @pytest.mark.slow
@@ -54,22 +79,21 @@ def test_it_trains_what_is_missing_and_writes_reports_and_table(
     prepared: PreparedData, tmp_path: Path
 ) -> None:
     out, reports = tmp_path / "bench", tmp_path / "reports"
-    text = scaling("ablation", tiny_recipe(prepared, out), 1, reports)
+    text = scaling("fcn-scaling", tiny_recipe(prepared, out), 1, reports)
 
-    assert (reports / "ablation" / "ablation.md").read_text() == text
-    assert (reports / "ablation" / "ablation.tex").is_file()
+    assert (reports / "fcn-scaling" / "fcn-scaling.md").read_text() == text
+    assert (reports / "fcn-scaling" / "fcn-scaling.tex").is_file()
     copies = {
         path.parent.parent.name: read_report(path.parent)
         for path in sorted(reports.glob("recipe/*/seed-1/report.json"))
     }
-    assert set(copies) == {"recap-plain", "recap-ema", "recap-kd", "recap-ema-kd"}
+    assert set(copies) == {"fcn-raw", "fcn-plain", "fcn-ema", "fcn-raw-kd", "fcn-ema-kd"}
     for training, copy in copies.items():
         assert bool(copy.teachers) == ("kd" in training)
         assert bool(copy.train.ema_epochs) == ("ema" in training)
-        assert copy.train.schedule == ("constant" if "ema" in training else "plateau")
-        assert set(copy.metrics_by_routes) == {"1", "4"}
+        assert copy.train.schedule == ("plateau" if "plain" in training else "constant")
     written = {path: path.stat().st_mtime_ns for path in out.rglob("best.safetensors")}
-    assert scaling("ablation", tiny_recipe(prepared, out), 1, reports) == text
+    assert scaling("fcn-scaling", tiny_recipe(prepared, out), 1, reports) == text
     assert {path: path.stat().st_mtime_ns for path in out.rglob("best.safetensors")} == written
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from recap_ctr.bench.request import Request, fulfil
-from recap_ctr.bench.table1 import Table1, read_arms
+from recap_ctr.bench.table1 import Table1, Treatment, read_arms
 from recap_ctr.bench.table1_text import write_tables
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.recipe.config import recipe_config
+from recap_ctr.storage.files import read_json
 from recap_ctr.training.report import read_report
 from tests.support.bench_files import report_values
 from tests.support.tiny_recipe import TINY
@@ -55,12 +56,12 @@ def test_cells_are_files_and_none_is_done_twice(
     report = json.loads((reports / "lr/seed-1/report.json").read_text())
     assert {"versions", "machine", "seconds", "train", "model"} <= set(report)
 
-    assert "by the published training protocol" in text and "default settings" not in text
+    assert "Baselines by their own training protocol" in text and "| LR | a file | 1 |" in text
     shutil.rmtree(tmp_path / "out")  # The reports are enough to know which runs are done.
     more = fulfil(request(prepared, tmp_path, seeds=2, models=("lr",)))
     assert all(path.stat().st_mtime_ns == before for path, before in kept.items())
     assert (reports / "lr/seed-2/report.json").is_file()
-    assert "| DNN | 1 |" in more and "| LR | 2 |" in more
+    assert "| DNN | a file | 1 |" in more and "| LR | a file | 2 |" in more
 
 
 @pytest.mark.slow
@@ -81,7 +82,7 @@ def test_runs_of_other_settings_or_data_are_no_seeds_of_one_arm(
 ) -> None:
     fulfil(request(prepared, tmp_path, models=("lr",), seeds=2))
     second = reports / "lr/seed-2/report.json"
-    values = json.loads(second.read_text())
+    values = read_json(second)
 
     second.write_text(json.dumps({**values, "train": {**values["train"], "l2": 0.5}}))
     with pytest.raises(InputError, match="different settings: reports of lr/seed-1 and lr/seed-2"):
@@ -161,8 +162,39 @@ def test_a_finished_cell_of_another_sampling_is_measured_again(
 def test_averaged_cells_have_a_label_of_their_own(
     prepared: PreparedData, tmp_path: Path, reports: Path
 ) -> None:
-    costs = Table1(prepared, tmp_path, reports).costs(["lr"], 2, averaged=True)
+    costs = Table1(prepared, tmp_path, reports).costs(["lr"], 2, Treatment.AVERAGED)
     assert [(cost.label, cost.runs, cost.origin) for cost in costs] == [("lr-ema", 2, "guessed")]
+
+
+def test_tuned_baselines_have_the_probes_of_recap(
+    prepared: PreparedData, tmp_path: Path, reports: Path
+) -> None:
+    """The teachers' probe and the student's, at the recipe's own schedule; then runs with a label of their own."""
+    recipe = recipe_config("default", {"train": {"batch_size": 512, "max_epochs": 3}}, "test")
+    costs = Table1(prepared, tmp_path, reports, recipe).costs(["dnn"], 2, Treatment.TUNED)
+    assert [(cost.label, cost.runs) for cost in costs] == [
+        ("probe of dnn", 1),
+        ("probe of dnn", 1),
+        ("dnn-tuned", 2),
+    ]
+
+
+@pytest.mark.slow
+def test_a_tuned_baseline_is_trained_as_its_probe_says(prepared: PreparedData, tmp_path: Path) -> None:
+    probe = {"strengths": [1.0, 1e5], "rungs": [1], "refinements": [], "max_rows": 500}
+    further = {"rate_factors": [], "horizon_factors": [], "dropouts": [], "dim_factors": [], "confirm": 0}
+    settings = {
+        "probe": {**probe, **further},
+        "train": {"batch_size": 256, "max_epochs": 1},
+        "student_factors": [1.0, 0.1],
+    }
+    text = fulfil(request(prepared, tmp_path, models=("lr",), settings=settings, treatment=Treatment.TUNED))
+    report = read_report(tmp_path / "reports" / prepared.name / "lr-tuned/seed-1")
+    probed = [read_json(path)["found"]["l2"] for path in (tmp_path / "out").rglob("probe-lr-*/probe.json")]
+    assert [report.train.l2] == probed and report.train.ema_epochs
+    assert "| LR | tuned | 1 |" in text and "tuned as RECAP is" in text
+    assert set(read_arms(tmp_path / "reports" / prepared.name, Treatment.TUNED)) == {"lr"}
+    assert read_arms(tmp_path / "reports" / prepared.name) == {}
 
 
 def test_default_settings_are_not_called_published(prepared: PreparedData, tmp_path: Path) -> None:
@@ -173,8 +205,10 @@ def test_default_settings_are_not_called_published(prepared: PreparedData, tmp_p
     data = {"name": prepared.name, "fingerprint": prepared.fingerprint}
     write_values(reports, "lr", report_values(1, data=data, train=config.train.model_dump(mode="json")))
     text = write_tables({prepared.name: reports}, tmp_path)
-    assert "By default settings, for want of a MODEL.toml: LR" in text
-    assert "published training protocol" not in text + (tmp_path / "table1.tex").read_text()
+    assert "| LR | defaults | 1 |" in text and "no fair rival" in text
+    (reports / "lr.toml").write_text('origin = "published"\n')
+    text = write_tables({prepared.name: reports}, tmp_path)
+    assert "| LR | published | 1 |" in text and "no fair rival" not in text
 
 
 @pytest.mark.slow
@@ -182,7 +216,7 @@ def test_recap_is_a_student_of_the_recipe(prepared: PreparedData, tmp_path: Path
     text = fulfil(request(prepared, tmp_path, models=("recap",)))
     report = read_report(tmp_path / "reports" / prepared.name / "recap/seed-1")
     assert report.model.name == "recap" and len(report.teachers) == TINY["teachers"]
-    assert "| RECAP | 1 |" in text
+    assert "| RECAP | tuned | 1 |" in text
 
 
 @pytest.mark.slow

@@ -25,13 +25,16 @@ ARMS = {
 }
 
 
+ORIGINS = {"lr": "ours", "qnn": "published", "fcn": "published", "recap": "tuned"}
+
+
 def test_gap_and_p_are_of_all_seeds() -> None:
     fcn = arm("FCN", 0.79, 0.792, 0.791)
     ours = arm("RECAP", 0.80, 0.8021)
     comparison = compare({"fcn": fcn, "recap": ours}, "recap")["fcn"]
     assert comparison.gap == pytest.approx(0.01005)
     assert comparison.p is not None and comparison.p < 0.05
-    text = markdown("toy", {"fcn": fcn, "recap": ours}, "")
+    text = markdown("toy", {"fcn": fcn, "recap": ours}, "", ORIGINS)
     line = next(line for line in text.splitlines() if "FCN" in line)
     assert "+1.005" in line
 
@@ -52,7 +55,7 @@ def test_no_model_that_takes_a_mark_is_left_out() -> None:
 
 
 def test_best_is_bold_second_underlined_and_published_figures_are_beside() -> None:
-    text = markdown("ml-1m", ARMS, "A title")
+    text = markdown("ml-1m", ARMS, "A title", ORIGINS)
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
     assert "**82.117" in lines["RECAP"] and "<u>80.100" in lines["QNN"]
     assert lines["FCN"].endswith("| 90.74 | 0.3001 | 90.76 | 0.3015 |")
@@ -60,7 +63,7 @@ def test_best_is_bold_second_underlined_and_published_figures_are_beside() -> No
         "Public log: what a run by the published settings printed" in text
         and "on another random split" in text
     )
-    unpublished = markdown("my-clicks", ARMS, "A title")
+    unpublished = markdown("my-clicks", ARMS, "A title", ORIGINS)
     assert "Published:" not in unpublished and "Public log:" not in unpublished
     assert "could detect" in text and "conditional" in text
     assert best_two(ARMS, "logloss") == ("recap", "qnn")

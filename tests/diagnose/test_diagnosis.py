@@ -23,6 +23,7 @@ from recap_ctr.diagnose import (
     decompose,
     diagnose,
     exact_gain,
+    findings,
     nonshared_variance,
     predicted_gain,
     two_axis,
@@ -239,6 +240,27 @@ def test_curve_with_drawn_subsets_agrees_with_all() -> None:
     assert measured.points[3].gain.value == pytest.approx(np.mean(every), rel=0.02)
     assert measured.points[8].gain.value == pytest.approx(exact_gain(logits_NM), rel=1e-9)
     assert all(point.gain.runs_low is not None for point in measured.points)
+
+
+def test_routes_that_share_leaves_are_forecast_from_their_tree() -> None:
+    rng = np.random.default_rng(3)
+    rows, leaves = 4_000, 3
+    labels_N = (rng.random(rows) < 0.3).astype(float)
+    towers = rng.normal(-1, 0.3, (2, leaves, rows))
+    pairs = sorted(itertools.product(range(leaves), repeat=2), key=lambda pair: (max(pair), pair))
+    logits_NK = np.stack([(towers[0, i] + towers[1, j]) / 2 for i, j in pairs], axis=1)
+    shares = tuple(
+        float(np.mean([((i != k) + (j != m)) / 2 for i, j in pairs[:count] for k, m in pairs[:count]]))
+        for count in range(1, 10)
+    )
+    four = replace(Cube.from_array(logits_NK[:, None, None, :4]), route_shares=shares)
+    by_tree = curve(four, labels_N, "route").forecast[8].gain.value
+    as_if_exchangeable = curve(replace(four, route_shares=()), labels_N, "route").forecast[8].gain.value
+    measured = predicted_gain(logits_NK)
+    assert by_tree == pytest.approx(measured, rel=0.05)
+    assert as_if_exchangeable < 0.92 * measured
+    with_shares = diagnose(four, labels_N)
+    assert "4 routes" in " ".join(findings(with_shares))
 
 
 def test_churn_by_hand(data: tuple[Floats, Floats], diagnosis: Diagnosis) -> None:

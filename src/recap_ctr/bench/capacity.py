@@ -1,4 +1,7 @@
-"""What a larger FCN gains: deeper towers and more heads, trained by the recipe (the paper's Figure 1a)."""
+"""What a larger FCN gains: deeper towers and more of them, trained by the recipe (the paper's Figure 1a).
+
+With several runs of a shape, its loss has two parts (Eq. 3): that of the mean over runs, and what runs lose by varying.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -7,31 +10,47 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recap_ctr.bench import figures
-from recap_ctr.bench.tables import grid, spread
+from recap_ctr.bench.estimators import logits_of_runs
+from recap_ctr.bench.tables import NONE, grid, spread
+from recap_ctr.diagnose.theory import curvature
+from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.models.fcn import FCNConfig
 from recap_ctr.recipe.ablation import Cell, student_run, train_cells
 from recap_ctr.recipe.report import measure_ensembles
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.training.parallel import Runs
-from recap_ctr.training.run import RunConfig
+from recap_ctr.training.run import RunConfig, held_out_shards
 
 SHALLOW = ((1, 1), (2, 2))
 # Not more: the exponential tower's order doubles with each layer; with eight, losses on synthetic data pass 10,000.
 TIMES_DEEPER = (1.0, 1.5, 2.0)
-TIMES_BROADER = (1, 2)
-HEADER = ["grown in", "layers", "heads", "runs", "parameters", "validation AUC", "AUC", "logloss", "ΔAUC"]
+BRANCHES = (1, 2, 3)
+HEADER = [
+    "grown in",
+    "layers",
+    "branches",
+    "runs",
+    "parameters",
+    "validation AUC",
+    "AUC",
+    "logloss",
+    "of the mean",
+    "by variance",
+    "ΔAUC",
+]
 
 
 class Shape(NamedTuple):
-    """The capacity of an FCN: layers of its exponential and its linear tower, and heads."""
+    """The capacity of an FCN: layers of its exponential and its linear towers, and how many there are of each."""
 
     exponential: int
     linear: int
-    heads: int
+    branches: int
 
     @property
     def layers(self) -> str:
@@ -46,7 +65,7 @@ class Point:
     kind: str
     exponential_layers: int
     linear_layers: int
-    heads: int
+    branches: int
     default: bool
     parameters: int
     runs: int
@@ -55,11 +74,18 @@ class Point:
     logloss: tuple[float, ...]
     gain: float
     """Mean AUC minus that of the recipe's shape, over the same seeds."""
+    loss_by_variance: float | None
+    """What a run loses because runs vary, the second term of Eq. 3; None for one run."""
+
+    @property
+    def loss_of_mean(self) -> float | None:
+        """Return the loss of the mean over all runs that there could be, the first term of Eq. 3."""
+        return None if self.loss_by_variance is None else mean(self.logloss) - self.loss_by_variance
 
     @property
     def shape(self) -> Shape:
         """Return the shape that the figures are of."""
-        return Shape(self.exponential_layers, self.linear_layers, self.heads)
+        return Shape(self.exponential_layers, self.linear_layers, self.branches)
 
 
 @dataclass(frozen=True)
@@ -86,13 +112,11 @@ def default_config(recipe: Recipe, plan: Plan) -> FCNConfig:
 
 def shape_of(config: FCNConfig) -> Shape:
     """Return the shape of an FCN."""
-    return Shape(config.num_exponential_layers, config.num_linear_layers, config.num_heads)
+    return Shape(config.num_exponential_layers, config.num_linear_layers, config.num_branches)
 
 
 def shapes(default: Shape) -> dict[str, list[Shape]]:
     """Return shapes from small to large, by the way of growing; both ways hold the recipe's shape.
-
-    The paper adds towers; a head is FCN's own kind of breadth, with its own vectors for all values.
 
     >>> [shape.layers for shape in shapes(Shape(3, 4, 1))["depth"]]
     ['1 + 1', '2 + 2', '3 + 4', '5 + 6', '6 + 8']
@@ -103,8 +127,8 @@ def shapes(default: Shape) -> dict[str, list[Shape]]:
     }
     in_order = sorted(depths, key=lambda pair: (sum(pair), pair))
     return {
-        "depth": [Shape(*layers, default.heads) for layers in in_order],
-        "breadth": [default._replace(heads=times * default.heads) for times in TIMES_BROADER],
+        "depth": [Shape(*layers, default.branches) for layers in in_order],
+        "breadth": [default._replace(branches=times * default.branches) for times in BRANCHES],
     }
 
 
@@ -121,7 +145,7 @@ def configs(recipe: Recipe, plan: Plan) -> dict[Shape, RunConfig]:
                 update={
                     "num_exponential_layers": shape.exponential,
                     "num_linear_layers": shape.linear,
-                    "num_heads": shape.heads,
+                    "num_branches": shape.branches,
                 }
             ),
         )
@@ -141,7 +165,7 @@ def capacity(recipe: Recipe, seeds: int, reports: Path) -> str:
     runs = train_cells(recipe, cells(recipe, plan, list(teachers), seeds), title="capacity")
     default = shape_of(default_config(recipe, plan))
     points = [
-        _point(kind, shape, runs[shape], runs[default], default=shape == default)
+        _point(kind, shape, recipe, runs[shape], runs[default], default=shape == default)
         for kind, grown in shapes(default).items()
         for shape in grown
     ]
@@ -161,7 +185,9 @@ def capacity(recipe: Recipe, seeds: int, reports: Path) -> str:
     return text
 
 
-def _point(kind: str, shape: Shape, runs: Runs, default_runs: Runs, *, default: bool) -> Point:
+def _point(
+    kind: str, shape: Shape, recipe: Recipe, runs: Runs, default_runs: Runs, *, default: bool
+) -> Point:
     reports = list(runs.values())
     split = reports[0].metrics.split
     aucs = _aucs(runs, split)
@@ -169,7 +195,7 @@ def _point(kind: str, shape: Shape, runs: Runs, default_runs: Runs, *, default: 
         kind=kind,
         exponential_layers=shape.exponential,
         linear_layers=shape.linear,
-        heads=shape.heads,
+        branches=shape.branches,
         default=default,
         parameters=reports[0].parameters,
         runs=len(reports),
@@ -177,7 +203,18 @@ def _point(kind: str, shape: Shape, runs: Runs, default_runs: Runs, *, default: 
         auc=aucs,
         logloss=tuple(report.metrics.on(split).raw.logloss for report in reports),
         gain=mean(aucs) - mean(_aucs(default_runs, split)),
+        loss_by_variance=_loss_by_variance(recipe, list(runs)),
     )
+
+
+def _loss_by_variance(recipe: Recipe, runs: Sequence[Path]) -> float | None:
+    """Return the second term of Eq. 3, half of the variance between runs times the curvature; None for one run."""
+    if len(runs) < 2:
+        return None
+    split, shard = held_out_shards(recipe.data).popitem()
+    logits_NM, weights_N = undo_sampling(logits_of_runs(runs, split), shard, recipe.config.negative_rate)
+    curved_N = curvature(logits_NM.mean(axis=1)) * logits_NM.var(axis=1, ddof=1)
+    return float(np.average(curved_N, weights=weights_N)) / 2
 
 
 def _aucs(runs: Runs, split: str) -> tuple[float, ...]:
@@ -210,12 +247,14 @@ def _markdown(points: Sequence[Point]) -> list[str]:
         cells = [
             point.kind,
             point.shape.layers,
-            str(point.heads),
+            str(point.branches),
             str(point.runs),
             f"{point.parameters:,}",
             spread(point.valid_auc, 3, 100),
             spread(point.auc, 3, 100),
             spread(point.logloss, 5),
+            NONE if point.loss_of_mean is None else f"{point.loss_of_mean:.5f}",
+            NONE if point.loss_by_variance is None else f"{point.loss_by_variance:.5f}",
         ]
         gain = "" if point.default else f"{100 * point.gain:+.3f}"
         body.append([*(f"**{text}**" if point.default else text for text in cells), gain])
@@ -226,10 +265,12 @@ def _findings(points: Sequence[Point], split: str, ensemble: Ensemble | None) ->
     default = next(point for point in points if point.default)
     twice = 2 * default.exponential_layers, 2 * default.linear_layers
     deep = next(point for point in points if (point.exponential_layers, point.linear_layers) == twice)
-    broad = next(point for point in points if point.kind == "breadth" and point.heads == 2 * default.heads)
+    broad = next(
+        point for point in points if point.kind == "breadth" and point.branches == 2 * default.branches
+    )
     gains = (
         f"Twice the depth gains {100 * deep.gain:+.3f} points at {deep.parameters / default.parameters:.2f} times the"
-        f" parameters, twice the heads {100 * broad.gain:+.3f} at {broad.parameters / default.parameters:.2f} times"
+        f" parameters, twice the branches {100 * broad.gain:+.3f} at {broad.parameters / default.parameters:.2f} times"
     )
     if ensemble is not None:
         gains += (
@@ -237,8 +278,8 @@ def _findings(points: Sequence[Point], split: str, ensemble: Ensemble | None) ->
             f" whose standard deviation between seeds is {100 * ensemble.noise[split]:.3f}"
         )
     return [
-        f"On {split} rows, AUC in points; the recipe's own shape is bold. Layers are exponential + linear; the paper"
-        " adds towers for breadth, here it is heads, each with vectors of its own.",
+        f"On {split} rows, AUC in points; the recipe's own shape is bold. Layers are exponential + linear; branches"
+        " are pairs of towers. Eq. 3 splits a run's logloss into that of the mean over runs and what variance costs.",
         f"{gains}.",
     ]
 
@@ -277,7 +318,7 @@ def _draw_shapes(axes: Axes, points: Sequence[Point], heights: Sequence[float]) 
         figures.series(axes, index, xs, ys, f"FCN, {kind}")
         names += [
             figures.Name(
-                point.shape.layers if kind == "depth" else f"{point.heads} heads",
+                point.shape.layers if kind == "depth" else f"{point.branches} branches",
                 point.parameters,
                 height,
                 index,

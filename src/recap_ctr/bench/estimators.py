@@ -1,6 +1,8 @@
 """What the mean of M estimators gains along each axis, with what theory predicts (the paper's Figures 1b and 1c).
 
-Shape suffixes: N rows, M estimators.
+The three axes are those of one family: runs of the recursive backbone, trained alike from labels alone, with their last
+checkpoints and their routes. Other families stand beside it, for the gain as a function of V_ns.
+Shape suffixes: N rows, M estimators, S runs, T checkpoints, R routes.
 """
 
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from scipy.stats import spearmanr
 
 from recap_ctr import diagnose
 from recap_ctr.axes.logits import LogitTable, blocks
@@ -27,14 +30,15 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.evaluate import Array
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.inference.torch_backend import load_artifact
-from recap_ctr.recipe.ablation import PLAIN_FCN, Cell, ablation_cells, finished_runs, student_run, train_cells
+from recap_ctr.recipe.ablation import PLAIN_FCN, Cell, ablation_cells, finished_runs, train_cells
+from recap_ctr.recipe.estimator_grid import grid_run, score_runs
 from recap_ctr.recipe.stages import Plan, Recipe
-from recap_ctr.training.estimators import load_estimators
 from recap_ctr.training.parallel import teacher_tables
-from recap_ctr.training.run import ARTIFACT, RunConfig, held_out_shards
+from recap_ctr.training.run import ARTIFACT, MAX_ROUTES, RunConfig, held_out_shards
 
 CHECKPOINTS = 8
-STUDENTS = "students"
+STUDENTS, GRID = "students", "grid"
+BACKBONE = "recursive backbone"
 AXES = {"run": "runs", "trajectory": "trajectory", "route": "routes"}
 HEADER = [
     "estimators",
@@ -67,6 +71,11 @@ class Point:
     measured: float
     """Loss that it saves; labels cancel from it (Appendix B.3)."""
 
+    @property
+    def curved(self) -> float:
+        """Return V_ns weighted by the curvature of the loss, of which Eq. 6 takes half."""
+        return 2 * self.predicted
+
 
 def scale(
     family: str, axis: str, logits_NM: diagnose.Floats, labels_N: Array, weights_N: Array | None = None
@@ -98,12 +107,17 @@ def scale(
 def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[str, Cell]:
     """Return what the table is made of apart from the teachers.
 
-    These are students, one run of each trajectory, and as many FCNs by the plateau rule as there are teachers.
+    These are the runs of the grid, students, and as many FCNs by the plateau rule as there are teachers.
     """
     published = ablation_cells(recipe, plan, "fcn", ["plain"], range(1, len(teachers) + 1), teachers)
     students = ablation_cells(recipe, plan, "recap", ["ema-kd"], range(1, seeds + 1), teachers)
-    paths = {name: Cell(config, [1]) for name, config in trajectories(recipe, plan).items()}
-    return {PUBLISHED: published["plain"], STUDENTS: students["ema-kd"], **paths}
+    routes = recipe.config.routes or MAX_ROUTES
+    grid = grid_run(recipe, plan, checkpoints=CHECKPOINTS, routes=routes, model="recap")
+    return {
+        PUBLISHED: published["plain"],
+        STUDENTS: students["ema-kd"],
+        GRID: Cell(grid, range(1, seeds + 1)),
+    }
 
 
 def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
@@ -118,25 +132,27 @@ def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
         logits_NM, weights_N = undo_sampling(logits_NM, shard, recipe.config.negative_rate)
         return scale(family, axis, logits_NM, shard.labels, weights_N)
 
-    teacher = title_of(recipe.config.teacher_model)
+    logits_NSTR = _grid_logits(recipe, list(runs[GRID]), split)
     points = [
-        *corrected(PLAIN_FCN, "run", _logits_of_runs(list(runs[PUBLISHED]), split)),
-        *corrected(f"{teacher}, averaged weights", "run", _logits_of_runs(teachers, split)),
+        point
+        for axis, families in axes_of(logits_NSTR).items()
+        for point in _mean_of([corrected(BACKBONE, axis, logits_NM) for logits_NM in families])
     ]
+    teacher = title_of(recipe.config.teacher_model)
+    points += corrected(PLAIN_FCN, "run", logits_of_runs(list(runs[PUBLISHED]), split))
+    points += corrected(f"{teacher}, averaged weights", "run", logits_of_runs(teachers, split))
     device = torch.device(recipe.device)
-    averages = []
-    for name, config in trajectories(recipe, plan).items():
-        run = next(iter(runs[name]))
-        logits_NM = _logits_of_checkpoints(run, shard, device)
-        points += corrected(name, "trajectory", logits_NM)
-        averaged_N = predict(model_of_run(run, device, one_route=True), shard, device)
-        averages.append(measure_average(name, averaged_N, logits_NM, config, shard))
     # Students that other tables trained are used too.
-    students = [
-        corrected("RECAP", "route", _logits_of_routes(run, shard, device))
-        for run in finished_runs(recipe, wanted[STUDENTS].config)
-    ]
-    points += [_mean(list(same)) for same in zip(*students, strict=True)]
+    students = finished_runs(recipe, wanted[STUDENTS].config)
+    points += _mean_of(
+        [corrected("RECAP", "route", _logits_of_routes(run, shard, device)) for run in students]
+    )
+    averages = []
+    for index, run in enumerate(runs[GRID]):
+        averaged_N = predict(model_of_run(run, device, one_route=True), shard, device)
+        name = f"{BACKBONE}, run {index + 1}"
+        checkpoints_NT = logits_NSTR[:, index, :, 0]
+        averages.append(measure_average(name, averaged_N, checkpoints_NT, wanted[GRID].config, shard))
     text = table_text(points, split, len(shard), averages)
     about = {"data": recipe.data.name, "split": split, "rows": len(shard), "students": len(students)}
 
@@ -149,13 +165,27 @@ def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
     return text
 
 
-def _logits_of_runs(runs: Sequence[Path], split: str) -> diagnose.Floats:
+def axes_of(logits_NSTR: diagnose.Floats) -> dict[str, list[diagnose.Floats]]:
+    """Return the families of each axis that has several points: other axes stay at the last step and the home route."""
+    runs = range(logits_NSTR.shape[1])
+    families = {
+        "run": [logits_NSTR[:, :, -1, 0]],
+        "trajectory": [logits_NSTR[:, run, :, 0] for run in runs],
+        "route": [logits_NSTR[:, run, -1, :] for run in runs],
+    }
+    return {axis: members for axis, members in families.items() if members[0].shape[1] > 1}
+
+
+def _grid_logits(recipe: Recipe, runs: Sequence[Path], split: str) -> diagnose.Floats:
+    """Return the logits of all runs, checkpoints and routes: rows × runs × checkpoints × routes."""
+    cube = diagnose.Cube.from_tables(score_runs(recipe, runs, "recap", split))
+    logits_CN = cube.block(0, len(cube))
+    return np.moveaxis(logits_CN.reshape(*cube.shape, -1), -1, 0)
+
+
+def logits_of_runs(runs: Sequence[Path], split: str) -> diagnose.Floats:
+    """Return the logits of some runs on a split, rows × runs."""
     return np.concatenate(list(blocks([LogitTable(path) for path in teacher_tables(runs, split)])))
-
-
-def _logits_of_checkpoints(run: Path, shard: Shard, device: torch.device) -> diagnose.Floats:
-    models = load_estimators(run, None, "checkpoint").values()
-    return np.stack([predict(model.to(device), shard, device) for model in models], axis=1).astype(np.float64)
 
 
 def _logits_of_routes(run: Path, shard: Shard, device: torch.device) -> diagnose.Floats:
@@ -164,25 +194,13 @@ def _logits_of_routes(run: Path, shard: Shard, device: torch.device) -> diagnose
     return predict_routes(model.model, shard, model.routes, device)
 
 
-def trajectories(recipe: Recipe, plan: Plan) -> dict[str, RunConfig]:
-    """Return the recipe's training of two models, with the raw weights of its last epochs kept.
-
-    The average of the weights changes no step of a run. It decides when to stop: after the noise of the constant rate
-    has become steady. Without it the run would end while its checkpoints still improve, and they would not be
-    exchangeable.
-    """
-    students = {"FCN": "fcn", "recursive backbone": "recap"}
-    configs = {name: student_run(recipe, plan, student, "ema", []) for name, student in students.items()}
-    return {
-        name: replace(config, train=config.train.model_copy(update={"checkpoints": CHECKPOINTS}))
-        for name, config in configs.items()
-    }
-
-
-def _mean(points: Sequence[Point]) -> Point:
-    """Return the mean of the points of several students."""
+def _mean_of(families: Sequence[Sequence[Point]]) -> list[Point]:
+    """Return the mean of the points of several families, count by count."""
     names = ("auc", "auc_gain", "logloss", "removed", "predicted", "measured")
-    return replace(points[0], **{name: mean(getattr(point, name) for point in points) for name in names})
+    return [
+        replace(same[0], **{name: mean(getattr(point, name) for point in same) for name in names})
+        for same in zip(*families, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -263,8 +281,8 @@ def _findings(points: Sequence[Point], split: str, rows: int) -> list[str]:
     largest = {name: family[-1] for name, family in _families(points).items() if family[-1].count > 1}
     gains = [f"{name}, {point.count} of them: {100 * point.auc_gain:+.3f}" for name, point in largest.items()]
     sentences = [
-        f"On {rows:,} {split} rows; AUC in points; means over subsets of M estimators. Checkpoints are the raw weights"
-        " of the last epochs of one run.",
+        f"On {rows:,} {split} rows; AUC in points; means over subsets of M estimators. The runs of the {BACKBONE} are"
+        " taken at their last epoch; checkpoints are the raw weights of their last epochs.",
         f"Gains in AUC over one estimator, in points: {'; '.join(gains)}.",
     ]
     ratios = [point.measured / point.predicted for point in largest.values() if point.predicted > 0]
@@ -272,30 +290,50 @@ def _findings(points: Sequence[Point], split: str, rows: int) -> list[str]:
         sentences.append(
             f"The loss that is saved is {min(ratios):.2f} to {max(ratios):.2f} of what Eq. 6 predicts from V_ns."
         )
+    if len(largest) > 2:
+        gain_of_auc = [point.auc_gain for point in largest.values()]
+        order = {
+            "V_ns": spearmanr([point.removed for point in largest.values()], gain_of_auc).statistic,
+            "V_ns weighted by curvature": spearmanr(
+                [point.curved for point in largest.values()], gain_of_auc
+            ).statistic,
+        }
+        correlations = " and ".join(f"{value:+.2f} with {name}" for name, value in order.items())
+        sentences.append(
+            f"Over these {len(largest)} families the gain in AUC has a rank correlation of {correlations}: unlike that"
+            " of the loss, it does not follow from the variance by algebra."
+        )
     return sentences
 
 
 def _draw(figure: Figure, points: Sequence[Point], title: str, split: str) -> None:
-    """Draw the gain in AUC against the number of estimators, and the loss saved against the loss predicted."""
+    """Draw gains against the number of estimators of one family, and against V_ns for all of them."""
     figure.suptitle(title, parse_math=False)
-    left, right = figure.subplots(1, 2)
+    left, middle, right = figure.subplots(1, 3)
     for index, (name, family) in enumerate(_families(points).items()):
-        gains = [100 * point.auc_gain for point in family]
-        figures.series(left, index, [point.count for point in family], gains, name)
-        positive = [point for point in family if point.predicted > 0 and point.measured > 0]
-        predicted, measured = (
-            [getattr(point, key) for point in positive] for key in ("predicted", "measured")
-        )
-        figures.series(right, index, predicted, measured, name, linestyle="")
-    shown = [point.predicted for point in points if point.predicted > 0]
-    if shown:
-        ends = [min(shown), max(shown)]
-        right.plot(ends, ends, color=figures.INK, linestyle="--", linewidth=1, label="measured = predicted")
-        right.set_xscale("log")
-        right.set_yscale("log")
+        several = [point for point in family if point.count > 1 and point.removed > 0]
+        gains = [100 * point.auc_gain for point in several]
+        if family[0].family == BACKBONE:
+            figures.series(
+                left,
+                index,
+                [point.count for point in family],
+                [100 * point.auc_gain for point in family],
+                name,
+            )
+        figures.series(middle, index, [point.removed for point in several], gains, name, linestyle="")
+        saved = [point.measured for point in several]
+        figures.series(right, index, [point.removed for point in several], saved, name, linestyle="")
+        curved = [point.curved for point in several]
+        figures.series(right, index, curved, saved, "", linestyle="", markerfacecolor="none")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.set_xlabel("estimators averaged, M")
     left.set_ylabel(f"gain in {split} AUC (points)")
-    right.set_xlabel("predicted gain in logloss (Eq. 6)")
-    right.set_ylabel(f"measured gain in {split} logloss")
-    figures.legend(figure, right, columns=3)
+    middle.set_xlabel("V_ns")
+    middle.set_ylabel(f"gain in {split} AUC (points)")
+    right.set_xlabel("V_ns; hollow: weighted by curvature")
+    right.set_ylabel(f"gain in {split} logloss")
+    for axes in (middle, right):
+        if any(point.removed > 0 for point in points):
+            axes.set_xscale("log")
+    figures.legend(figure, middle, columns=2)

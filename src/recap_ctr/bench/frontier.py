@@ -22,8 +22,13 @@ from recap_ctr.training.parallel import Runs
 from recap_ctr.training.run import ARTIFACT, LOGITS, held_out_shards
 
 RECAP = "RECAP"
-OTHERS, AVERAGED = "other models", "others, averaged"
-KINDS = ("single model", "ensemble", "capacity", OTHERS, RECAP, AVERAGED)
+OTHERS = {
+    table1.Treatment.AS_PUBLISHED: ("other models", ""),
+    table1.Treatment.AVERAGED: ("others, averaged", " + EMA"),
+    table1.Treatment.TUNED: ("others, tuned", " + EMA, tuned"),
+}
+"""The kind of table 1's models by their treatment, and what their names end with."""
+KINDS = ("single model", "ensemble", "capacity", "other models", RECAP, "others, averaged", "others, tuned")
 MAX_ENSEMBLES = 12  # Of one size, whose mean stands for them.
 SHOWN = 4.0  # How far below one teacher the figure reaches, in units of the teacher's distance from the best.
 HEADER = ["model", "kind", "runs", "parameters", "AUC", "cost", "on the frontier"]
@@ -112,8 +117,11 @@ def _points(
             if (aucs := _ensemble_aucs(recipe, members, count, split))
         ),
         *(_point(name, "capacity", runs, split, costs) for name, runs in others.items()),
-        *_models_of_table1(reports, split, recipe.data, averaged=False),
-        *_models_of_table1(reports, split, recipe.data, averaged=True),
+        *(
+            point
+            for treatment in table1.Treatment
+            for point in _models_of_table1(reports, split, recipe.data, treatment)
+        ),
         _point(RECAP, RECAP, students, split, costs),
     ]
 
@@ -129,8 +137,8 @@ def _ensemble_aucs(recipe: Recipe, teachers: Sequence[Path], count: int, split: 
 
 
 def _name(shape: capacity.Shape) -> str:
-    heads = f", {shape.heads} heads" if shape.heads > 1 else ""
-    return f"FCN, {shape.layers} layers{heads}"
+    branches = f", {shape.branches} branches" if shape.branches > 1 else ""
+    return f"FCN, {shape.layers} layers{branches}"
 
 
 def _point(name: str, kind: str, runs: Runs, split: str, costs: Mapping[str, float]) -> Point:
@@ -139,12 +147,14 @@ def _point(name: str, kind: str, runs: Runs, split: str, costs: Mapping[str, flo
     return Point(name, kind, len(reports), reports[0].parameters, aucs, costs[name])
 
 
-def _models_of_table1(reports: Path, split: str, data: PreparedData, *, averaged: bool) -> list[Point]:
+def _models_of_table1(
+    reports: Path, split: str, data: PreparedData, treatment: table1.Treatment
+) -> list[Point]:
     """Return the models of table 1 that have reports on these data."""
-    kind, suffix = (AVERAGED, " + EMA") if averaged else (OTHERS, "")
+    kind, suffix = OTHERS[treatment]
     return [
         Point(arm.name + suffix, kind, len(arm.seeds), arm.parameters, arm.figures["auc"])
-        for name, arm in table1.read_arms(reports, averaged=averaged, data=data).items()
+        for name, arm in table1.read_arms(reports, treatment, data).items()
         if name != table1.OURS and arm.split == split and arm.parameters is not None
     ]
 
@@ -221,7 +231,9 @@ def _draw(figure: Figure, points: Sequence[Point], subject: str, split: str) -> 
     axes.set_ylabel(f"{split} AUC (points)")
     title = f"not shown: {hidden} below {100 * floor:.1f}" if hidden else None
     figures.legend(figure, axes, columns=7, title=title)
-    in_order = sorted(shown, key=lambda point: (not point.best, point.kind in (OTHERS, AVERAGED)))
+    in_order = sorted(
+        shown, key=lambda point: (not point.best, point.kind in {kind for kind, _ in OTHERS.values()})
+    )
     figures.write_names(
         figure,
         axes,

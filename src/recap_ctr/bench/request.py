@@ -25,11 +25,14 @@ from recap_ctr.config import read_toml
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.synthetic import SyntheticConfig
 from recap_ctr.errors import InputError
+from recap_ctr.jobs.engines import LOCAL
+from recap_ctr.jobs.executor import Executor
 from recap_ctr.jobs.progress import say
 from recap_ctr.pages.benchmark import page
 from recap_ctr.pages.page import Image
 from recap_ctr.recipe.config import RecipeConfig, merge_settings, recipe_config
 from recap_ctr.recipe.stages import Recipe
+from recap_ctr.storage.files import make_directory
 
 
 class Table(NamedTuple):
@@ -50,7 +53,7 @@ ONE_RECIPE: dict[str, Table] = {
     "routes": Table(routes.routes, routes.cells),
 }
 """Tables of one data set, made of what its recipe trains."""
-ONE_SEED = ("sensitivity", "capacity", "estimators", "frontier")
+ONE_SEED = ("sensitivity", "frontier")
 """Tables of many settings, where one run of each is enough beside the noise of those that have several."""
 TABLES = ("table1", *ONE_RECIPE)
 
@@ -75,10 +78,13 @@ class Request:
     """The models of table1; by default all."""
     seeds: int | None = None
     """Runs of each kind; by default 1 or 3, as suits the table."""
-    averaged: bool = False
+    treatment: table1.Treatment = table1.Treatment.AS_PUBLISHED
+    """How the baselines of table1 are trained."""
     dry_run: bool = False
     threads: int | None = None
     device: str = "cpu"
+    executor: Executor | str = LOCAL
+    """What runs the jobs, or the name of an engine."""
     quiet: bool = False
     command: str = ""
     """The command that makes the table again, for its page."""
@@ -120,8 +126,8 @@ def _check(request: Request) -> list[Dataset]:
     """Return the data sets of a request that can be fulfilled."""
     if request.table not in TABLES:
         raise InputError(f"no table {request.table!r}", fix=f"choose from {', '.join(TABLES)}")
-    if request.table != "table1" and (request.models or request.averaged):
-        raise InputError("--models and --averaged belong to table1")
+    if request.table != "table1" and (request.models or request.treatment.value):
+        raise InputError("--models, --averaged and --tuned belong to table1")
     table1.check_models(request.models_or_all, request.reports)
     datasets = [_open(request, name) for name in request.data]
     if request.needs_teachers and not all(config.num_teachers for _, config in datasets):
@@ -140,7 +146,7 @@ def _open(request: Request, name: str) -> Dataset:
         data = PreparedData(Path(name))
     else:
         directory = request.out / NAME
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         config = SyntheticConfig(rows=ROWS, seed=1)
         _, data = draw(config, directory / "clicks.csv", directory / "data" / NAME, quiet=True)
     return Dataset(data, _recipe_config(request, name, data))
@@ -164,7 +170,7 @@ def _costs(request: Request, data: PreparedData, config: RecipeConfig) -> str:
     """Return what the missing runs of one data set would cost, in words."""
     if request.table == "table1":
         table = _table1(request, data, config)
-        costs = table.costs(request.models_or_all, request.num_seeds, averaged=request.averaged)
+        costs = table.costs(request.models_or_all, request.num_seeds, request.treatment)
     else:
         costs = missing_costs(
             config,
@@ -186,6 +192,7 @@ def _make_table(request: Request, data: PreparedData, config: RecipeConfig) -> s
         request.out / data.name,
         threads=request.threads,
         device=request.device,
+        executor=request.executor,
         quiet=request.quiet,
     )
     reports = request.reports / data.name
@@ -198,13 +205,11 @@ def _make_table1(request: Request, datasets: Sequence[Dataset]) -> str:
     """Make Table 1 of all data sets and its page; return it as Markdown."""
     for data, config in datasets:
         _announce_defaults(request, request.reports / data.name)
-        _table1(request, data, config).train(
-            request.models_or_all, request.num_seeds, averaged=request.averaged
-        )
+        _table1(request, data, config).train(request.models_or_all, request.num_seeds, request.treatment)
     names = [data.name for data, _ in datasets]
     only = names[0] if len(names) == 1 else ""
     text = write_tables(
-        {name: request.reports / name for name in names}, request.reports / only, averaged=request.averaged
+        {name: request.reports / name for name in names}, request.reports / only, request.treatment
     )
     _write_page(request, only, text)
     return text
@@ -218,6 +223,7 @@ def _table1(request: Request, data: PreparedData, config: RecipeConfig) -> table
         config,
         request.threads,
         request.device,
+        request.executor,
         request.quiet,
     )
 
@@ -234,7 +240,7 @@ def _announce_defaults(request: Request, reports: Path) -> None:
 
 def page_directory(request: Request, data: str) -> Path:
     """Return the directory of a table's page; `data` is empty for a table of several data sets."""
-    return request.out / data / "pages" / f"{request.table}{'-averaged' if request.averaged else ''}"
+    return request.out / data / "pages" / f"{request.table}{request.treatment.value}"
 
 
 def _write_page(request: Request, data: str, markdown: str, figure: Path | None = None) -> None:

@@ -42,6 +42,7 @@ class Kind:
 
 
 COLUMNS = {"binding": "columns", "sampling": "fixed"}
+SIGNS = {"binding": "columns", "form": "signs", "sampling": "all", "num_adapters": 4}
 KINDS = (
     Kind("tied, branching late", {}, late=True),
     Kind("tied, random", {}),
@@ -51,6 +52,7 @@ KINDS = (
     Kind("columns, one drawn for each row", {"binding": "columns", "sampling": "row"}),
     Kind("columns, rows of their own", COLUMNS),
     Kind("columns, rows and teachers of their own", COLUMNS, train={"kd_from": "column"}),
+    Kind("four columns of signs, all in each batch", SIGNS),
 )
 """The first one is the default, which the others are compared with."""
 TRAININGS = {"ema": "labels alone", "ema-kd": "teachers"}

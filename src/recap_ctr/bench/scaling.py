@@ -1,4 +1,7 @@
-"""Estimator scaling, axis by axis: a backbone with and without each of them (the paper's Tables 2 and 3)."""
+"""Estimator scaling, axis by axis: a backbone with and without each of them (the paper's Tables 2 and 3).
+
+Each entry has the regulariser that a probe of its own finds: one that suits other training would be a second cause.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,10 +10,13 @@ from pathlib import Path
 from recap_ctr.bench import tables
 from recap_ctr.bench.arms import arm_of
 from recap_ctr.errors import InputError
-from recap_ctr.recipe.ablation import Cell, ablation_cells, train_cells
+from recap_ctr.recipe.ablation import Cell, own_cell, student_run, train_cells
 from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.storage.files import make_directory
 from recap_ctr.training.parallel import Runs
 from recap_ctr.training.report import RunReport, write_report
+
+MARKS = ("EMA", "KD", "Routes")
 
 
 @dataclass(frozen=True)
@@ -18,19 +24,32 @@ class Entry:
     """One entry of a table: how its runs are trained, and whether they are measured on every route."""
 
     name: str
-    ema: bool
-    kd: bool
+    training: str
+    """The words of `student_run`, such as raw, ema or ema-kd."""
     routes: bool = False
+    teachers: int | None = None
+    """How many of the teachers teach it; None: all, where the training has any."""
+    own_l2: bool = True
+    """Whether it has the regulariser that a probe of its own finds, or that of the plan."""
 
     @property
-    def training(self) -> str:
-        """Return the name of the training: plain, ema, kd or ema-kd."""
-        return "-".join(word for word, on in (("ema", self.ema), ("kd", self.kd)) if on) or "plain"
+    def runs(self) -> str:
+        """Return the name of its runs, which entries with and without routes share."""
+        parts = [self.training]
+        if self.teachers is not None:
+            parts.append(f"from-{self.teachers}")
+        return "-".join(parts if self.own_l2 else [*parts, "shared-l2"])
+
+    @property
+    def marks(self) -> dict[str, bool]:
+        """Return the ticks of its line."""
+        words = self.training.split("-")
+        return {"EMA": "ema" in words, "KD": "kd" in words, "Routes": self.routes}
 
 
 @dataclass(frozen=True)
 class ScalingTable:
-    """One of the two tables: the model that is trained, and the entries; the others are compared with the first."""
+    """One of the tables: the model that is trained, and the entries; the others are compared with the first."""
 
     caption: str
     student: str
@@ -42,24 +61,41 @@ TABLES = {
         "Ablation of estimator scaling",
         "recap",
         (
-            Entry("Recursive backbone", ema=False, kd=False),
-            Entry("+ trajectory scaling", ema=True, kd=False),
-            Entry("+ cross-run scaling", ema=False, kd=True),
-            Entry("+ route scaling", ema=False, kd=False, routes=True),
-            Entry("RECAP", ema=True, kd=True, routes=True),
+            Entry("Recursive backbone", "raw"),
+            Entry("one route in training, too", "raw-fixed"),
+            Entry("by the plateau rule", "plain"),
+            Entry("+ trajectory scaling", "ema"),
+            Entry("+ cross-run scaling", "raw-kd"),
+            Entry("+ route scaling", "raw", routes=True),
+            Entry("RECAP on one route", "ema-kd"),
+            Entry("RECAP", "ema-kd", routes=True),
         ),
     ),
     "fcn-scaling": ScalingTable(
         "Estimator scaling of FCN",
         "fcn",
         (
-            Entry("FCN", ema=False, kd=False),
-            Entry("FCN + EMA", ema=True, kd=False),
-            Entry("FCN + KD", ema=False, kd=True),
-            Entry("FCN + EMA + KD", ema=True, kd=True),
+            Entry("FCN", "raw"),
+            Entry("FCN by the plateau rule", "plain"),
+            Entry("FCN + EMA", "ema"),
+            Entry("FCN + KD", "raw-kd"),
+            Entry("FCN + EMA + KD", "ema-kd"),
+        ),
+    ),
+    "teachers": ScalingTable(
+        "What teachers give, and what their soft targets give",
+        "recap",
+        (
+            Entry("no teacher, l2 of the plan", "ema", own_l2=False),
+            Entry("no teacher, own l2", "ema"),
+            Entry("one teacher, l2 of the plan", "ema-kd", teachers=1, own_l2=False),
+            Entry("one teacher, own l2", "ema-kd", teachers=1),
+            Entry("all teachers, l2 of the plan", "ema-kd", own_l2=False),
+            Entry("all teachers, own l2", "ema-kd"),
         ),
     ),
 }
+"""Each entry differs from its neighbours in one thing: all have the same schedule but for the plateau rule."""
 
 
 def scaling(name: str, recipe: Recipe, seeds: int, reports: Path) -> str:
@@ -70,18 +106,29 @@ def scaling(name: str, recipe: Recipe, seeds: int, reports: Path) -> str:
     plan = recipe.plan()
     wanted = cells(name, recipe, plan, list(recipe.train_teachers(plan)), seeds)
     runs = train_cells(recipe, wanted, title=student)
-    markdown, latex = render(name, {training: list(trained.values()) for training, trained in runs.items()})
-    copy_reports({f"{student}-{training}": trained for training, trained in runs.items()}, reports)
+    markdown, latex = render(name, {key: list(trained.values()) for key, trained in runs.items()})
+    copy_reports({f"{student}-{key}": trained for key, trained in runs.items()}, reports)
     tables.write_files(reports / name, name, {"md": markdown, "tex": latex})
     return markdown
 
 
 def cells(name: str, recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[str, Cell]:
-    """Return the cells of the table `name`, by training."""
-    # What matters most comes first, in case time runs out.
-    entries = sorted(TABLES[name].entries, key=lambda entry: -entry.ema - entry.kd)
-    trainings = [entry.training for entry in entries]
-    return ablation_cells(recipe, plan, TABLES[name].student, trainings, range(1, seeds + 1), teachers)
+    """Return the cells of the table `name`, by the name of their runs."""
+    if not teachers:
+        raise InputError("this table compares with distillation", fix="set at least one teacher")
+    student = TABLES[name].student
+    wanted: dict[str, Cell] = {}
+    for entry in TABLES[name].entries:
+        if entry.runs in wanted:
+            continue
+        taught_by = teachers[: entry.teachers]
+        if entry.own_l2:
+            cell = own_cell(recipe, plan, student, entry.training, range(1, seeds + 1), taught_by)
+        else:
+            run = student_run(recipe, plan, student, entry.training, taught_by)
+            cell = Cell(run, range(1, seeds + 1))
+        wanted[entry.runs] = cell
+    return wanted
 
 
 def copy_reports(runs_by_training: Mapping[str, Runs], reports: Path) -> None:
@@ -89,23 +136,23 @@ def copy_reports(runs_by_training: Mapping[str, Runs], reports: Path) -> None:
     for training, runs in runs_by_training.items():
         for report in runs.values():
             directory = reports / "recipe" / training / f"seed-{report.train.seed}"
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
             write_report(directory, report)
 
 
 def render(name: str, reports: Mapping[str, Sequence[RunReport]]) -> tuple[str, str]:
-    """Return the table in Markdown and in LaTeX, from the reports of each training."""
+    """Return the table in Markdown and in LaTeX, from the reports of each entry's runs."""
     table = TABLES[name]
-    has_routes = any(entry.routes for entry in table.entries)
+    columns = [mark for mark in MARKS if any(entry.marks[mark] for entry in table.entries)]
     arms = []
     for entry in table.entries:
-        marks = {"EMA": entry.ema, "KD": entry.kd, **({"Routes": entry.routes} if has_routes else {})}
-        on_routes = [report.on_routes(every=entry.routes) for report in reports[entry.training]]
-        arms.append(arm_of(entry.name, on_routes, marks=marks))
-    baseline = table.entries[0]
-    data = reports[baseline.training][0].data.name
+        marks = {mark: entry.marks[mark] for mark in columns}
+        on_routes = [report.on_routes(every=entry.routes) for report in reports[entry.runs]]
+        strengths = {report.train.l2 for report in on_routes}
+        arms.append(arm_of(f"{entry.name} (l2 {min(strengths):.3g})", on_routes, marks=marks))
+    data = reports[table.entries[0].runs][0].data.name
     caption = f"{table.caption} on {data}"
     return (
-        tables.markdown(caption, arms, baseline.name),
-        tables.latex(caption, f"tab:{name}-{data}", arms, baseline.name),
+        tables.markdown(caption, arms, arms[0].name),
+        tables.latex(caption, f"tab:{name}-{data}", arms, arms[0].name),
     )

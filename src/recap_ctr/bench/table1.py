@@ -5,21 +5,25 @@ of the reports.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from recap_ctr.bench.arms import Arm, arm_of
-from recap_ctr.bench.costs import Cost, cost_of, missing_costs
+from recap_ctr.bench.costs import Cost, Rehearsal, cost_of, missing_costs
 from recap_ctr.bench.published import PAPER_ORDER, title_of
 from recap_ctr.config import TrainConfig, parse
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.jobs.engines import LOCAL
+from recap_ctr.jobs.executor import Executor
 from recap_ctr.models.catalogue import MODELS, model_class, parse_model, short_name
 from recap_ctr.plugins import is_dotted
 from recap_ctr.recipe.ablation import Cell, ablation_cells, train_cells
 from recap_ctr.recipe.config import RecipeConfig
-from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.recipe.stages import Plan, Recipe, StageRunner
+from recap_ctr.storage.files import make_directory
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.training.parallel import run_many
 from recap_ctr.training.report import REPORT, RunReport, read_report, write_report
@@ -27,9 +31,18 @@ from recap_ctr.training.run import RunConfig, RunSettings, default_threads, read
 
 AVERAGED: dict[str, Any] = {"schedule": "constant", "ema_epochs": (4.0,), "max_epochs": 32, "patience": 3}
 """What our trajectory averaging changes in a published protocol."""
-SUFFIX = "-ema"
-"""What the label of a model ends with if its weights are averaged."""
 OURS = "recap"
+
+
+class Treatment(Enum):
+    """How baselines are trained; its value ends the labels of their reports."""
+
+    AS_PUBLISHED = ""
+    """By their files of settings."""
+    AVERAGED = "-ema"
+    """The same, with our averaging of weights."""
+    TUNED = "-tuned"
+    """As RECAP is: averaged, each with a probe of its own for what RECAP's probes choose."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +58,54 @@ class Table1:
     threads: int | None = None
     """Threads of one run; by default as many as suit its model."""
     device: str = "cpu"
+    executor: Executor | str = LOCAL
+    """What runs the jobs, or the name of an engine."""
     quiet: bool = False
 
-    def baselines(self, models: Sequence[str], seeds: int, *, averaged: bool = False) -> dict[str, Cell]:
-        """Return the runs of all models but RECAP, by label: the model's name, with SUFFIX if it is averaged."""
-        return {
-            short_name(model) + SUFFIX * averaged: Cell(
-                self._baseline(model, averaged=averaged), range(1, seeds + 1)
-            )
+    def baselines(
+        self,
+        models: Sequence[str],
+        seeds: int,
+        treatment: Treatment = Treatment.AS_PUBLISHED,
+        runner: StageRunner | None = None,
+    ) -> dict[str, Cell]:
+        """Return the runs of all models but RECAP, by label; `runner` does the probes of tuned ones."""
+        configs = {
+            model: self._tuned(model, runner)
+            if treatment is Treatment.TUNED
+            else self._baseline(model, averaged=treatment is Treatment.AVERAGED)
             for model in models
             if model != OURS
         }
+        return {
+            short_name(model) + treatment.value: Cell(config, range(1, seeds + 1))
+            for model, config in configs.items()
+        }
+
+    def _tuned(self, model: str, runner: StageRunner | None) -> RunConfig:
+        """Return what a model's runs have in common, with what two probes find: the teachers', and the student's."""
+        settings = settings_of(model, self.reports)
+        config = self.config.model_copy(
+            update={"teacher_model": settings.model, "teacher_settings": settings.model_settings}
+        )
+        recipe = Recipe(
+            config,
+            self.data,
+            self.out,
+            threads=self.threads,
+            device=self.device,
+            runner=runner,
+            executor=self.executor,
+            quiet=self.quiet,
+        )
+        plan = recipe.plan()
+        run = recipe.run_config(plan, settings.model, recipe.teacher_model_config, recipe.student_training)
+        return replace(run, train=run.train.model_copy(update={"l2": recipe.own_l2(plan, run)}))
 
     def _baseline(self, model: str, *, averaged: bool) -> RunConfig:
         """Return what a model's runs have in common, by its file of settings or by default."""
         path = self.reports / f"{short_name(model)}.toml"
-        settings = read_settings(path, model) if path.is_file() else RunSettings(model, {}, {})
+        settings = settings_of(model, self.reports)
         model_config = parse_model(settings.model, settings.model_settings)
         return RunConfig(
             model=settings.model,
@@ -88,11 +133,11 @@ class Table1:
         }
         return {label: Cell(cells[label].config, seeds) for label, seeds in seeds_by_label.items() if seeds}
 
-    def train(self, models: Sequence[str], seeds: int, *, averaged: bool = False) -> None:
+    def train(self, models: Sequence[str], seeds: int, treatment: Treatment = Treatment.AS_PUBLISHED) -> None:
         """Train what is missing; write each report as soon as its run has ended."""
         configs: dict[Path, RunConfig] = {}
         labels: dict[Path, str] = {}
-        for label, cell in self.missing(self.baselines(models, seeds, averaged=averaged)).items():
+        for label, cell in self.missing(self.baselines(models, seeds, treatment)).items():
             directory = self._directory_of_runs(label, cell.config)
             for seed in cell.seeds:
                 configs[directory / f"seed-{seed}"] = cell.config.with_seed(seed)
@@ -101,23 +146,33 @@ class Table1:
         def keep(directory: Path, report: RunReport) -> None:
             self._write_report(labels[directory], report)
 
-        run_many(configs, self.data, title="table 1", quiet=self.quiet, done=keep)
+        run_many(configs, self.data, title="table 1", executor=self.executor, quiet=self.quiet, done=keep)
         if OURS in models:
             self._train_students(seeds)
 
     def _train_students(self, seeds: int) -> None:
         recipe = Recipe(
-            self.config, self.data, self.out, threads=self.threads, device=self.device, quiet=self.quiet
+            self.config,
+            self.data,
+            self.out,
+            threads=self.threads,
+            device=self.device,
+            executor=self.executor,
+            quiet=self.quiet,
         )
         plan = recipe.plan()
         cells = student_cells(recipe, plan, list(recipe.train_teachers(plan)), seeds)
         for report in train_cells(recipe, cells, title=OURS)[OURS].values():
             self._write_report(OURS, report)
 
-    def costs(self, models: Sequence[str], seeds: int, *, averaged: bool = False) -> list[Cost]:
+    def costs(
+        self, models: Sequence[str], seeds: int, treatment: Treatment = Treatment.AS_PUBLISHED
+    ) -> list[Cost]:
         """Estimate what the missing runs would cost, by timing a few steps of each model."""
-        costs = []
-        for label, cell in self.missing(self.baselines(models, seeds, averaged=averaged)).items():
+        rehearsal = Rehearsal()
+        wanted = self.baselines(models, seeds, treatment, rehearsal)
+        costs = rehearsal.costs
+        for label, cell in self.missing(wanted).items():
             finished = read_reports(self.reports / label)
             costs.append(cost_of(label, len(cell.seeds), cell.config, self.data, finished))
         if OURS in models:
@@ -141,7 +196,7 @@ class Table1:
 
     def _write_report(self, label: str, report: RunReport) -> None:
         directory = self._directory_of_report(label, report.train.seed)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         write_report(directory, report)
 
 
@@ -162,6 +217,12 @@ def is_reported(directory: Path, config: RunConfig, data: PreparedData) -> bool:
         and report.train == config.train
         and (report.calibration, report.negative_rate) == (config.calibration, config.negative_rate)
     )
+
+
+def settings_of(model: str, directory: Path) -> RunSettings:
+    """Return the settings of a baseline: those of its file, or its defaults."""
+    path = directory / f"{short_name(model)}.toml"
+    return read_settings(path, model) if path.is_file() else RunSettings(model, {}, {}, "defaults")
 
 
 def lacks_settings(model: str, settings: Path) -> bool:
@@ -186,16 +247,18 @@ def read_reports(directory: Path) -> list[RunReport]:
     return [read_report(path.parent) for path in sorted(directory.glob(f"seed-*/{REPORT}"))]
 
 
-def read_arms(reports: Path, *, averaged: bool = False, data: PreparedData | None = None) -> dict[str, Arm]:
+def read_arms(
+    reports: Path, treatment: Treatment = Treatment.AS_PUBLISHED, data: PreparedData | None = None
+) -> dict[str, Arm]:
     """Return the arms of all models that have reports, in the paper's order; others come just before RECAP.
 
     With `data`, reports of other data are left out.
     """
     arms: dict[str, Arm] = {}
     first_of_arms: list[RunReport] = []
-    others = sorted({*MODELS, *_other_labels(reports, averaged=averaged)} - set(PAPER_ORDER))
+    others = sorted({*MODELS, *_other_labels(reports, treatment)} - set(PAPER_ORDER))
     for model in (*PAPER_ORDER[:-1], *others, PAPER_ORDER[-1]):
-        label = model if model == OURS else model + SUFFIX * averaged
+        label = model if model == OURS else model + treatment.value
         runs = [
             report
             for report in read_reports(reports / label)
@@ -209,13 +272,14 @@ def read_arms(reports: Path, *, averaged: bool = False, data: PreparedData | Non
     return arms
 
 
-def _other_labels(reports: Path, *, averaged: bool) -> set[str]:
+def _other_labels(reports: Path, treatment: Treatment) -> set[str]:
     """Return the labels with reports that no model of ours has: dotted models, and files of settings with any name."""
     labels = set()
     for path in reports.glob(f"*/seed-*/{REPORT}"):
         name = path.parents[1].name
-        label = name.removesuffix(SUFFIX) if averaged else name
-        if name.endswith(SUFFIX) != averaged or label in labels:
+        label = name.removesuffix(treatment.value)
+        suffixes = [each.value for each in Treatment if each.value and name.endswith(each.value)]
+        if suffixes != [treatment.value] * bool(treatment.value) or label in labels:
             continue
         if (reports / f"{label}.toml").is_file() or is_dotted(read_report(path.parent).model.name):
             labels.add(label)

@@ -2,14 +2,14 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from statistics import mean, stdev
 
 from recap_ctr.bench.arms import METRICS, Arm
 from recap_ctr.bench.published import PAPER_ORDER, SAME_SPLIT, Published, logged, published
 from recap_ctr.bench.significance import Comparison, compare, detectable_difference
-from recap_ctr.bench.table1 import OURS, SUFFIX, lacks_settings, read_arms
+from recap_ctr.bench.table1 import OURS, Treatment, read_arms, settings_of
 from recap_ctr.bench.tables import (
     NO_TEST,
     NONE,
@@ -25,6 +25,7 @@ from recap_ctr.errors import InputError
 LEVEL = 0.01  # The significance that earns a star, as in the paper.
 HEADER = [
     "model",
+    "settings",
     "seeds",
     "parameters",
     "AUC",
@@ -41,33 +42,46 @@ Arms = Mapping[str, Arm]
 """Arms by model."""
 
 
-def write_tables(reports_by_dataset: Mapping[str, Path], directory: Path, *, averaged: bool = False) -> str:
+TITLES = {
+    Treatment.AS_PUBLISHED: "Baselines by their own training protocol, and RECAP",
+    Treatment.AVERAGED: "Baselines with averaged weights, and RECAP",
+    Treatment.TUNED: "Baselines with averaged weights, tuned as RECAP is",
+}
+
+
+def write_tables(
+    reports_by_dataset: Mapping[str, Path],
+    directory: Path,
+    treatment: Treatment = Treatment.AS_PUBLISHED,
+) -> str:
     """Write the tables of all data sets' reports to one directory; return the one in Markdown."""
-    arms = {dataset: read_arms(reports, averaged=averaged) for dataset, reports in reports_by_dataset.items()}
+    arms = {dataset: read_arms(reports, treatment) for dataset, reports in reports_by_dataset.items()}
     empty = [dataset for dataset, read in arms.items() if not read]
     if empty:
         raise InputError(f"no reports of {', '.join(empty)}", fix="run the table's cells first")
-    defaults = {
-        dataset: [arm.name for model, arm in arms[dataset].items() if lacks_settings(model, reports)]
-        for dataset, reports in reports_by_dataset.items()
-    }
-    protocol = " with averaged weights" if averaged else " by the published training protocol"
     sections = [
         markdown(
             dataset,
             arms[dataset],
-            f"Baselines{'' if defaults[dataset] else protocol}, and RECAP, on {dataset}",
-            defaults[dataset],
+            f"{TITLES[treatment]}, on {dataset}",
+            {model: origin_of(model, reports, treatment) for model in arms[dataset]},
         )
-        for dataset in arms
+        for dataset, reports in reports_by_dataset.items()
     ]
     contents = {
         "md": "\n\n".join(sections) + "\n",
-        "tex": latex(arms, f"Performance of CTR models{'' if any(defaults.values()) else protocol}."),
+        "tex": latex(arms, f"{TITLES[treatment]}."),
         "csv": to_csv(arms),
     }
-    write_files(directory, "table1" + SUFFIX * averaged, contents)
+    write_files(directory, "table1" + treatment.value, contents)
     return contents["md"]
+
+
+def origin_of(model: str, reports: Path, treatment: Treatment) -> str:
+    """Return where the settings of a model come from, in a word."""
+    if model == OURS or treatment is Treatment.TUNED:
+        return "tuned"
+    return settings_of(model, reports).origin or "a file"
 
 
 def best_two(arms: Arms, metric: str) -> tuple[str | None, str | None]:
@@ -80,10 +94,10 @@ def _best_baseline(arms: Arms) -> str:
     return max((name for name in arms if name != OURS), key=lambda name: mean(arms[name].figures["auc"]))
 
 
-def markdown(dataset: str, arms: Arms, title: str, defaults: Sequence[str] = ()) -> str:
+def markdown(dataset: str, arms: Arms, title: str, origins: Mapping[str, str]) -> str:
     """Return the table of one data set: best bold, second underlined, published figures beside ours.
 
-    `defaults` are titles of models that were trained by default settings.
+    `origins` say where each model's settings come from.
     """
     comparisons = compare(arms, OURS)
     marks = {metric: best_two(arms, metric) for metric in METRICS}
@@ -104,6 +118,7 @@ def markdown(dataset: str, arms: Arms, title: str, defaults: Sequence[str] = ())
         body.append(
             [
                 arm.name,
+                origins[name],
                 str(len(arm.seeds)),
                 NONE if arm.parameters is None else f"{arm.parameters:,}",
                 *(figure(name, metric) for metric in METRICS),
@@ -112,7 +127,7 @@ def markdown(dataset: str, arms: Arms, title: str, defaults: Sequence[str] = ())
                 *_published_cells(logged(dataset, name)),
             ]
         )
-    note = _note(dataset, arms, comparisons, defaults)
+    note = _note(dataset, arms, comparisons, set(origins.values()))
     return "\n".join([f"**{title}**", "", *grid(HEADER, body), "", note])
 
 
@@ -120,7 +135,15 @@ def _published_cells(figures: Published | None) -> tuple[str, str]:
     return (NONE, NONE) if figures is None else (f"{figures.auc:.2f}", f"{figures.logloss:.4f}")
 
 
-def _note(dataset: str, arms: Arms, comparisons: Mapping[str, Comparison], defaults: Sequence[str]) -> str:
+ORIGINS = {
+    "published": "published: by its authors for these data, or by a public run log",
+    "ours": "ours: of this project",
+    "defaults": "defaults: none of its own were published; no fair rival, since RECAP's are found on validation",
+    "tuned": "tuned: regulariser and what else the recipe probes, found on validation",
+}
+
+
+def _note(dataset: str, arms: Arms, comparisons: Mapping[str, Comparison], origins: Collection[str]) -> str:
     splits = sorted({arm.split for arm in arms.values()})
     sentences = [
         f"On {' and '.join(splits)} rows; AUC in points, mean ± standard deviation over seeds; best bold, second"
@@ -128,11 +151,9 @@ def _note(dataset: str, arms: Arms, comparisons: Mapping[str, Comparison], defau
         *([NO_TEST] if "valid" in splits else []),
         *_sentences_on_published(dataset, arms),
     ]
-    if defaults:
-        sentences.append(
-            f"By default settings, for want of a MODEL.toml: {', '.join(defaults)}; they are no fair rivals, since"
-            " RECAP's regulariser is found on validation."
-        )
+    explained = [text for origin, text in ORIGINS.items() if origin in origins]
+    if explained:
+        sentences.append(f"Settings: {'; '.join(explained)}.")
     tested = sum(comparison.p is not None for comparison in comparisons.values())
     if tested:
         sentences.append(

@@ -11,7 +11,7 @@ from pathlib import Path
 from recap_ctr.bench.arms import METRICS, Arm
 from recap_ctr.bench.significance import Difference, holm, paired_difference
 from recap_ctr.errors import InputError
-from recap_ctr.storage.files import atomic_file
+from recap_ctr.storage.files import atomic_file, make_directory
 
 NONE = "–"
 NO_TEST = "There is no test split: these rows also stopped training and fitted the calibration, so all figures flatter."
@@ -210,7 +210,7 @@ def grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 def write_files(directory: Path, name: str, contents: Mapping[str, str | bytes]) -> None:
     """Write `contents` as files NAME.SUFFIX, by suffix; each file appears whole or not at all."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     for suffix, content in contents.items():
         with atomic_file(directory / f"{name}.{suffix}") as file:
             file.write(content.encode() if isinstance(content, str) else content)

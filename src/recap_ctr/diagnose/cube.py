@@ -36,9 +36,18 @@ class Cube:
     """For each source, the cell that each of its columns fills; -1 for an unused column."""
     shift: float = 0.0
     """The correction for sampled negatives, which is added to every logit."""
+    route_shares: tuple[float, ...] = ()
+    """For 1, 2, ... routes, the share of the variance between leaves that their mean removes; empty if routes have
+    leaves of their own, so that the mean of K removes 1 - 1/K. Forecasts need them: see `share_between_leaves`."""
 
     @classmethod
-    def from_tables(cls, tables: Sequence[LogitTable], depth: int | None = None, shift: float = 0.0) -> Self:
+    def from_tables(
+        cls,
+        tables: Sequence[LogitTable],
+        depth: int | None = None,
+        shift: float = 0.0,
+        route_shares: tuple[float, ...] = (),
+    ) -> Self:
         """Join tables of the same rows. If they hold several depths, `depth` chooses one."""
         for table in tables[1:]:
             _refuse_other_rows(table, tables[0])
@@ -61,7 +70,8 @@ class Cube:
             np.array([-1 if point is None else cell_of[point] for point in columns], np.intp)
             for columns in points_by_table
         )
-        return cls(runs, steps, routes, tuple(table.logits_NM for table in tables), cells, shift)
+        sources = tuple(table.logits_NM for table in tables)
+        return cls(runs, steps, routes, sources, cells, shift, route_shares)
 
     @classmethod
     def from_array(cls, logits_NSTR: npt.NDArray[Any]) -> Self:

@@ -106,7 +106,7 @@ def curve(
     return measure(
         cube,
         labels,
-        lambda estimate: _curve(estimate, grid, axis, tuple(averaged), held, seed),
+        lambda estimate: _curve(estimate, grid, axis, tuple(averaged), held, seed, cube.route_shares),
         weights=weights,
         seed=seed,
     )
@@ -120,9 +120,9 @@ def _diagnosis(estimate: EstimateFigure, cube: Cube, seed: int) -> Diagnosis:
     for axis in grid.varied:
         others = tuple(other for other in grid.varied if other != axis)
         held = {other: point for other, point in default_point.items() if other != axis}
-        curves.append(_curve(estimate, grid, axis, (), held, seed))
+        curves.append(_curve(estimate, grid, axis, (), held, seed, cube.route_shares))
         if others:
-            curves.append(_curve(estimate, grid, axis, others, {}, seed))
+            curves.append(_curve(estimate, grid, axis, others, {}, seed, cube.route_shares))
         if axis == "run":
             churn = [
                 churn_figures(estimate, grid, averaged, default_point, seed) for averaged in _choices(others)
@@ -247,6 +247,7 @@ def _curve(
     averaged: tuple[str, ...],
     held: dict[str, int],
     seed: int,
+    route_shares: tuple[float, ...],
 ) -> Curve:
     families = grid.families((axis,), averaged, held)
     total, rng = families.size, np.random.default_rng(seed)
@@ -277,11 +278,12 @@ def _curve(
     slope = linear(won, [share / sum(share**2 for share in shares) for share in shares])
 
     def forecast(count: int) -> ForecastPoint:
-        share, part = share_removed(count), share_removed(count) / share_removed(total)
+        part = _part_of_measured(count, total, route_shares if axis == "route" else ())
+        share = part * share_removed(total)
         return ForecastPoint(
             count,
             loss=estimate(Figure((loss, curved), lambda loss, curved: loss - part * curved)),
-            gain=predicted(count),
+            gain=estimate(Figure((curved,), lambda curved: part * curved, positive=True)),
             auc=estimate(Figure((auc, slope), lambda auc, slope: auc + share * slope)),
         )
 
@@ -290,6 +292,16 @@ def _curve(
         forecasts = tuple(replace(point, auc=None) for point in forecasts)
     notes = tuple(_curve_notes(axis, averaged, points[-1]))
     return Curve(axis, averaged, held, points, forecasts, notes)
+
+
+def _part_of_measured(count: int, total: int, shares: Sequence[float]) -> float:
+    """Return what the mean of `count` removes, relative to the mean of all `total` that were measured.
+
+    `shares` are those of routes that share leaves; without them, estimators are exchangeable.
+    """
+    if len(shares) < total or not shares[total - 1]:
+        return share_removed(count) / share_removed(total)
+    return shares[min(count, len(shares)) - 1] / shares[total - 1]
 
 
 def _has_auc_gain(point: CurvePoint) -> bool:
