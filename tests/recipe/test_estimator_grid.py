@@ -10,6 +10,7 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, diagnose
 from recap_ctr.pages.diagnosis import decomposition_section, decompositions_of
 from recap_ctr.recipe.estimator_grid import read_diagnosis, score_grid
+from recap_ctr.storage.files import read_json
 from tests.conftest import Recap
 from tests.support.tiny_recipe import tiny_recipe
 
@@ -76,7 +77,7 @@ def test_a_diagnosis_is_written_and_printed(prepared: PreparedData, tmp_path: Pa
 
     assert done.code == 0, done.err
     assert "2 runs × 2 checkpoints × 2 routes" in done.out
-    record = json.loads((out / "diagnosis.json").read_text())
+    record = read_json(out / "diagnosis.json")
     assert record["kind"] == "diagnosis" and record["num_rows"] == len(prepared.test)
     assert record["data"]["fingerprint"] == prepared.fingerprint
     assert record["findings"] == done.out.splitlines()[: len(record["findings"])]

@@ -1,5 +1,6 @@
 """The probe: how arms are ranked, what is challenged, and that a finished probe is read back."""
 
+import math
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +116,28 @@ def test_probe_finds_records_and_replays(prepared: PreparedData, tmp_path: Path)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
     with pytest.raises(InputError, match="belongs to other inputs"):
         race(prepared, out, config, threads=2).run(TWO_AT_A_TIME, quiet=True)
+
+
+def test_the_grid_is_extended_until_the_best_is_inside_it(
+    prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def advance(race: Race, arms: Any, epochs: int) -> list[Standing]:
+        """Let the strength 1e-2 be the best of all."""
+        for arm in arms:
+            race.standings[arm] = standing(arm.l2, 0.8 - abs(math.log10(arm.l2) + 2) / 100)
+        return [race.standings[arm] for arm in arms]
+
+    monkeypatch.setattr(Race, "_advance", advance)
+    strengths = tuple(len(prepared.train) * l2 for l2 in (1e-6, 1e-5, 1e-4))
+    reached = {}
+    for extend in (0, 1, 4):
+        config = ProbeConfig(strengths=strengths, rungs=(1,), refinements=(), extend=extend, max_rows=10**6)
+        running = race(prepared, tmp_path / str(extend), config)
+        running._executor, running._quiet = InThisProcess(), True
+        first = running._halve(config.arms(len(prepared.train), 1e-3))
+        reached[extend] = running._extend(first).arm.l2
+        assert len(running.standings) <= 6
+    assert reached == {0: 1e-4, 1: 1e-3, 4: 1e-2}
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe.config import recipe_config
 from recap_ctr.recipe.probe import FURTHER, Arm
 from recap_ctr.recipe.stages import Plan, Recipe, Runner
+from recap_ctr.storage.files import read_json
 from recap_ctr.storage.hashes import sha256
 from recap_ctr.training.report import FitReport, read_report
 from tests.conftest import Recap
@@ -87,7 +88,7 @@ def stages(out: Path) -> dict[str, int]:
 def test_the_report_compares_the_student_with_its_teachers(done: Finished, prepared: PreparedData) -> None:
     out, report = done.out, done.report
     assert report == read_report(out)
-    assert report.to_json() == json.loads((out / "report.json").read_text())
+    assert report.to_json() == read_json(out / "report.json")
     assert len(report.teacher_runs) == 2
     tables = [LogitTable(out / name / "logits" / "test") for name in report.teacher_runs]
     together = np.mean([table.logits_NM[:, 0] for table in tables], axis=0)
@@ -173,7 +174,8 @@ def test_a_taught_student_gets_a_regulariser_of_its_own(done: Finished, prepared
     assert new == {"plan", "probe-recap", *([] if same else ["student-recap"])}
     (probed,) = out.glob("probe-recap-*/probe.json")
     record = json.loads(probed.read_text())
-    assert [arm["l2"] / report.train.l2 for arm in record["arms"]] == pytest.approx([1.0, 0.1], rel=1e-2)
+    factors = [arm["l2"] / report.train.l2 for arm in record["arms"]]
+    assert factors[:2] == pytest.approx([1.0, 0.1], rel=1e-2), "further ones only beyond an end of the grid"
     assert other.train.l2 == record["found"]["l2"]
     assert other.teacher_runs == report.teacher_runs
 

@@ -16,6 +16,7 @@ import recap_ctr
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.jobs import engines
 from recap_ctr.jobs.executor import InThisProcess
 from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.models.catalogue import parse_model
@@ -24,6 +25,7 @@ from recap_ctr.recipe import tune as tune_module
 from recap_ctr.recipe.spaces import parse_space
 from recap_ctr.recipe.study import Search
 from recap_ctr.recipe.tune import TuneRecord, trial_directory, tune
+from recap_ctr.storage.files import read_json
 from recap_ctr.training.loop import Trainer
 from recap_ctr.training.run import RunConfig
 from tests.conftest import Recap, contents
@@ -98,7 +100,7 @@ class TestSearch:
         assert best.valid_auc is not None and first.valid_auc is not None and record.gain is not None
         assert record.gain.auc == pytest.approx(best.valid_auc - first.valid_auc)
         assert all(len(trial.valid_aucs) == 2 and trial.state == "complete" for trial in record.trials)
-        assert record.to_json() == json.loads((out / "tune.json").read_text())
+        assert record.to_json() == read_json(out / "tune.json")
         assert record.data.fingerprint == prepared.fingerprint
         assert record.versions.keys() >= {"optuna", "torch"} and record.machine["cores"]
         # The weights of the best trial and of the base are kept, no others.
@@ -267,7 +269,7 @@ def test_a_killed_worker_ends_the_command_and_the_next_goes_on(
     command += ["--trials", 2, "--threads", 1, "--out", out]
 
     with monkeypatch.context() as patch:
-        patch.setattr(tune_module, "LocalProcesses", KilledWorkers)
+        patch.setattr(engines, "LocalProcesses", lambda workers, gpus: KilledWorkers(workers))
         killed = recap(*command)
     assert killed.code == 1 and "ended without a result, with code -9" in killed.err, killed.err
     started = {path.parent for path in out.glob("trials/*/state.safetensors")}
@@ -285,7 +287,7 @@ def test_the_command(
     prepared: PreparedData, tmp_path: Path, recap: Recap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that is trained with the config that the search wrote is as good as the search says."""
-    monkeypatch.setattr(tune_module, "LocalProcesses", lambda workers: InThisProcess())
+    monkeypatch.setattr(engines, "LocalProcesses", lambda workers, gpus: InThisProcess())
     (tmp_path / "base.toml").write_text(BASE)
     out = tmp_path / "tuned"
     command = ["tune", prepared.path, "--config", tmp_path / "base.toml", "--trials", 3]

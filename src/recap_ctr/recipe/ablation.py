@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from recap_ctr.config import TrainConfig, parse
 from recap_ctr.errors import InputError
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.training.parallel import Runs, teacher_tables
@@ -21,6 +22,8 @@ PLAIN: dict[str, Any] = {
     "max_epochs": 100,
 }
 """Training without an average: the published schedule, whose decaying rate is a fairer rival than a constant one."""
+RAW: dict[str, Any] = {"ema": None, "ema_epochs": []}
+"""The recipe's own training, without the average alone."""
 PLAIN_FCN = "FCN, plateau rule"
 """The title of FCNs trained in this way: by the published schedule, but at the regulariser that the probe found."""
 Key = TypeVar("Key")
@@ -64,19 +67,37 @@ def taught_plan(recipe: Recipe, plan: Plan, student: str, teachers: Sequence[Pat
 def student_run(
     recipe: Recipe, plan: Plan, student: str, training: str, teachers: Sequence[Path]
 ) -> RunConfig:
-    """Return what a model's runs of one training have in common."""
+    """Return what a model's runs of one training have in common.
+
+    A training is named by words: `ema` has the average of weights; `raw` is the same without it, and without both words
+    it is the plateau rule; `kd` has teachers; `fixed` has one route in training, too.
+    """
+    words = training.split("-")
     model_config = recipe.config.model_config_of(student)
+    if "fixed" in words and isinstance(model_config, RecapConfig):
+        settings_of_one = {"num_adapters": model_config.depth, "binding": "tied", "sampling": "batch"}
+        model_config = parse_model(student, {**model_config.model_dump(mode="json"), **settings_of_one})
     # A table compares one route with several, whether they gain or not.
     routes = recipe.config.routes or MAX_ROUTES
     settings = recipe.student_training
-    if "ema" not in training:
-        settings = parse(TrainConfig, {**settings.model_dump(), **PLAIN}, "bench")
+    if "ema" not in words:
+        changes = RAW if "raw" in words else PLAIN
+        settings = parse(TrainConfig, {**settings.model_dump(), **changes}, "bench")
     return replace(
         recipe.run_config(plan, student, model_config, settings),
-        teachers=teacher_tables(teachers, "train") if "kd" in training else (),
+        teachers=teacher_tables(teachers, "train") if "kd" in words else (),
         routes=routes if isinstance(model_config, RecapConfig) else 1,
         route_choice=recipe.config.route_choice,
     )
+
+
+def own_cell(
+    recipe: Recipe, plan: Plan, student: str, training: str, seeds: Sequence[int], teachers: Sequence[Path]
+) -> Cell:
+    """Return the cell of one training at the regulariser that a probe of this very training finds."""
+    run = student_run(recipe, plan, student, training, teachers)
+    l2 = recipe.own_l2(plan, run)
+    return Cell(replace(run, train=run.train.model_copy(update={"l2": l2})), seeds)
 
 
 def train_cells(recipe: Recipe, cells: Mapping[Key, Cell], *, title: str) -> dict[Key, Runs]:
@@ -95,7 +116,8 @@ def train_cells(recipe: Recipe, cells: Mapping[Key, Cell], *, title: str) -> dic
 def directory_of(recipe: Recipe, config: RunConfig) -> Path:
     """Return where runs of this config are, whatever their seeds: the same place for every table."""
     averaged = config.train.ema is not None or config.train.ema_epochs
-    words = [word for word, on in (("ema", averaged), ("kd", config.teachers)) if on]
+    is_raw = not averaged and config.train.schedule != PLAIN["schedule"]
+    words = [word for word, on in (("ema", averaged), ("raw", is_raw), ("kd", config.teachers)) if on]
     return recipe.directory_of_runs(f"{config.model}-{'-'.join(words) or 'plain'}", config)
 
 

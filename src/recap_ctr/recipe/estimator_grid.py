@@ -1,5 +1,6 @@
 """Runs × checkpoints × routes, trained and scored: the cube of logits that a diagnosis reads, and the diagnosis."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,8 +10,11 @@ import torch
 
 from recap_ctr.axes.logits import LogitTable
 from recap_ctr.axes.predict import write_logits
+from recap_ctr.axes.routes import late_routes, random_routes, share_between_leaves
+from recap_ctr.config import Frozen
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.diagnose import Cube, Diagnosis, diagnose, findings
+from recap_ctr.diagnose.diagnosis import FORECAST_COUNT
 from recap_ctr.evaluation.sampling import negative_rate_shift, sampling_weights
 from recap_ctr.jobs import machine
 from recap_ctr.jobs.executor import Job
@@ -18,29 +22,33 @@ from recap_ctr.models.catalogue import model_class, short_name
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.pages.diagnosis import page
 from recap_ctr.recipe.stages import Plan, Recipe
-from recap_ctr.storage.files import read_json, write_json
+from recap_ctr.storage.files import read_object, write_json
 from recap_ctr.training.estimators import load_estimators
 from recap_ctr.training.parallel import Runs
-from recap_ctr.training.run import LOGITS, held_out_shards
+from recap_ctr.training.run import LOGITS, ROUTE_SEED, RunConfig, held_out_shards
 
 DIAGNOSIS, PAGES = "diagnosis.json", "diagnosis"  # The page has its own directory: a recipe has a page, too.
 
 
-def train_grid(recipe: Recipe, plan: Plan, *, runs: int, checkpoints: int, routes: int, model: str) -> Runs:
-    """Train runs that keep their checkpoints; finished ones are read.
+def grid_run(recipe: Recipe, plan: Plan, *, checkpoints: int, routes: int, model: str) -> RunConfig:
+    """Return what runs of a grid have in common: they learn from labels alone, and keep their checkpoints.
 
-    They learn from labels alone, at the recipe's rate and regulariser, and differ in their seed.
+    All are equally long: a point of the trajectory must mean the same in each.
     """
     model_config = recipe.config.model_config_of(model)
     training = recipe.student_training
-    # All runs are equally long: a point of the trajectory must mean the same in each.
     training = training.model_copy(update={"checkpoints": checkpoints, "patience": training.max_epochs})
     base = recipe.run_config(plan, model, model_config, training)
     # Routes must be the same in all runs; greedy ones, which each run chooses for itself, are not.
     choice = "late" if recipe.config.route_choice == "greedy" else recipe.config.route_choice
     has_routes = isinstance(model_config, RecapConfig)
-    directory = recipe.directory_of_runs(f"survey-{short_name(model)}", base)
-    config = replace(base, routes=routes if has_routes else 1, route_choice=choice)
+    return replace(base, routes=routes if has_routes else 1, route_choice=choice)
+
+
+def train_grid(recipe: Recipe, plan: Plan, *, runs: int, checkpoints: int, routes: int, model: str) -> Runs:
+    """Train runs that keep their checkpoints and differ in their seed; finished ones are read."""
+    config = grid_run(recipe, plan, checkpoints=checkpoints, routes=routes, model=model)
+    directory = recipe.directory_of_runs(f"survey-{short_name(model)}", config)
     configs = {directory / f"seed-{seed}": config.with_seed(seed) for seed in range(1, runs + 1)}
     return recipe.train(configs, "runs of the diagnosis")
 
@@ -57,7 +65,12 @@ def score_grid(
 ) -> list[LogitTable]:
     """Return a table for each run, with a column for each route of each of its last checkpoints."""
     trained = train_grid(recipe, plan, runs=runs, checkpoints=checkpoints, routes=routes, model=model)
-    tables = {run: run / LOGITS / f"grid-{split}" for run in trained}
+    return score_runs(recipe, list(trained), model, split)
+
+
+def score_runs(recipe: Recipe, runs: Sequence[Path], model: str, split: str) -> list[LogitTable]:
+    """Return a table for each run of a grid; those that are missing are written."""
+    tables = {run: run / LOGITS / f"grid-{split}" for run in runs}
     jobs = [
         Job(
             run.name,
@@ -104,7 +117,8 @@ def diagnose_recipe(
     )
     recipe.say(f"diagnosis of {sum(len(table.estimators) for table in tables)} estimators on {split} rows")
     rate = recipe.config.negative_rate
-    cube = Cube.from_tables(tables, shift=negative_rate_shift(rate))
+    shares = _route_shares(recipe, recipe.config.model_config_of(model))
+    cube = Cube.from_tables(tables, shift=negative_rate_shift(rate), route_shares=shares)
     diagnosis = diagnose(cube, shard.labels, sampling_weights(shard, rate))
     sentences = findings(diagnosis)
     about = {"name": data.name, "fingerprint": data.fingerprint, "split": split}
@@ -122,10 +136,22 @@ def diagnose_recipe(
     return diagnosis, sentences
 
 
+def _route_shares(recipe: Recipe, model: Frozen) -> tuple[float, ...]:
+    """Return what means over 1, 2, ... routes of the recipe's kind remove; empty for a model without routes."""
+    if not isinstance(model, RecapConfig):
+        return ()
+    if recipe.config.route_choice == "random":
+        most = random_routes(model, FORECAST_COUNT, ROUTE_SEED)
+        return tuple(share_between_leaves(most[:count]) for count in range(1, len(most) + 1))
+    return tuple(share_between_leaves(late_routes(model, count)) for count in range(1, FORECAST_COUNT + 1))
+
+
 def read_diagnosis(out: Path, fingerprint: str) -> dict[str, Any] | None:
     """Return the diagnosis in a directory, if there is one and it is of the data with this fingerprint."""
-    record: dict[str, Any] | None = read_json(out / DIAGNOSIS) if (out / DIAGNOSIS).is_file() else None
-    return record if record is not None and record["data"]["fingerprint"] == fingerprint else None
+    if not (out / DIAGNOSIS).is_file():
+        return None
+    record = read_object(out / DIAGNOSIS, "a diagnosis")
+    return record if record["data"]["fingerprint"] == fingerprint else None
 
 
 def write_grid(

@@ -14,18 +14,20 @@ from recap_ctr.data.shards import PreparedData, is_prepared
 from recap_ctr.data.table import RawTable, SplitKind, Table, open_table
 from recap_ctr.errors import InputError
 from recap_ctr.inference.scorer import Scorer
+from recap_ctr.jobs.engines import LOCAL, device_for
 from recap_ctr.jobs.executor import Executor
-from recap_ctr.jobs.machine import pick_device
 from recap_ctr.jobs.progress import say
 from recap_ctr.pages.run import page
 from recap_ctr.recipe.config import RecipeConfig, merge_settings, recipe_config
 from recap_ctr.recipe.estimator_grid import read_diagnosis
 from recap_ctr.recipe.forecast import check_forecast
 from recap_ctr.recipe.portfolio import Portfolio
-from recap_ctr.recipe.stages import Recipe, Runner
+from recap_ctr.recipe.stages import Recipe
+from recap_ctr.recipe.state import write_fit_state
 from recap_ctr.schema import Schema
 from recap_ctr.storage.claims import take
 from recap_ctr.storage.files import atomic_file
+from recap_ctr.storage.places import has_directory, output_directory
 from recap_ctr.training.report import FitReport, record_command
 from recap_ctr.training.run import ARTIFACT
 
@@ -75,7 +77,8 @@ def fit(
     budget: float | None = None,
     threads: int | None = None,
     device: str | None = None,
-    executor: Executor | None = None,
+    executor: Executor | str = LOCAL,
+    keep_state: bool = False,
     command: str = "",
     quiet: bool = True,
 ) -> FitResult:
@@ -97,10 +100,11 @@ def fit(
     settings, only the stages that they touch are redone.
 
     `threads` are those of one run. `device` is cpu, cuda or mps; by default the fastest that the machine has: cuda,
-    then mps, then cpu. `executor` runs the jobs; by default local processes. `command` is quoted on the page as the
-    way to make it again.
+    then mps, then cpu. `executor` runs the jobs: the name of an engine (local, the processes of this machine; ray, a
+    Ray cluster; ray://HOST:PORT, that one), or an object of yours. `keep_state` keeps what `update` needs besides the
+    model, in a directory inside the artifact. `command` is quoted on the page as the way to make it again.
     """
-    directory, started = Path(out), time.time()
+    started = time.time()
     recipe = _recipe_config(config, preset, settings or {})
     _refuse_streams(data)
     prepared = _as_prepared(data)
@@ -110,48 +114,49 @@ def fit(
         raise InputError(
             "scores of your own can only be one of many teachers", fix="leave out --scores, or --teachers"
         )
-    own_scores = None
-    take(directory, MARK)
-    if prepared is None:
-        assert not isinstance(data, PreparedData)  # Those are prepared.
-        table = open_table(
-            data,
-            label=label,
-            schema=schema,
-            positive=positive,
-            weight=weight,
-            group=group,
-            separator=separator,
-            drop_unlabelled=drop_unlabelled,
-            scores=None if scores is None or Path(scores).is_file() else str(scores),
+    with output_directory(out) as directory:
+        own_scores = None
+        take(directory, MARK)
+        if prepared is None:
+            assert not isinstance(data, PreparedData)  # Those are prepared.
+            table = open_table(
+                data,
+                label=label,
+                schema=schema,
+                positive=positive,
+                weight=weight,
+                group=group,
+                separator=separator,
+                drop_unlabelled=drop_unlabelled,
+                scores=None if scores is None or Path(scores).is_file() else str(scores),
+            )
+            prepared = _prepare_table(table, directory, _table_name(data), split, quiet)
+            if scores is not None:
+                own_scores = write_own_scores(str(scores), table, prepared, directory)
+        options: dict[str, Any] = {
+            "threads": threads,
+            "device": device_for(executor, device),
+            "executor": executor,
+            "budget": budget,
+            "started": started,
+        }
+        stages: Portfolio | Recipe
+        if recipe.teachers is None:
+            stages = Portfolio(recipe, prepared, directory, own_scores=own_scores, quiet=quiet, **options)
+        else:
+            stages = Recipe(recipe, prepared, directory, quiet=quiet, **options)
+        report = record_command(directory, stages.run(), command)
+        if keep_state:
+            write_fit_state(directory, report, prepared)
+        shown = page(report, command, read_diagnosis(directory, prepared.fingerprint))
+        return FitResult(
+            out=directory,
+            data=prepared,
+            report=report,
+            page=shown.write(directory),
+            summary=shown.lead,
+            forecast_check=check_forecast(directory, report),
         )
-        prepared = _prepare_table(table, directory, _table_name(data), split, quiet)
-        if scores is not None:
-            own_scores = write_own_scores(str(scores), table, prepared, directory)
-    options: dict[str, Any] = {
-        "threads": threads,
-        "device": pick_device(device),
-        "budget": budget,
-        "started": started,
-    }
-    stages: Portfolio | Recipe
-    if recipe.teachers is None:
-        stages = Portfolio(
-            recipe, prepared, directory, executor=executor, own_scores=own_scores, quiet=quiet, **options
-        )
-    else:
-        runner = None if executor is None else Runner(executor, quiet)
-        stages = Recipe(recipe, prepared, directory, runner=runner, quiet=quiet, **options)
-    report = record_command(directory, stages.run(), command)
-    shown = page(report, command, read_diagnosis(directory, prepared.fingerprint))
-    return FitResult(
-        out=directory,
-        data=prepared,
-        report=report,
-        page=shown.write(directory),
-        summary=shown.lead,
-        forecast_check=check_forecast(directory, report),
-    )
 
 
 def _recipe_config(
@@ -225,7 +230,7 @@ def _as_prepared(data: RawTable | PreparedData) -> PreparedData | None:
         return data
     if isinstance(data, list | tuple) and len(data) == 1:
         data = data[0]
-    if isinstance(data, str | Path) and Path(data).is_dir() and is_prepared(Path(data)):
+    if isinstance(data, str | Path) and (has_directory(data) or is_prepared(Path(data))):
         return PreparedData(Path(data))
     return None
 

@@ -39,7 +39,7 @@ from recap_ctr.recipe.config import RecipeConfig
 from recap_ctr.recipe.estimator_grid import train_grid
 from recap_ctr.recipe.probe import RESULT, finalists
 from recap_ctr.recipe.stages import Plan, Recipe
-from recap_ctr.storage.files import atomic_file, read_json, write_json
+from recap_ctr.storage.files import atomic_file, read_object, write_json
 from recap_ctr.training.estimators import load_estimators
 from recap_ctr.training.parallel import Runs, teacher_tables
 from recap_ctr.training.report import FitReport, RunReport
@@ -354,7 +354,7 @@ def check_forecast(out: Path, report: FitReport) -> list[str]:
     """Return how good the forecast in `out` was, now that more teachers are trained; nothing if it was of others."""
     if not (out / FORECAST).is_file():
         return []
-    record = read_json(out / FORECAST)
+    record = read_object(out / FORECAST, "a forecast")
     if not _has_the_same_teachers(record, report):
         return []
     runs, forecasts = record["runs"], record["teachers"]

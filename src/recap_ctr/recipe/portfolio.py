@@ -26,8 +26,8 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.jobs import machine
+from recap_ctr.jobs.engines import LOCAL, executor_for
 from recap_ctr.jobs.executor import Executor, Job
-from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.jobs.progress import brief, overall, say
 from recap_ctr.models.catalogue import parse_model, short_name
 from recap_ctr.models.recap import RecapConfig
@@ -39,7 +39,7 @@ from recap_ctr.recipe.probe import three_digits
 from recap_ctr.recipe.report import portfolio_report
 from recap_ctr.recipe.selection import Selection, select_members
 from recap_ctr.recipe.ship import ship, shipped_auc
-from recap_ctr.storage.files import read_json, write_json
+from recap_ctr.storage.files import make_directory, read_object, write_json
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
 from recap_ctr.training import trees
@@ -64,6 +64,7 @@ BATCH_FACTOR, RATE_FACTOR = 4, 2.0
 WIDE_DIM = 8  # Of vectors, where many fields make the towers' matrices large: a quarter of the work of 16.
 VALIDATION_ROWS = 250_000  # An epoch of more rows is validated several times.
 EPOCHS = (8, 8, 16, None)  # Of the four rounds, where there is no budget.
+LEADERS = 2  # Of the last round, where there is no budget; twice as many race in the one before.
 SHARES = (0.2, 0.4, 0.5, 0.58)  # Of the time that is left after the references, at the end of each round.
 TYPICAL_EPOCHS = 260  # Of all models together, without a budget: most stop early.
 REFERENCE_SHARE = 0.2  # Of the time; they stand beside the student's towers, too.
@@ -121,7 +122,7 @@ class Portfolio:
         *,
         threads: int | None = None,
         device: str = "cpu",
-        executor: Executor | None = None,
+        executor: Executor | str = LOCAL,
         budget: float | None = None,
         started: float | None = None,
         own_scores: Path | None = None,
@@ -129,12 +130,12 @@ class Portfolio:
     ) -> None:
         """Set up the race; `budget` is in minutes, counted from `started`, a time of `time.time`.
 
-        `own_scores` is the directory of the logit tables of a model that the user has. Without an `executor`, runs are
-        trained in local processes, as many at a time as there are cores for them.
+        `own_scores` is the directory of the logit tables of a model that the user has. `executor` may be the name of an
+        engine: as many jobs run at a time as it has cores for.
         """
         self.config, self.data, self.out, self.device, self.quiet = config, data, out, device, quiet
         self.threads = threads or max(machine.num_cores() // 4, 1)
-        self.executor = executor or LocalProcesses(machine.side_by_side(self.threads, device))
+        self.executor = executor_for(executor, self.threads, device)
         self.training = self._paced(training_of(config, len(data.train), teacher=True))
         self.student_training = self._paced(training_of(config, len(data.train)))
         inputs = {
@@ -161,7 +162,7 @@ class Portfolio:
 
     def run(self) -> FitReport:
         """Do all stages, ship the best model, and return the report. Interrupted, ship the best so far."""
-        self.out.mkdir(parents=True, exist_ok=True)
+        make_directory(self.out)
         with locked(self.out), overall("fit", self._time), brief():
             try:
                 return self._run()
@@ -315,8 +316,16 @@ class Portfolio:
         best = self._best_of_round(first)
         self._round(1, self._challengers(best), "race of models")
         self._ship_best(self._pack([self._best()]))
-        self._round(2, self._leaders(2 * self.executor.workers), "race of the best")
-        self._round(3, self._leaders(self.executor.workers), "race of the best")
+        for number, leaders in self._last_rounds().items():
+            self._round(number, self._leaders(leaders), "race of the best")
+
+    def _last_rounds(self) -> dict[int, int]:
+        """Return how many of the best race in the last two rounds: as many as keep all workers busy.
+
+        Without a budget nothing may depend on how many workers there are, so that every engine gives the same model.
+        """
+        workers = LEADERS if self.budget is None else self.executor.workers
+        return {2: 2 * workers, 3: workers}
 
     def _first_run(self) -> RunConfig:
         """Return the run of the teachers' model at a middling strength."""
@@ -661,12 +670,12 @@ class Portfolio:
     def _read_journal(self) -> Journal:
         if not self._journal_file.is_file():
             return Journal()
-        values = read_json(self._journal_file)
+        values = read_object(self._journal_file, "a journal")
         standings = {name: Standing(**standing) for name, standing in values["standings"].items()}
         return Journal(**{**values, "standings": standings})
 
     def _record(self) -> None:
         """Write down what has been decided and how long it took."""
         self.journal.spent = self.clock.taken if self.journal.taken is None else self.journal.taken
-        self._journal_file.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self._journal_file.parent)
         write_json(self._journal_file, asdict(self.journal))

@@ -41,13 +41,17 @@ from recap_ctr.jobs.executor import Executor, Job
 from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.storage.claims import claim
-from recap_ctr.storage.files import read_json, write_json
+from recap_ctr.storage.files import read_object, write_json
 from recap_ctr.storage.locks import locked
 from recap_ctr.training.loop import train as train_weights
 
 RESULT, VALID = "probe.json", "valid"
 CONFIRM_STEP = 4
 FURTHER = ("horizon_factors", "dropouts", "dim_factors")
+LATER = (
+    *FURTHER,
+    "extend",
+)  # Settings that leave no trace in a directory's name where they are switched off.
 CLEAR = 2.0  # Standard errors by which larger vectors must win: every row of the table pays for them.
 
 
@@ -68,6 +72,8 @@ class ProbeConfig(Frozen):
     """Then rates of dropout, for a model that has it."""
     dim_factors: tuple[PositiveFloat, ...] = (0.5, 2.0)
     """Then factors of the vectors' size; a larger size must win clearly."""
+    extend: NonNegativeInt = 0
+    """How many strengths beyond an end of the grid may be tried, one after the other, as long as the best is there."""
     confirm: NonNegativeInt = 16
     """Epochs that an arm which promises most may go on, until it has indeed passed all others."""
     max_rows: PositiveInt = 300_000
@@ -76,7 +82,7 @@ class ProbeConfig(Frozen):
     def identity(self) -> dict[str, Any]:
         """Return what names a probe's directory; a challenge that is switched off leaves no trace."""
         values = self.model_dump(mode="json")
-        return {key: value for key, value in values.items() if value or key not in FURTHER}
+        return {key: value for key, value in values.items() if value or key not in LATER}
 
     def arms(self, rows: int, learning_rate: float) -> "list[Arm]":
         """Return the first arms: one for each strength."""
@@ -283,7 +289,7 @@ class Race:
         self._executor, self._quiet = executor, quiet
         started = time.monotonic()
         best = self._halve(self.config.arms(self.rows, self.training.learning_rate))
-        best = self._refine(best)
+        best = self._refine(self._extend(best))
         best = self._challenge_in_turn(best)
         self._confirm(best)
         best = self._choose_size(max(self.standings.values(), key=lambda standing: standing.auc))
@@ -334,6 +340,17 @@ class Race:
     def _challenge(self, best: Standing, arms: Sequence[Arm]) -> Standing:
         """Return the better of the best so far and the winner of `arms`."""
         return survivors([best, self._halve(arms)])[0] if arms else best
+
+    def _extend(self, best: Standing) -> Standing:
+        """Try strengths beyond the grid, a step of the grid at a time, until the best has a neighbour on both sides."""
+        for _ in range(self.config.extend):
+            tried = sorted(arm.l2 for arm in self.standings)
+            if len(tried) < 2 or tried[0] == 0 or best.arm.l2 not in (tried[0], tried[-1]):
+                break
+            low = best.arm.l2 == tried[0]
+            step = tried[0] / tried[1] if low else tried[-1] / tried[-2]
+            best = self._challenge(best, [replace(best.arm, l2=three_digits(best.arm.l2 * step))])
+        return best
 
     def _refine(self, best: Standing) -> Standing:
         """Try strengths of the regulariser ever closer to the best."""
@@ -458,7 +475,7 @@ class Race:
 
 def read_result(directory: Path) -> ProbeResult:
     """Return the answer of a finished probe."""
-    values = read_json(directory / RESULT)["found"]
+    values = read_object(directory / RESULT, "the record of a probe")["found"]
     return ProbeResult(**{**values, "skipped": tuple(values.get("skipped", ()))})
 
 
@@ -467,7 +484,7 @@ def finalists(directory: Path) -> dict[Arm, LogitTable]:
 
     They are estimators at no further cost.
     """
-    record = read_json(directory / RESULT)
+    record = read_object(directory / RESULT, "the record of a probe")
     ranked = sorted(record["arms"], key=lambda entry: -max(entry["valid_auc"]))
     arms = [Arm(**{field.name: entry.get(field.name) for field in fields(Arm)}) for entry in ranked]
     better = arms[: max(len(arms) // 2, 1)]

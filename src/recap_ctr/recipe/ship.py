@@ -6,7 +6,7 @@ from pathlib import Path
 
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.inference.artifact import MANIFEST, is_same_model
-from recap_ctr.storage.files import atomic_directory, read_json
+from recap_ctr.storage.files import atomic_directory, copy_file, read_object
 from recap_ctr.training.run import ARTIFACT
 
 
@@ -15,7 +15,7 @@ def ship(run: Path, out: Path) -> None:
     # The same model is left in place: it may have exported graphs by now.
     if not is_same_model(run / ARTIFACT, out / ARTIFACT):
         with atomic_directory(out / ARTIFACT) as partial:
-            shutil.copytree(run / ARTIFACT, partial, dirs_exist_ok=True)
+            shutil.copytree(run / ARTIFACT, partial, dirs_exist_ok=True, copy_function=copy_file)
 
 
 def shipped_auc(out: Path, data: PreparedData) -> float:
@@ -23,7 +23,7 @@ def shipped_auc(out: Path, data: PreparedData) -> float:
     manifest = out / ARTIFACT / MANIFEST
     if not manifest.is_file():
         return -math.inf
-    values = read_json(manifest)
+    values = read_object(manifest, "a manifest")
     if values["data"]["fingerprint"] != data.fingerprint:
         return -math.inf
     return float(values["metrics"]["valid"]["raw"]["auc"])

@@ -13,9 +13,8 @@ from recap_ctr.axes.logits import table_checksum
 from recap_ctr.config import Frozen, TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.jobs import machine
+from recap_ctr.jobs.engines import LOCAL, executor_for
 from recap_ctr.jobs.executor import Executor, Job
-from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import parse_model, short_name
 from recap_ctr.models.recap import SIZE_LIMIT, RecapConfig, default_rank
@@ -25,7 +24,7 @@ from recap_ctr.recipe.config import TEACHER_SEEDS, RecipeConfig, training_of
 from recap_ctr.recipe.probe import FURTHER, Arm, ProbeConfig, ProbeResult, Race
 from recap_ctr.recipe.report import fit_report
 from recap_ctr.recipe.ship import ship
-from recap_ctr.storage.files import read_json, write_json
+from recap_ctr.storage.files import make_directory, read_object, write_json
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
 from recap_ctr.training import trees
@@ -36,6 +35,7 @@ from recap_ctr.training.run import LOGITS, RunConfig, default_threads, epoch_sec
 
 PLAN = "plan.json"
 MIN_EPOCHS = 6
+EXTEND = 4  # How many strengths beyond the recipe's factors a probe of a student may try.
 PROBE_SHARE = 0.25  # The share of a budget that the probe may take beyond its search for l2.
 SEARCH_SHARE, TEACHERS_SHARE, STUDENT_SHARE = (
     0.4,
@@ -146,19 +146,21 @@ class Recipe:
         threads: int | None = None,
         device: str = "cpu",
         runner: StageRunner | None = None,
+        executor: Executor | str = LOCAL,
         budget: float | None = None,
         started: float | None = None,
         quiet: bool = False,
     ) -> None:
         """Check the recipe; `budget` is in minutes from `started` on, `threads` are those of one run.
 
-        Without a `runner`, runs are trained in local processes, as many at a time as there are cores for them.
+        Without a `runner`, jobs run on the `executor`, which may be the name of an engine: as many at a time as it has
+        cores for.
         """
         self.config, self.data, self.out = config, data, out
         self.device, self.budget, self.quiet = device, budget, quiet
         self.teacher_model_config = parse_model(config.teacher_model, config.teacher_settings)
         self.threads = threads or default_threads(self.teacher_model_config, data.layout)
-        self.runner = runner or Runner(LocalProcesses(machine.side_by_side(self.threads, device)), quiet)
+        self.runner = runner or Runner(executor_for(executor, self.threads, device), quiet)
         self.student_training = training_of(config, len(data.train))
         self.teacher_training = training_of(config, len(data.train), teacher=True)
         self.clock = Clock(budget, started=started)
@@ -178,7 +180,7 @@ class Recipe:
 
     def run(self) -> FitReport:
         """Do all stages, ship the best student, and return the report."""
-        self.out.mkdir(parents=True, exist_ok=True)
+        make_directory(self.out)
         with locked(self.out):
             plan = self.plan()
             linear, references = self.train_references()
@@ -212,7 +214,7 @@ class Recipe:
     def plan(self) -> Plan:
         """Probe where needed, and fit teachers and epochs to the budget; a recorded plan is read back."""
         if self._plan_file.is_file():
-            values = read_json(self._plan_file)
+            values = read_object(self._plan_file, "a plan")
             return Plan(**{**values, "given_up": tuple(values["given_up"])})
         result = None
         if self.config.l2 is not None:
@@ -252,7 +254,7 @@ class Recipe:
 
     def record(self, plan: Plan) -> None:
         """Record what was decided, by the recipe or for it: it is read back, not decided again."""
-        self._plan_file.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self._plan_file.parent)
         write_json(self._plan_file, asdict(plan))
 
     def _probe(self) -> ProbeResult:
@@ -491,28 +493,39 @@ class Recipe:
 
     def student_l2(self, plan: Plan, student: str, model_config: Frozen, teachers: Sequence[Path]) -> float:
         """Return the regulariser of a taught student: the teachers' or a weaker one, as validation says."""
-        factors = self.config.student_factors
-        if not teachers or len(factors) < 2 or self.config.l2 is not None or self.budget is not None:
+        if not teachers or len(self.config.student_factors) < 2 or self.budget is not None:
             return plan.l2
-        model_config = plan.arm.model_config(student, model_config)
-        rows, tables = len(self.data.train), teacher_tables(teachers, "train")
+        run = self.run_config(plan, student, model_config, self.student_training)
+        return self.own_l2(plan, replace(run, teachers=teacher_tables(teachers, "train")))
+
+    def own_l2(self, plan: Plan, run: RunConfig) -> float:
+        """Return the regulariser that a probe finds for this very kind of run, starting from the plan's.
+
+        A strength that is set stays.
+        """
+        factors = self.config.student_factors
+        if self.config.l2 is not None or len(factors) < 2:
+            return plan.l2
+        rows = len(self.data.train)
         probe = self.config.probe.model_copy(
             update={
                 "strengths": tuple(factor * plan.l2 * rows for factor in factors),
                 "refinements": (),
+                "extend": EXTEND,
                 **dict.fromkeys(FURTHER, ()),
             }
         )
         inputs = {
-            "settings": model_config.model_dump(mode="json"),
-            "teachers": [self.runner.checksum(table) for table in tables],
+            "settings": run.model_config.model_dump(mode="json"),
+            "teachers": [self.runner.checksum(table) for table in run.teachers],
         }
-        training = replace(plan.arm, l2=self.student_training.l2).train_config(self.student_training)
-        directory = self._race_directory(f"probe-{short_name(student)}", probe, student, training, inputs)
+        # The arms have strengths of their own; that of the run must not name their directory.
+        training = run.train.model_copy(update={"l2": self.student_training.l2})
+        directory = self._race_directory(f"probe-{short_name(run.model)}", probe, run.model, training, inputs)
         result = self.runner.probe(
-            self._race(directory, probe, student, model_config, training, teachers=tables)
+            self._race(directory, probe, run.model, run.model_config, training, teachers=run.teachers)
         )
-        self.say(f"probe of the student: l2 {result.l2:g}; {result.verdict}")
+        self.say(f"probe of {run.model}: l2 {result.l2:g}; {result.verdict}")
         return result.l2
 
 

@@ -127,14 +127,16 @@ def queue_base(study: optuna.Study, search: Search) -> None:
     study.enqueue_trial(_base_params(search) or {}, user_attrs={BASE: True})
 
 
-def requeue_lost_trials(study: optuna.Study) -> None:
-    """Queue the settings of trials that were running when their worker ended.
+def requeue_lost_trials(study: optuna.Study) -> bool:
+    """Queue the settings of trials that were running when their worker ended; return whether there were any.
 
     If this is killed between the two calls, the settings are queued twice; the second time they are skipped as tried.
     """
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+    lost = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    for trial in lost:
         study.enqueue_trial(trial.params, user_attrs={BASE: is_base(trial)})
         study.tell(trial.number, state=TrialState.FAIL)
+    return bool(lost)
 
 
 def is_base(trial: Trial | FrozenTrial) -> bool:

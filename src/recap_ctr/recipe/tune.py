@@ -25,8 +25,8 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
 from recap_ctr.jobs import machine
+from recap_ctr.jobs.engines import LOCAL, executor_for
 from recap_ctr.jobs.executor import Executor, Job
-from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.jobs.progress import meter, say
 from recap_ctr.models.catalogue import build, count_parameters
 from recap_ctr.nn.weights import load_tensors
@@ -46,7 +46,7 @@ from recap_ctr.recipe.study import (
     requeue_lost_trials,
 )
 from recap_ctr.storage.claims import claim
-from recap_ctr.storage.files import atomic_file, read_json, write_json
+from recap_ctr.storage.files import atomic_file, make_directory, read_object, write_json
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
 from recap_ctr.training.loop import BEST, train
@@ -123,31 +123,30 @@ def tune(
     *,
     trials: int,
     minutes: float | None = None,
-    executor: Executor | None = None,
+    executor: Executor | str = LOCAL,
     force: bool = False,
     quiet: bool = False,
 ) -> TuneRecord:
     """Search until `trials` trials have ended or `minutes` have passed; write the record to `out` and return it.
 
-    Without an `executor`, as many local processes run at a time as there are cores for the threads of a trial.
+    `executor` may be the name of an engine: as many trials run at a time as it has cores for their threads.
     """
     base = search.base
     torch.set_num_threads(base.threads)
     check_space(search.space, base.model, dict(base.model_config), dict(base.train), "space")
     if claim(out, search.inputs(data), finished=RESULT, force=force):
-        record = TuneRecord.model_validate(read_json(out / RESULT))
+        record = TuneRecord.model_validate(read_object(out / RESULT, "the record of a search"))
         if record.is_finished(trials):
             if not quiet:
                 say(f"{out} holds {len(record.trials)} trials; nothing to do")
             return record
-    (out / TRIALS).mkdir(exist_ok=True)
-    executor = executor or LocalProcesses(machine.side_by_side(base.threads, base.device))
+    make_directory(out / TRIALS)
+    executor = executor_for(executor, base.threads, base.device)
     deadline = None if minutes is None else time.time() + 60 * minutes
     with locked(out), open_study(out, search) as study:
         requeue_lost_trials(study)
         if not study.get_trials(deepcopy=False):
             queue_base(study, search)
-        missing = max(trials - len(study.get_trials(deepcopy=False, states=ENDED)), 0)
         arguments = {
             "data": str(data.path),
             "search": search.to_json(),
@@ -155,12 +154,16 @@ def tune(
             "trials": trials,
             "deadline": deadline,
         }
-        num_workers = min(executor.workers, missing)
-        jobs = [Job(f"worker {number}", work, arguments) for number in range(1, num_workers + 1)]
-        if not quiet:
-            say(f"{missing} trials, {len(jobs)} at a time, over {', '.join(map(_short, search.space))}")
-        executor.run(jobs, title="tune", quiet=quiet)
-        requeue_lost_trials(study)
+        while missing := max(trials - len(study.get_trials(deepcopy=False, states=ENDED)), 0):
+            num_workers = min(executor.workers, missing)
+            jobs = [Job(f"worker {number}", work, arguments) for number in range(1, num_workers + 1)]
+            if not quiet:
+                say(f"{missing} trials, {len(jobs)} at a time, over {', '.join(map(_short, search.space))}")
+            executor.run(jobs, title="tune", quiet=quiet)
+            # An engine that replaces a lost worker leaves its trial behind.
+            is_lost = requeue_lost_trials(study)
+            if not is_lost or (deadline is not None and time.time() >= deadline):
+                break
         _remove_weights(study, out)
         record = _record(study, search, data, out)
         with atomic_file(out / TOML) as file:
@@ -211,7 +214,7 @@ def _run_trial(
     settings: Settings = trial.user_attrs[SETTINGS]
     config = search.run_config(settings)
     directory = trial_directory(out, settings)
-    directory.mkdir(exist_ok=True)
+    make_directory(directory)
     epochs: list[Epoch] = []
     reason = None
     with meter(f"trial {trial.number}", config.train.max_epochs, "epochs") as shown:

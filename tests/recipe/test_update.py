@@ -1,0 +1,298 @@
+"""Updates: ids stay, scores stay where nothing is new, poisoned days are refused, and a kill changes nothing."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from recap_ctr.data.drifting import DriftConfig, DriftingData
+from recap_ctr.data.grow import row_map
+from recap_ctr.data.moments import DAY
+from recap_ctr.data.source import FrameSource
+from recap_ctr.data.synthetic import SyntheticConfig
+from recap_ctr.errors import InputError
+from recap_ctr.inference.artifact import TRAINING_STATE, read_artifact
+from recap_ctr.inference.scorer import Scorer, evaluate_rows
+from recap_ctr.jobs.executor import InThisProcess
+from recap_ctr.recipe.fit import fit
+from recap_ctr.recipe.state import read_state
+from recap_ctr.recipe.update import update
+from recap_ctr.storage.files import read_json
+from tests.conftest import Recap, contents
+from tests.support.tiny_recipe import TINY
+
+pytestmark = pytest.mark.slow
+DAYS, FITTED, UPDATES = 12, 6, 3
+OPEN = {
+    "confidence": 0.5,
+    "max_churn": 1e3,
+    "max_calibration_error": 1e3,
+    "max_unknown": 1.0,
+    "min_ranking": 0.0,
+}
+"""Limits that anything which is better at all keeps to."""
+ONCE = {"passes": 1, "replay": 0.2}
+
+
+@dataclass(frozen=True)
+class Log:
+    """Files of a drifting log, one a day, and a fit of its first half."""
+
+    days: list[Path]
+    fit: Path
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    base = tmp_path_factory.mktemp("update")
+    drawn = DriftingData(
+        DriftConfig(SyntheticConfig(rows=7_200, num_fields=3, max_values=60), DAYS, 0.4)
+    ).frame()
+    frame = drawn.drop("row", "bayes_logit").with_columns(day=(pl.col("ts") - pl.col("ts").min()) // DAY)
+    days = []
+    for number in range(DAYS):
+        days.append(base / f"day-{number}.parquet")
+        frame.filter(pl.col("day") == number).drop("day").write_parquet(days[-1])
+    settings = {**TINY, "train": {"batch_size": 256, "max_epochs": 5}}
+    first = fit(
+        days[:FITTED],
+        label="click",
+        out=base / "fit",
+        settings={**settings, "learning_rate": 0.01, "l2": 1e-4},
+        device="cpu",
+        threads=1,
+        executor=InThisProcess(),
+        keep_state=True,
+    )
+    return Log(days, first.out)
+
+
+def ids(artifact: Path) -> list[dict[str, int]]:
+    encoder = read_artifact(artifact).encoder
+    return [
+        {str(fitted.value_of(number)): number for number in range(1, fitted.size) if number != fitted.oov}
+        for fitted in encoder.fields
+    ]
+
+
+def rows_of(path: Path) -> pl.DataFrame:
+    return pl.read_parquet(path)
+
+
+def test_ids_stay_and_scores_improve_over_updates(log: Log, tmp_path: Path) -> None:
+    never, current = Scorer.load(log.fit), log.fit
+    first, gains = ids(log.fit), []
+    for number in range(FITTED, FITTED + UPDATES):
+        result = update(current, log.days[number], out=tmp_path / str(number), gate=OPEN)
+        assert result.shipped, result.report.gate.reasons
+        before, after = ids(current), ids(result.out)
+        assert all(old.items() <= new.items() for old, new in zip(before, after, strict=True))
+        assert all(old.items() <= new.items() for old, new in zip(first, after, strict=True))
+        current = result.out
+        tomorrow = rows_of(log.days[number + 1])
+        losses = [
+            evaluate_rows(scorer, FrameSource(tomorrow), quiet=True).calibrated.logloss
+            for scorer in (never, Scorer.load(current))
+        ]
+        gains.append(losses[0] - losses[1])
+    assert np.mean(gains) > 0.005
+    state = read_state(current, read_artifact(current).encoder)
+    assert state is not None and state.updates == UPDATES
+    assert state.rows_seen + len(state.pending or ()) == sum(
+        len(rows_of(day)) for day in log.days[: FITTED + UPDATES]
+    )
+    assert len(state.teachers) == 1
+    stated = read_json(current / TRAINING_STATE / "manifest.json")
+    on_disk = sum(
+        file.stat().st_size
+        for file in (current / TRAINING_STATE).rglob("*.*t*")
+        if file.name != "manifest.json"
+    )
+    assert stated["bytes"] == on_disk
+
+
+def test_the_grown_model_scores_as_before_until_it_is_trained(log: Log, tmp_path: Path) -> None:
+    result = update(log.fit, log.days[FITTED], out=tmp_path / "new", settings=ONCE, gate=OPEN)
+    old, new = Scorer.load(log.fit), Scorer.load(result.out)
+    rows = row_map(old.engine.encoder, new.engine.encoder)
+    assert rows.fresh_G.any()
+    frame = rows_of(log.days[FITTED])
+    before, after = (scorer.engine.encode(frame).ids_BW for scorer in (old, new))
+    assert (rows.source_G[after] == before).all()
+    # What is loaded scores as what was saved: the whole table, and each row by itself.
+    again = Scorer.load(result.out)
+    assert (again.score_frame(frame) == new.score_frame(frame)).all()
+
+
+def without_labels(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.with_columns(pl.col("click").shuffle(seed=1))
+
+
+def without_a_field(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.with_columns(f3=pl.lit(None, pl.String))
+
+
+def respelt(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.with_columns(pl.col("f3").str.to_uppercase())
+
+
+@pytest.mark.parametrize(
+    ("poison", "words"),
+    [
+        (without_labels, "labels: the shipped model ranks these rows"),
+        (without_a_field, "field 'f3': 100.0 % of the values are unknown"),
+        (respelt, "are its values written in another way?"),
+    ],
+)
+def test_a_poisoned_day_is_refused(
+    log: Log, tmp_path: Path, recap: Recap, poison: Callable[[pl.DataFrame], pl.DataFrame], words: str
+) -> None:
+    poison(rows_of(log.days[FITTED])).write_parquet(tmp_path / "day.parquet")
+    quickly = ("--set", "passes=1", "--set", "replay=0.2", "--quiet")
+    done = recap("update", log.fit, tmp_path / "day.parquet", "--out", tmp_path / "new", *quickly)
+    assert done.code == 2
+    assert words in done.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["day.parquet"]  # Nothing is written.
+
+
+def test_a_dropped_column_is_refused(log: Log, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no column 'f3'"):
+        update(log.fit, rows_of(log.days[FITTED]).drop("f3"), out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_training_state(log: Log, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(log.fit / "artifact", bare)
+    shutil.rmtree(bare / TRAINING_STATE)
+    result = update(bare, log.days[FITTED : FITTED + 2], out=tmp_path / "new", settings=ONCE, gate=OPEN)
+    assert result.shipped and result.report.rows["replayed"] == 0
+    with pytest.raises(InputError, match="when each value was last seen"):
+        update(bare, log.days[FITTED], out=tmp_path / "other", settings={"forget_after": 2.0})
+    with pytest.raises(InputError, match="exists"):
+        update(bare, log.days[FITTED], out=tmp_path / "new")
+
+
+def test_a_damaged_or_foreign_state_is_refused(log: Log, tmp_path: Path) -> None:
+    artifact = tmp_path / "artifact"
+    shutil.copytree(log.fit / "artifact", artifact)
+    with (artifact / TRAINING_STATE / "rows.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(InputError, match="damaged"):
+        update(artifact, log.days[FITTED], out=tmp_path / "new")
+
+
+def test_values_are_forgotten(log: Log, tmp_path: Path) -> None:
+    result = update(
+        log.fit, log.days[FITTED], out=tmp_path / "new", settings={**ONCE, "forget_after": 2.0}, gate=OPEN
+    )
+    assert sum(result.report.forgotten.values()) > 0
+    kept = ids(result.out)
+    for old, new in zip(ids(log.fit), kept, strict=True):
+        assert all(new[value] == old[value] for value in old.keys() & new.keys())
+    again = update(result.out, log.days[FITTED + 1], out=tmp_path / "again", settings=ONCE, gate=OPEN)
+    assert again.shipped
+
+
+@pytest.mark.parametrize("model", ["lr", "rates", "recap"])
+def test_every_kind_that_ships_is_updated(log: Log, tmp_path: Path, model: str) -> None:
+    """The parts of a portfolio: a regression, click rates, and RECAP with both beside its towers."""
+    from recap_ctr.config import TrainConfig
+    from recap_ctr.data.shards import PreparedData
+    from recap_ctr.models.catalogue import parse_model
+    from recap_ctr.training.parallel import run_and_write_logits
+    from recap_ctr.training.run import RunConfig
+
+    data = next(path for path in log.fit.iterdir() if (path / "train").is_dir())
+    quick = TrainConfig(batch_size=256, max_epochs=2, l2=0.0)
+
+    def run(name: str, settings: dict[str, Any], train: TrainConfig, **changes: Any) -> Path:
+        config = RunConfig(name, parse_model(name, settings), train, train_baseline=False, **changes)
+        run_and_write_logits(str(data), config.to_json(), str(tmp_path / name))
+        return tmp_path / name
+
+    parts: list[Path] = []
+    if model != "rates":
+        parts.append(run("lr", {}, quick.model_copy(update={"update": "convex"})))
+    if model != "lr":
+        parts.append(run("rates", {"units": [8]}, quick))
+    shipped = (
+        parts[-1] if model != "recap" else run("recap", TINY["model_settings"], quick, beside=tuple(parts))
+    )
+    prepared = PreparedData(data)
+    before = Scorer.load(shipped)
+    result = update(shipped, log.days[FITTED : FITTED + 3], out=tmp_path / "new", gate=OPEN)
+    assert result.shipped
+    tomorrow = rows_of(log.days[FITTED + 3])
+    losses = [
+        evaluate_rows(scorer, FrameSource(tomorrow), quiet=True).calibrated.logloss
+        for scorer in (before, Scorer.load(result.out))
+    ]
+    assert losses[1] < losses[0]
+    assert prepared.layout.num_rows < read_artifact(result.out).encoder.layout.num_rows
+
+
+DRIVER = """
+import json, os, signal, sys
+from pathlib import Path
+
+import numpy.random, pydantic, safetensors.torch, torch.optim.adam  # the slow ones, before any fork
+
+artifact, rows, out = sys.argv[1:4]
+
+
+def work(stage):
+    from recap_ctr.recipe import update as stages
+    from recap_ctr.training.loop import Trainer
+
+    def kill(*_, **__):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if stage == "rows":
+        stages.Retraining = kill
+    elif stage == "training":
+        step = Trainer.step
+        Trainer.step = lambda self: kill() if self.progress.step == 2 else step(self)
+    elif stage == "shipping":
+        stages.atomic_directory = kill
+    limits = json.loads(sys.argv[4])
+    stages.update(artifact, rows, out=out, settings={"passes": 1, "replay": 0.2}, gate=limits)
+
+
+for stage in ("rows", "training", "shipping", "none"):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work(stage)
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    print(stage, os.waitstatus_to_exitcode(status), Path(out).exists())
+"""
+
+
+def test_killed_in_each_stage_it_ends_with_the_same_bits(log: Log, tmp_path: Path) -> None:
+    out = tmp_path / "new"
+    arguments = [str(log.fit), str(log.days[FITTED]), str(out), json.dumps(OPEN)]
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, *arguments], capture_output=True, text=True, check=True
+    )
+    *killed, finished = done.stdout.splitlines()
+    assert killed == [f"{stage} -9 False" for stage in ("rows", "training", "shipping")]
+    assert finished == "none 0 True", done.stderr
+    update(log.fit, log.days[FITTED], out=tmp_path / "whole", settings=ONCE, gate=OPEN)
+    first, second = (
+        {name: bits for name, (bits, _) in contents(path).items()} for path in (out, tmp_path / "whole")
+    )
+    assert first == second
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "whole"}
