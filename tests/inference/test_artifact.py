@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import combinations
@@ -21,9 +22,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from recap_ctr.axes.predict import predict
+from recap_ctr.data.profile import PROFILE
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.calibrate import AffineCalibration, Calibration, IsotonicCalibration
+from recap_ctr.inference import torch_backend
 from recap_ctr.inference.artifact import (
     CARD,
     MANIFEST,
@@ -50,7 +53,7 @@ from tests.support.forged_artifact import (
 )
 
 FIELD = "vocabulary/0001.parquet"
-FILES = [MANIFEST, WEIGHTS, SCHEMA, CARD, *(f"vocabulary/{i:04d}.parquet" for i in (0, 1, 2, 4))]
+FILES = [MANIFEST, WEIGHTS, SCHEMA, CARD, PROFILE, *(f"vocabulary/{i:04d}.parquet" for i in (0, 1, 2, 4))]
 
 
 @pytest.fixture
@@ -77,6 +80,7 @@ def pack(out: Path, artifact: PackedModel, **changes: Any) -> None:
         "encoder": artifact.encoder,
         "calibration": artifact.calibration,
         "shift": artifact.shift,
+        "profile": artifact.profile,
         **{part: artifact.manifest[part] for part in ("metrics", "dial", "data", "training")},
     }
     write_artifact(out, **(parts | changes))
@@ -89,6 +93,20 @@ class TestRoundTrip:
         assert sorted(manifest["files"]) == sorted(set(FILES) - {MANIFEST})
         assert (packed / CARD).read_text().startswith("# FCN click model")
         assert load_artifact(packed.parent).manifest == manifest, "a run's directory names its artifact"
+
+    def test_the_profile_is_that_of_the_data(
+        self, packed: Path, prepared: PreparedData, tmp_path: Path
+    ) -> None:
+        artifact = load_artifact(packed)
+        assert artifact.usual == prepared.profile
+        pack(tmp_path / "older", artifact, profile=None)
+        with pytest.raises(
+            InputError, match=r"holds no profile of its training rows.*\n.*fit the model again"
+        ):
+            _ = read_artifact(tmp_path / "older").usual
+        other = artifact.usual.model_copy(update={"fields": artifact.usual.fields[1:]})
+        pack(tmp_path / "other", artifact, profile=other)
+        refused(tmp_path / "other", "other fields")
 
     def test_metrics_are_those_of_the_report(self, packed: Path) -> None:
         metrics = read_report(packed.parent).metrics
@@ -354,11 +372,65 @@ class TestHostileManifest:
             forge(copy, lambda manifest, sizes=sizes: manifest["model"]["config"].update(sizes))  # type: ignore[misc]
             refused(copy, "more weights than the file")
 
+    def test_weights_beyond_memory(self, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch_backend, "memory_bytes", lambda: 10_000)
+        refused(copy, "loading its weights takes .* GiB of memory, and this machine has 0.0")
+
     def test_buckets_beyond_memory(self, copy: Path) -> None:
         text = (copy / SCHEMA).read_text()
         (copy / SCHEMA).write_text(text.replace('name = "site"', 'name = "site", hash_buckets = 2000000000'))
         forge(copy, lambda manifest: manifest["fields"][0].update(size=2_000_000_002))
-        refused(copy, "more weights than the file")
+        refused(copy, "more weights than the file|of other fields")
+
+
+class TestBombs:
+    """Small files that would take gigabytes; the time and memory to refuse them is that of a small file."""
+
+    def refused_quickly(self, copy: Path, message: str) -> None:
+        tracemalloc.start()
+        started = time.process_time()
+        refused(copy, message)
+        assert time.process_time() - started < 3
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        tracemalloc.stop()
+
+    def test_a_manifest_of_countless_values(self, copy: Path) -> None:
+        text = b'{"kind": "artifact", "format": 1, "x": [' + b"[]," * 5_000_000 + b"[]]}"
+        (copy / MANIFEST).write_bytes(text)
+        self.refused_quickly(copy, "damaged")
+
+    def test_a_schema_of_countless_values(self, copy: Path) -> None:
+        (copy / SCHEMA).write_bytes(b"x = [" + b"[]," * 1_200_000 + b"[]]")
+        forge(copy)
+        self.refused_quickly(copy, "more than 1,000,000 values")
+
+    @pytest.mark.parametrize("length", [65_537, 300_000_000])
+    def test_rows_of_countless_ids(self, copy: Path, length: int) -> None:
+        text = (copy / SCHEMA).read_text()
+        assert "max_len = 3" in text
+        (copy / SCHEMA).write_text(text.replace("max_len = 3", f"max_len = {length}"))
+        forge(copy)
+        self.refused_quickly(copy, "max_len")
+
+    def test_a_vocabulary_of_countless_values(self, copy: Path) -> None:
+        rows = 2_000_000
+        constant = {"value": pl.Series(["a"]).new_from_index(0, rows), "count": np.ones(rows, np.int64)}
+        pl.DataFrame(constant).write_parquet(copy / FIELD, statistics=False)
+        forge(copy, lambda manifest: manifest["fields"][1].update(size=rows + 2))
+        self.refused_quickly(copy, "does not hold 2,000,000 values")
+
+    def test_a_vocabulary_of_huge_values(self, copy: Path) -> None:
+        values = pl.Series([f"{number:02d}" * 4_000_000 for number in range(12)])
+        pl.DataFrame({"value": values, "count": range(12)}).write_parquet(copy / FIELD, statistics=False)
+        forge(copy, lambda manifest: manifest["fields"][1].update(size=14))
+        self.refused_quickly(copy, "unpacks to")
+
+    def test_a_value_twice(self, copy: Path) -> None:
+        pl.DataFrame({"value": ["a", "b", "a"], "count": [3, 2, 1]}).write_parquet(
+            copy / FIELD, statistics=False
+        )
+        forge(copy, lambda manifest: manifest["fields"][1].update(size=5))
+        refused(copy, "holds a value twice")
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

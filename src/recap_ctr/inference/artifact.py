@@ -8,6 +8,8 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,20 +19,37 @@ from pydantic import Field as Checked
 
 from recap_ctr.config import Frozen, parse
 from recap_ctr.data.encode import Encoder, vocabulary_file
+from recap_ctr.data.parquet import unpacked_size
+from recap_ctr.data.profile import PROFILE, Profile, read_profile
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.calibrate import Calibration, calibration_from_dict
 from recap_ctr.evaluation.evaluate import Metrics
 from recap_ctr.inference.setting import GRAPHS, Setting, dial_settings, shortfall
 from recap_ctr.models.catalogue import short_name
-from recap_ctr.schema import Field, read_schema
-from recap_ctr.storage.arrays import Array, save_arrays
+from recap_ctr.schema import Field, Schema, read_schema
+from recap_ctr.storage.arrays import Array, ArrayInParts, save_arrays
 from recap_ctr.storage.claims import INPUTS
-from recap_ctr.storage.files import atomic_directory, atomic_file
+from recap_ctr.storage.files import (
+    atomic_directory,
+    atomic_file,
+    copy_file,
+    json_bytes,
+    make_directory,
+    write_json,
+)
 from recap_ctr.storage.hashes import fingerprint, sha256
+from recap_ctr.storage.places import input_directory
 
 FORMAT = 1
 MANIFEST, WEIGHTS, SCHEMA, CARD = "manifest.json", "model.safetensors", "schema.toml", "MODEL_CARD.md"
-MAX_MANIFEST_BYTES = 64 << 20
+TRAINING_STATE = "state"  # The directory inside an artifact that updates go on from; scoring needs none.
+MAX_MANIFEST_BYTES, MAX_SCHEMA_BYTES = 64 << 20, 16 << 20
+MAX_VALUES = 1_000_000
+"""Values in a manifest or a schema: each takes up to a hundred times the bytes of its text once it is read."""
+MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 64 << 20, 32
+"""A vocabulary may unpack to so many bytes, and beyond that to so many times its size."""
+MAX_VALUES_A_BYTE = 8
+"""Vocabulary entries in a byte of their file: several times what consecutive numbers, which pack well, come to."""
 POLARS_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)  # The latter is not an Exception.
 COPY_AGAIN = "copy the artifact again from where it was made"
 
@@ -68,6 +87,8 @@ class Artifact:
     shift: float
     """Added to the model's logit before calibration: the correction for sampled negatives."""
     manifest: dict[str, Any]
+    profile: Profile | None = dataclass_field(default=None, kw_only=True)
+    """What is usual in the training rows; None in artifacts of older versions."""
 
     @property
     def name(self) -> str:
@@ -162,6 +183,16 @@ class Artifact:
             )
         return Setting(routes or num_routes, depth or max(self.depths))
 
+    @property
+    def usual(self) -> Profile:
+        """Return the profile of the training rows; refuse an artifact without one."""
+        if self.profile is None:
+            raise InputError(
+                f"{self.path} holds no profile of its training rows: an older version wrote it, or prepared its data",
+                fix="fit the model again from the raw rows",
+            )
+        return self.profile
+
     def check_unchanged(self) -> None:
         """Refuse an artifact that was replaced since it was read; call this after reading more of its files."""
         if read_artifact_manifest(self.path) != self.manifest:
@@ -215,7 +246,7 @@ def write_artifact(
     *,
     name: str,
     config: Frozen,
-    weights: Mapping[str, Array],
+    weights: Mapping[str, Array | ArrayInParts],
     encoder: Encoder,
     calibration: Calibration,
     shift: float,
@@ -224,10 +255,13 @@ def write_artifact(
     training: dict[str, Any],
     routes: Sequence[Frozen] = (),
     dial: Sequence[dict[str, Any]] = (),
+    profile: Profile | None = None,
 ) -> None:
     """Write an artifact, or replace the one in `path`; at no moment can half of one be loaded."""
     with atomic_directory(path) as partial:
         fields = encoder.save(partial)
+        if profile is not None:
+            profile.write(partial / PROFILE)
         save_arrays(partial / WEIGHTS, weights)
         with atomic_file(partial / SCHEMA) as file:
             file.write(encoder.schema.to_toml().encode())
@@ -258,16 +292,24 @@ def add_graphs(
     if graphs:
         manifest["graphs"] = [graph.to_dict() for graph in graphs]
     with atomic_directory(artifact.path) as partial:
-        (partial / "vocabulary").mkdir()
-        for name in (WEIGHTS, SCHEMA, *_vocabularies(artifact.encoder.schema.fields)):
-            shutil.copyfile(artifact.path / name, partial / name)
-            _check_file(partial, name, artifact.manifest["files"][name])
+        make_directory(partial / "vocabulary")
+        profile = [PROFILE] if artifact.profile is not None else []
+        for name in (WEIGHTS, SCHEMA, *profile, *vocabularies(artifact.encoder.schema.fields)):
+            copy_file(artifact.path / name, partial / name)
+            check_file(partial, name, artifact.manifest["files"][name])
         if graphs:
-            (partial / GRAPHS).mkdir()
+            make_directory(partial / GRAPHS)
         for graph in graphs:
             with atomic_file(partial / graph.setting.file) as file:
                 file.write(graph.graph)
+        if (artifact.path / TRAINING_STATE).is_dir():
+            shutil.copytree(artifact.path / TRAINING_STATE, partial / TRAINING_STATE, copy_function=copy_file)
         _write_card_and_manifest(partial, manifest, artifact.encoder)
+
+
+def model_identity(manifest: dict[str, Any]) -> str:
+    """Return a checksum of everything in an artifact but what `add_graphs` may change."""
+    return fingerprint(_without_graphs(manifest))
 
 
 def is_same_model(path: Path, other: Path) -> bool:
@@ -294,18 +336,24 @@ def _without_graphs(manifest: dict[str, Any]) -> dict[str, Any]:
 
 def _write_card_and_manifest(directory: Path, manifest: dict[str, Any], encoder: Encoder) -> None:
     """Write the card, and the manifest with checksums of all files; the other files must be in place."""
+    profile = read_profile(directory / PROFILE) if (directory / PROFILE).is_file() else None
     with atomic_file(directory / CARD) as file:
-        file.write(model_card(manifest, encoder).encode())
+        file.write(model_card(manifest, encoder, profile).encode())
     graphs = [Setting.from_dict(entry).file for entry in manifest.get("graphs", [])]
-    files = [WEIGHTS, SCHEMA, CARD, *_vocabularies(encoder.schema.fields), *graphs]
+    files = [
+        WEIGHTS,
+        SCHEMA,
+        CARD,
+        *([] if profile is None else [PROFILE]),
+        *vocabularies(encoder.schema.fields),
+        *graphs,
+    ]
     manifest = {key: value for key, value in manifest.items() if key not in ("files", "checksum")}
     manifest["files"] = {
         file: {"bytes": (directory / file).stat().st_size, "sha256": sha256(directory / file)}
         for file in files
     }
-    manifest["checksum"] = fingerprint(manifest)
-    with atomic_file(directory / MANIFEST) as out:
-        out.write(manifest_bytes(manifest))
+    write_json(directory / MANIFEST, manifest)
 
 
 class _Strict(Frozen):
@@ -330,6 +378,7 @@ class _Field(_Strict):
     mean: float = 0.0
     scale: PositiveFloat = 1.0
     edges: tuple[float, ...] = Checked((), strict=False)
+    added: NonNegativeInt = 0
 
 
 class _Figures(_Strict):
@@ -399,9 +448,9 @@ def read_artifact(path: Path) -> Artifact:
     path = artifact_directory(path)
     manifest = read_artifact_manifest(path)
     for file, entry in manifest["files"].items():
-        _check_file(path, file, entry)
-    schema = read_schema(path / SCHEMA)
-    if not set(_vocabularies(schema.fields)) <= manifest["files"].keys():
+        check_file(path, file, entry)
+    schema = _read_schema(path)
+    if not set(vocabularies(schema.fields)) <= manifest["files"].keys():
         raise InputError(f"{mismatch(path)}: a vocabulary is not in the manifest")
     try:
         calibration = calibration_from_dict(manifest["calibration"])
@@ -410,14 +459,50 @@ def read_artifact(path: Path) -> Artifact:
             for setting, entry in _qualities(manifest).items()
             if entry.get("calibration") is not None
         }
+        _refuse_bombs(path, schema.fields, manifest)
         encoder = Encoder.load(path, schema, manifest["fields"])
         _check_values(encoder)
+        profile = read_profile(path / PROFILE) if PROFILE in manifest["files"] else None
+        if profile is not None:
+            profile.bins(encoder)
         _check_routes(manifest)
     except (KeyError, TypeError, ValueError, OverflowError, InputError, *POLARS_ERRORS) as error:
         raise InputError(f"{mismatch(path)}: {error}") from None
-    artifact = Artifact(path, encoder, calibration, calibrations, float(manifest["shift"]), manifest)
+    artifact = Artifact(
+        path, encoder, calibration, calibrations, float(manifest["shift"]), manifest, profile=profile
+    )
     artifact.check_unchanged()
     return artifact
+
+
+def _read_schema(path: Path) -> Schema:
+    file = path / SCHEMA
+    if file.stat().st_size > MAX_SCHEMA_BYTES:
+        raise InputError(f"{file} is larger than {MAX_SCHEMA_BYTES >> 20} MiB", fix=COPY_AGAIN)
+    try:
+        _refuse_countless_values(file.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{file}: {error}", fix=COPY_AGAIN) from None
+    return read_schema(file)
+
+
+def _refuse_countless_values(text: bytes) -> None:
+    """Raise a ValueError for JSON or TOML whose values would take far more memory than its text."""
+    if sum(text.count(mark) for mark in (b"[", b"{", b",", b"=")) > MAX_VALUES:
+        raise ValueError(f"it holds more than {MAX_VALUES:,} values")
+
+
+def _refuse_bombs(path: Path, fields: Sequence[Field], manifest: dict[str, Any]) -> None:
+    """Raise a ValueError for vocabularies of another length than the manifest says, or that unpack to far more."""
+    for i, (field, entry) in enumerate(zip(fields, manifest["fields"], strict=True)):
+        if field.is_value or field.hash_buckets:
+            continue
+        size, unpacked = (path / vocabulary_file(i)).stat().st_size, unpacked_size(path / vocabulary_file(i))
+        num_values = entry["size"] - 2
+        if unpacked.values != 2 * num_values or num_values > MAX_VALUES_A_BYTE * size:
+            raise ValueError(f"the vocabulary of field {field.name!r} does not hold {num_values:,} values")
+        if unpacked.bytes > MAX_UNPACKED_BYTES + MAX_UNPACKED_RATIO * size:
+            raise ValueError(f"the vocabulary of field {field.name!r} unpacks to {unpacked.bytes:,} bytes")
 
 
 def mismatch(path: Path) -> str:
@@ -439,6 +524,7 @@ def _check_routes(manifest: dict[str, Any]) -> None:
 
 def artifact_directory(path: Path) -> Path:
     """Return the directory of the artifact that `path` names: itself, or the one inside a run's directory."""
+    path = input_directory(path, "artifact")
     inside = path / "artifact"
     return inside if not (path / MANIFEST).is_file() and (inside / MANIFEST).is_file() else path
 
@@ -457,6 +543,7 @@ def read_artifact_manifest(path: Path) -> dict[str, Any]:
         raise damaged
     raw = file.read_bytes()
     try:
+        _refuse_countless_values(raw)
         manifest = json.loads(raw)
     except (ValueError, RecursionError):
         raise damaged from None
@@ -469,7 +556,7 @@ def read_artifact_manifest(path: Path) -> dict[str, Any]:
         )
     checksum = manifest.pop("checksum", None)
     try:
-        canonical = manifest_bytes({**manifest, "checksum": checksum})
+        canonical = json_bytes({**manifest, "checksum": checksum})
         is_whole = checksum == fingerprint(manifest) and raw == canonical
     except (ValueError, RecursionError):  # JSON that we never write: NaN, or nesting without end.
         raise damaged from None
@@ -486,32 +573,34 @@ def _has_the_right_files(manifest: dict[str, Any]) -> bool:
     graphs = [Setting.from_dict(entry).file for entry in manifest.get("graphs", [])]
     vocabularies = (vocabulary_file(i) for i in range(len(manifest["fields"])))
     required = {WEIGHTS, SCHEMA, *graphs}
-    allowed = required | {CARD, *vocabularies}
+    allowed = required | {CARD, PROFILE, *vocabularies}
     return required <= set(manifest["files"]) <= allowed and len(set(graphs)) == len(graphs)
 
 
-def manifest_bytes(manifest: dict[str, Any]) -> bytes:
-    """Return a manifest as the one sequence of bytes in which it is stored."""
-    return (json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def _vocabularies(fields: Iterable[Field]) -> list[str]:
-    """Return the files of the vocabularies; numbers and hashed fields have none."""
-    return [
-        vocabulary_file(i) for i, field in enumerate(fields) if not field.is_value and not field.hash_buckets
-    ]
+def vocabularies(fields: Iterable[Field]) -> dict[str, int]:
+    """Return the files of the vocabularies with the numbers of their fields; numbers and hashed fields have none."""
+    return {
+        vocabulary_file(i): i
+        for i, field in enumerate(fields)
+        if not field.is_value and not field.hash_buckets
+    }
 
 
 def _check_values(encoder: Encoder) -> None:
     """Refuse vocabularies and bucket edges that the encoder could not have written."""
     for fitted in encoder.fields:
-        if fitted.values.dtype != pl.String or fitted.values.has_nulls():
+        if fitted.values.dtype != pl.String:
             raise ValueError(f"the vocabulary of field {fitted.field.name!r} holds no text")
+        if fitted.num_added > len(fitted.values):
+            raise ValueError(f"more values were added to field {fitted.field.name!r} than it has")
+        present = fitted.values.drop_nulls()  # A forgotten value leaves a gap.
+        if present.n_unique() < len(present):
+            raise ValueError(f"the vocabulary of field {fitted.field.name!r} holds a value twice")
         if list(fitted.edges) != sorted(fitted.edges):
             raise ValueError(f"the edges of field {fitted.field.name!r} are out of order")
 
 
-def _check_file(path: Path, name: str, entry: dict[str, Any]) -> None:
+def check_file(path: Path, name: str, entry: dict[str, Any]) -> None:
     """Refuse a file that is missing, a link, or other than its checksum says."""
     file = path / name
     is_link = file.is_symlink() or (file.parent != path and file.parent.is_symlink())
@@ -523,7 +612,7 @@ def _check_file(path: Path, name: str, entry: dict[str, Any]) -> None:
 
 def _read_checked(path: Path, name: str, entry: dict[str, Any]) -> bytes:
     """Return a file's content, which is checked itself: the file may have changed since it was verified."""
-    _check_file(path, name, entry)
+    check_file(path, name, entry)
     content = (path / name).read_bytes()
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
         raise InputError(f"{path / name} is damaged: it differs from its checksum", fix=COPY_AGAIN)
@@ -535,7 +624,23 @@ def _is_statistic(key: str) -> bool:
     return key.rpartition(".")[2].startswith(("running_", "num_batches"))
 
 
-def model_card(manifest: dict[str, Any], encoder: Encoder) -> str:
+def _describe_data(data: dict[str, Any], schema: Schema, profile: Profile | None) -> list[str]:
+    """Return sentences on the training rows: label, base rate, split and dates, as far as they are known."""
+    means = f"; {schema.positive!r} means a click" if schema.positive is not None else ""
+    lines = [f"The label is {schema.label}{means}."]
+    if data["rows"] and "clicks" in data:
+        lines.append(f"The base rate is {data['clicks'] / data['rows']:.4f}.")
+    if "split" in data:
+        lines.append(f"Rows were divided {data['split']}.")
+    if profile is not None and profile.starts:
+        first, last = (
+            datetime.fromtimestamp(start, UTC).date() for start in (profile.starts[0], profile.starts[-1])
+        )
+        lines.append(f"Training rows are from {first} to {last} (UTC).")
+    return lines
+
+
+def model_card(manifest: dict[str, Any], encoder: Encoder, profile: Profile | None = None) -> str:
     """Return the text of the model card: what the model is, its training data, and how good it was."""
     lines = [
         f"# {short_name(manifest['model']['name']).upper()} click model",
@@ -544,6 +649,7 @@ def model_card(manifest: dict[str, Any], encoder: Encoder) -> str:
         f" and {encoder.layout.num_rows:,} vocabulary entries.",
         f"Trained on {manifest['data']['rows']:,} rows of {manifest['data']['name']}"
         f" (fingerprint {manifest['data']['fingerprint']}), seed {manifest['training']['seed']}.",
+        *_describe_data(manifest["data"], encoder.schema, profile),
         "",
         "| rows | AUC | logloss | calibrated logloss | base rate logloss |",
         "|---|---|---|---|---|",

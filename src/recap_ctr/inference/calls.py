@@ -1,5 +1,6 @@
-"""Use an artifact in one call: the Python doors of `recap predict`, `recap evaluate` and `recap explain`."""
+"""Use an artifact in one call: the Python doors of `recap predict`, `evaluate`, `explain` and `check`."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import overload
@@ -7,10 +8,12 @@ from typing import overload
 import polars as pl
 
 from recap_ctr.data.sink import Sink, open_sink
-from recap_ctr.data.source import Source
-from recap_ctr.data.table import RawTable, open_source
-from recap_ctr.errors import InputError
+from recap_ctr.data.table import RawTable
+from recap_ctr.errors import DataWarning, InputError
+from recap_ctr.inference.artifact import Artifact, read_artifact
+from recap_ctr.inference.check import RowsCheck, check_rows
 from recap_ctr.inference.importance import Importance, explain_rows
+from recap_ctr.inference.raw_rows import RawRows
 from recap_ctr.inference.scorer import RowsEvaluation, Scorer, evaluate_rows, score
 
 Model = str | Path | Scorer
@@ -34,15 +37,34 @@ def load(
 
 
 @overload
-def predict(model: Model, rows: RawTable, *, explain: int = 0, quiet: bool = True) -> pl.DataFrame: ...
+def predict(
+    model: Model,
+    rows: RawTable,
+    *,
+    explain: int = 0,
+    keep: Sequence[str] | None = None,
+    quiet: bool = True,
+) -> pl.DataFrame: ...
 @overload
 def predict(
-    model: Model, rows: RawTable, *, out: str | Path, explain: int = 0, quiet: bool = True
+    model: Model,
+    rows: RawTable,
+    *,
+    out: str | Path,
+    explain: int = 0,
+    keep: Sequence[str] | None = None,
+    quiet: bool = True,
 ) -> None: ...
 def predict(
-    model: Model, rows: RawTable, *, out: str | Path | None = None, explain: int = 0, quiet: bool = True
+    model: Model,
+    rows: RawTable,
+    *,
+    out: str | Path | None = None,
+    explain: int = 0,
+    keep: Sequence[str] | None = None,
+    quiet: bool = True,
 ) -> pl.DataFrame | None:
-    """Score raw rows: every column is kept, `score` (the calibrated probability) and `logit` are added.
+    """Score raw rows: `score` (the calibrated probability) and `logit` are added to the columns in `keep`, or to all.
 
     `model` is an artifact, the run or fit that holds one, or what `load` returned. `rows` are files (names or
     patterns of CSV, TSV, JSON lines, Parquet or Arrow) or a data frame of polars or pandas.
@@ -52,16 +74,26 @@ def predict(
 
     With `explain`, the columns why_1, why_2, .. name the fields that contribute most to each row's logit: the logit
     minus that of the row without the field's value. Contributions are not causes, and don't sum to the logit.
+
+    Rows that are not like the training rows are scored, with a `DataWarning` for each finding; see `check`.
     """
     scorer = _scorer(model)
-    source = _source(scorer, rows)
+    source = scorer.source(rows)
     if out is not None:
         with open_sink(Path(out)) as sink:
-            score(scorer, source, sink, explain=explain, quiet=quiet)
+            score(scorer, source, sink, explain=explain, keep=keep, quiet=quiet)
+        _warn(scorer)
         return None
     frames = _Frames()
-    score(scorer, source, frames, explain=explain, quiet=quiet)
+    score(scorer, source, frames, explain=explain, keep=keep, quiet=quiet)
+    _warn(scorer)
     return frames.frame
+
+
+def _warn(scorer: Scorer) -> None:
+    """Warn of what is not usual in rows that were scored."""
+    for finding in scorer.findings:
+        warnings.warn(f"{finding.sentence}\n  fix: {finding.fix}", DataWarning, stacklevel=3)
 
 
 def evaluate(
@@ -72,7 +104,7 @@ def evaluate(
     `model` and `rows` are as for `predict`. `negative_rate` is the share of negatives that these rows keep.
     """
     scorer = _scorer(model)
-    return evaluate_rows(scorer, _source(scorer, rows), negative_rate=negative_rate, quiet=quiet)
+    return evaluate_rows(scorer, scorer.source(rows), negative_rate=negative_rate, quiet=quiet)
 
 
 def explain(
@@ -91,8 +123,23 @@ def explain(
     """
     scorer = _scorer(model)
     return explain_rows(
-        scorer, _source(scorer, rows), max_rows=max_rows, repeats=repeats, seed=seed, quiet=quiet
+        scorer, scorer.source(rows), max_rows=max_rows, repeats=repeats, seed=seed, quiet=quiet
     )
+
+
+def check(
+    rows: RawTable, against: Model | Artifact, *, columns: Mapping[str, str] | None = None, quiet: bool = True
+) -> RowsCheck:
+    """Look for faults in raw rows: what is not usual, given the training rows of a model.
+
+    `rows` are as for `predict`; a label is looked at if they have one. `against` is an artifact, the run or fit that
+    holds one, or what `load` returned; its weights are not needed. `columns` maps fields to columns of another name.
+    """
+    if isinstance(against, Scorer):
+        artifact: Artifact = against.engine.artifact
+    else:
+        artifact = against if isinstance(against, Artifact) else read_artifact(Path(against))
+    return check_rows(artifact, RawRows(artifact.encoder.schema, columns), rows, quiet=quiet)
 
 
 class _Frames(Sink):
@@ -113,9 +160,3 @@ class _Frames(Sink):
 
 def _scorer(model: Model) -> Scorer:
     return model if isinstance(model, Scorer) else load(model)
-
-
-def _source(scorer: Scorer, rows: RawTable) -> Source:
-    if isinstance(rows, str | Path):
-        return scorer.source([rows])
-    return scorer.source(rows) if isinstance(rows, Sequence) else open_source(rows)

@@ -14,6 +14,7 @@ import polars as pl
 
 from recap_ctr.data.encode import Encoded, Ints
 from recap_ctr.data.encode import Floats as Values
+from recap_ctr.data.few_rows import FEW_ROWS, Columns, FewRows
 from recap_ctr.data.source import Block
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.metrics import sigmoid
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from recap_ctr.inference.torch_backend import PackedModel
 
 EVAL_ROWS = 512  # At a time, so that everything between inputs and logits stays in the processor's cache.
+EVAL_IDS = 1 << 20  # At a time, so that very wide rows take no more memory than narrow ones.
 Floats = npt.NDArray[np.float64]
 BackendName = Literal["onnx", "torch"]
 
@@ -66,13 +68,16 @@ class Engine:
     def __init__(self, artifact: Artifact, backend: Backend) -> None:
         self.artifact, self.backend = artifact, backend
         self.manifest, self.encoder = artifact.manifest, artifact.encoder
+        self.profile = artifact.profile
         self.settings = backend.settings
         """The settings on offer, most accurate and most costly first; the first is the default."""
         self.threads = backend.threads
         """How many threads work on one call."""
+        self._few_rows = FewRows(self.encoder)
         # Vocabularies are sorted at their first use; do it now, not at the first request.
         names = list(self.encoder.schema.input_columns)
-        self.encode(pl.DataFrame({name: [None] for name in names}, dict.fromkeys(names, pl.String)))
+        frame = pl.DataFrame({name: [None] for name in names}, dict.fromkeys(names, pl.String))
+        self.encoder.encode(Block(frame, 1, "a row without values"))
 
     @classmethod
     def load(
@@ -108,9 +113,15 @@ class Engine:
         """
         return self.settings[0] if routes is None and depth is None else self.artifact.setting(routes, depth)
 
-    def encode(self, frame: pl.DataFrame) -> Encoded:
-        """Encode raw rows, which may hold unseen and missing values."""
-        return self.encoder.encode(Block(frame, 1, "the rows"))
+    def encode(self, rows: pl.DataFrame | Block) -> Encoded:
+        """Encode raw rows, which may hold unseen and missing values; errors name a block's origin and row."""
+        block = rows if isinstance(rows, Block) else Block(rows, 1, "the rows")
+        few = self._few_rows.encode_frame(block.frame) if block.frame.height <= FEW_ROWS else None
+        return self.encoder.encode(block) if few is None else few
+
+    def encode_few(self, columns: Columns, height: int) -> Encoded | None:
+        """Encode few rows that are no data frame yet; None if they must become one, for `encode`."""
+        return self._few_rows.encode(columns, height) if height <= FEW_ROWS else None
 
     def score(
         self,
@@ -126,8 +137,9 @@ class Engine:
         """
         setting = setting or self.settings[0]
         raw_B, disagreement_B = np.empty((2, len(encoded.ids_BW)))
-        for start in range(0, len(raw_B), EVAL_ROWS):
-            part = slice(start, start + EVAL_ROWS)
+        num_rows = min(EVAL_ROWS, max(EVAL_IDS // max(encoded.ids_BW.shape[1], 1), 1))
+        for start in range(0, len(raw_B), num_rows):
+            part = slice(start, start + num_rows)
             raw_B[part], disagreement_B[part] = self.backend.logits(
                 setting, encoded.ids_BW[part], encoded.values_BN[part]
             )

@@ -34,9 +34,9 @@ from recap_ctr.inference.setting import Setting, measured_settings, setting_qual
 from recap_ctr.inference.stopwatch import interleaved_seconds
 from recap_ctr.inference.torch_backend import PackedModel, TorchBackend, load_model
 from recap_ctr.jobs.progress import say
-from recap_ctr.nn.embedding import Table
 from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.rates import RateTable
+from recap_ctr.nn.table import Table
 from recap_ctr.storage.arrays import Array
 
 OPSET = 20

@@ -5,6 +5,8 @@ by far the largest part of a model, and all graphs share one copy of them (docs/
 Shapes: B rows, W id columns, N value columns.
 """
 
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from recap_ctr.data.encode import Ints
 from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
 from recap_ctr.inference.artifact import WEIGHTS, Artifact, mismatch
+from recap_ctr.inference.operators import check_operators
 from recap_ctr.inference.setting import Setting
 from recap_ctr.storage.arrays import Array, load_arrays
 
@@ -24,21 +27,39 @@ calibrated logit, for those who run a graph by other means than ours."""
 # ONNX refers to files and memory outside of a graph by this key. Text is stored as it is, so a graph without these
 # letters can't refer to anything.
 _EXTERNAL_DATA_KEY = b"location"
+MAX_MEMORY = 1 << 30
+"""Bytes that all graphs of a process together may take for what they compute; one that wants more fails."""
 
 
 def open_session(graph: bytes, threads: int) -> Any:
-    """Return a session that waits without spinning, logs nothing, and reads nothing but these bytes."""
+    """Return a session that waits without spinning, logs nothing, and reads nothing but these bytes.
+
+    It runs only operators on our list, in bounded memory.
+    """
     import onnxruntime as ort
 
     if _EXTERNAL_DATA_KEY in graph:
         raise ValueError("a graph refers to data outside of itself")
+    check_operators(graph)
+    _bound_memory()
     options = ort.SessionOptions()
+    options.add_session_config_entry("session.use_env_allocators", "1")
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     # Threads that spin while they wait take the cores from those that work.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+@cache
+def _bound_memory() -> None:
+    """Give the graphs of this process one bounded store of memory."""
+    import onnxruntime as ort
+
+    store = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    with suppress(Exception):  # The program around us has registered its own.
+        ort.create_and_register_allocator(store, ort.OrtArenaCfg({"max_mem": MAX_MEMORY}))
 
 
 def table_names(session: Any) -> list[str]:

@@ -1,7 +1,7 @@
 """Raw files and tables to scores and figures, a block at a time."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +9,24 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from recap_ctr.data.csv import ColumnNames
 from recap_ctr.data.encode import Encoded
 from recap_ctr.data.roles import read_groups, read_labels, read_weights
 from recap_ctr.data.sink import Sink
-from recap_ctr.data.source import Block, FileSource, Source
+from recap_ctr.data.source import Block, Source
+from recap_ctr.data.table import RawTable
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.calibrate import Calibration
 from recap_ctr.evaluation.evaluate import SplitFigures, evaluate
 from recap_ctr.evaluation.sampling import weigh_negatives
+from recap_ctr.inference.check import Finding, Inspection
 from recap_ctr.inference.engine import Engine, Floats, Scores, is_installed
 from recap_ctr.inference.explain import explanation_columns, explanation_names
+from recap_ctr.inference.raw_rows import RawRows
 from recap_ctr.inference.setting import Setting
 from recap_ctr.jobs.progress import meter
 
 OUTPUT_COLUMNS = ("score", "logit")
+ENCODED_IDS = 1 << 25  # At a time; 131,072 rows of up to 256 ids.
 
 
 @dataclass
@@ -55,14 +58,7 @@ class Scorer:
         setting: Setting | None = None,
     ) -> None:
         self.engine, self.setting = engine, setting
-        self._columns = dict(columns or {})
-        schema = engine.encoder.schema
-        for name in self._columns:
-            if name not in {*schema.input_columns, *schema.roles.values()}:
-                raise InputError(
-                    f"the artifact has no field {name!r}, which --map names",
-                    fix=f"--map FIELD=COLUMN; the fields are {', '.join(schema.input_columns)}",
-                )
+        self.raw_rows = RawRows(engine.encoder.schema, columns)
         self.reset_tally()
 
     @classmethod
@@ -89,56 +85,44 @@ class Scorer:
 
     def reset_tally(self) -> None:
         """Count rows and values from zero again."""
-        fields = [fitted.field.name for fitted in self.engine.encoder.fields]
-        self.tally = Tally(0, dict.fromkeys(fields, 0), dict.fromkeys(fields, 0))
+        names = [fitted.field.name for fitted in self.engine.encoder.fields]
+        self.tally = Tally(0, dict.fromkeys(names, 0), dict.fromkeys(names, 0))
+        self.inspection: Inspection | None = None
 
-    def source(self, patterns: Sequence[str | Path]) -> FileSource:
-        """Return files as a source of rows to score.
+    @property
+    def findings(self) -> list[Finding]:
+        """Return what is not usual in the rows that `score` wrote; none of an artifact without a profile."""
+        return [] if self.inspection is None else self.inspection.result().findings
 
-        Where the schema is for files without a header line, they may have one nevertheless, or lack the label.
-        """
-        schema = self.engine.encoder.schema
-        if schema.columns is None:
-            return FileSource(patterns, separator=schema.separator)
-        fields = frozenset(self._columns.get(name, name) for name in schema.input_columns)
-        names = ColumnNames(schema.columns, fields, schema.label)
-        return FileSource(patterns, names, schema.separator)
+    def source(self, rows: RawTable) -> Source:
+        """Return files or a data frame as a source of rows to score."""
+        return self.raw_rows.open(rows)
 
     def renamed(self, block: Block) -> Block:
-        """Return the block with each mapped field under its own name.
-
-        All are renamed at once, so that two fields can be swapped.
-        """
-        for column in self._columns.values():
-            if column not in block.frame.columns:
-                raise InputError(f"{block.origin} has no column {column!r}, which --map names")
-        self._refuse_missing_fields(block)
-        mapped = [block.frame[column].alias(name) for name, column in self._columns.items()]
-        return Block(block.frame.with_columns(mapped), block.first_row, block.origin)
-
-    def _refuse_missing_fields(self, block: Block) -> None:
-        """Raise an error for the first field without a column; it lists columns that could be meant."""
-        schema = self.engine.encoder.schema
-        present = {*block.frame.columns, *self._columns}
-        for number, fitted in enumerate(self.engine.encoder.fields, start=1):
-            name = fitted.field.column
-            if name in present:
-                continue
-            used = {*schema.input_columns, *schema.roles.values(), *self._columns.values()}
-            unused = [column for column in block.frame.columns if column not in used][:12]
-            raise InputError(
-                f"{block.origin} has no column {name!r} (field {number} of {len(schema.fields)} in the artifact's"
-                f" schema)\n  columns present but unused: {', '.join(map(repr, unused)) or 'none'}",
-                fix=f"rename the column, or pass --map {name}={unused[0] if unused else 'COLUMN'}",
-            )
+        """Return the block with each mapped field under its own name."""
+        return self.raw_rows.renamed(block)
 
     def scores(self, block: Block) -> Scores:
-        """Score a block of rows, and add them to the tally."""
-        encoded = self.engine.encoder.encode(block)
+        """Score a block of rows, and add them to the tally; very wide rows are encoded fewer at a time."""
+        num_rows = max(ENCODED_IDS // max(self.engine.encoder.layout.num_columns, 1), 1)
+        if block.frame.height <= num_rows:
+            return self._scores(block)
+        parts = [
+            self._scores(Block(block.frame.slice(start, num_rows), block.first_row + start, block.origin))
+            for start in range(0, block.frame.height, num_rows)
+        ]
+        return Scores(
+            *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Scores))
+        )
+
+    def _scores(self, block: Block) -> Scores:
+        encoded = self.engine.encode(block)
         self.tally.rows += block.frame.height
         for i, name in enumerate(self.tally.missing):
             self.tally.missing[name] += int(encoded.num_missing[i])
             self.tally.unseen[name] += int(encoded.num_unseen[i])
+        if self.inspection is not None:
+            self.inspection.add(block, encoded)
         return self.engine.score(encoded, self.setting, origin=block.origin, first_row=block.first_row)
 
     def raw_logits(self, block: Block) -> Floats:
@@ -158,14 +142,29 @@ class Scorer:
         return self.scores(self.renamed(Block(frame, 1, "the data frame"))).probability_B
 
 
-def score(scorer: Scorer, source: Source, sink: Sink, *, explain: int = 0, quiet: bool = False) -> Tally:
+def score(
+    scorer: Scorer,
+    source: Source,
+    sink: Sink,
+    *,
+    explain: int = 0,
+    keep: Sequence[str] | None = None,
+    quiet: bool = False,
+) -> Tally:
     """Write every row to `sink` in order, with its score and logit, a block at a time.
 
-    With `explain`, columns why_1, why_2, .. say which fields contribute most to the logit, and how much.
+    Of the columns of the rows those in `keep` are written, by default all. With `explain`, columns why_1, why_2, .. say
+    which fields contribute most to the logit, and how much. The rows are compared with the training rows, where the
+    artifact has a profile of them.
     """
+    scorer.reset_tally()
+    if scorer.engine.profile is not None:
+        scorer.inspection = Inspection(scorer.engine.encoder, scorer.engine.profile)
     for block, renamed in _blocks(scorer, source, "scoring", quiet):
+        names = block.frame.columns if keep is None else dict.fromkeys(keep)
+        kept = [block.column(name, "to be kept") for name in names]
         for name in (*OUTPUT_COLUMNS, *explanation_names(explain)):
-            if name in block.frame.columns:
+            if name in names:
                 raise InputError(
                     f"{block.origin} has a column {name!r} already", fix="rename it before scoring"
                 )
@@ -175,7 +174,7 @@ def score(scorer: Scorer, source: Source, sink: Sink, *, explain: int = 0, quiet
             columns += explanation_columns(
                 scorer.encoded_logits, scorer.engine.encoder, renamed, scores.logit_B, explain
             )
-        sink.write(block.frame.with_columns(columns))
+        sink.write(pl.DataFrame([*kept, *columns]))
     return scorer.tally
 
 
@@ -190,6 +189,7 @@ def evaluate_rows(
     label_parts, logit_parts = [], []
     weight_parts: list[npt.NDArray[np.float32]] = []
     group_parts: list[pl.Series] = []
+    scorer.reset_tally()
     for _, block in _blocks(scorer, source, "evaluating", quiet):
         label_parts.append(read_labels(block, schema.label, schema.positive, schema.negative))
         logit_parts.append(scorer.raw_logits(block))
@@ -217,8 +217,7 @@ def evaluate_rows(
 
 
 def _blocks(scorer: Scorer, source: Source, title: str, quiet: bool) -> Iterator[tuple[Block, Block]]:
-    """Yield each block as it is in the source, and with its fields under their own names; count from zero."""
-    scorer.reset_tally()
+    """Yield each block as it is in the source, and with its fields under their own names."""
     with meter(title, source.total_bytes or None, "rows", quiet=quiet) as progress:
         for block, size in source.blocks():
             yield block, scorer.renamed(block)

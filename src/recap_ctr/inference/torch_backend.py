@@ -16,7 +16,7 @@ from recap_ctr.data.encode import Floats, Ints
 from recap_ctr.errors import InputError
 from recap_ctr.inference.artifact import WEIGHTS, Artifact, check_num_routes, mismatch, read_artifact
 from recap_ctr.inference.setting import Setting
-from recap_ctr.jobs.machine import num_cores
+from recap_ctr.jobs.machine import memory_bytes, num_cores
 from recap_ctr.models.catalogue import build, count_parameters, parse_model
 from recap_ctr.models.recap import Recap, Route
 from recap_ctr.nn.interface import Inputs
@@ -110,6 +110,7 @@ def load_artifact(path: Path) -> PackedModel:
 def load_model(artifact: Artifact) -> PackedModel:
     """Build the model of an artifact that was read, from the weights on disk."""
     _refuse_untrusted(artifact.path, artifact.name)
+    _refuse_too_large(artifact)
     try:
         config = parse_model(artifact.name, artifact.manifest["model"]["config"])
         _refuse_false_sizes(artifact, config)
@@ -129,6 +130,17 @@ def load_model(artifact: Artifact) -> PackedModel:
     artifact.check_unchanged()
     inherited = {field.name: getattr(artifact, field.name) for field in fields(Artifact)}
     return PackedModel(**inherited, config=config, model=routed.eval())
+
+
+def _refuse_too_large(artifact: Artifact) -> None:
+    """Refuse weights that this machine can't hold, as several workers may train: they are there twice as they load."""
+    needed, available = 2 * artifact.manifest["files"][WEIGHTS]["bytes"], memory_bytes()
+    if available is not None and needed > available:
+        raise InputError(
+            f"{artifact.path}: loading its weights takes {needed / 2**30:.1f} GiB of memory, and this machine has"
+            f" {available / 2**30:.1f}",
+            fix="use a machine with more memory, or train with a smaller dim, or a larger min_count in the schema",
+        )
 
 
 def _refuse_false_sizes(artifact: Artifact, config: Frozen) -> None:
