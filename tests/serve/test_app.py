@@ -1,5 +1,6 @@
 """The endpoints over real sockets: formats, limits on bodies, access, deadlines and load."""
 
+import gzip
 import io
 import json
 import shutil
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 import pytest
@@ -47,7 +49,7 @@ def metrics(address: Address, **headers: str) -> dict[str, float]:
     return totals
 
 
-def read_arrow(answer: Answer, kind: str) -> dict[str, list[float]]:
+def read_arrow(answer: Answer, kind: str) -> dict[str, list[Any]]:
     read = pl.read_ipc if kind == arrow.FILE else pl.read_ipc_stream
     return read(io.BytesIO(answer.body)).to_dict(as_series=False)
 
@@ -287,7 +289,7 @@ def test_other_content_types_are_refused(fake: Address) -> None:
         "application/jsonx",
     ):
         assert fake.ask("POST", "/score", body, {"content-type": kind}).status == 415
-    assert fake.ask("POST", "/score", body, {**JSON, "content-encoding": "gzip"}).status == 415
+    assert fake.ask("POST", "/score", body, {**JSON, "content-encoding": "br"}).status == 415
     assert fake.ask("POST", "/score", body, {"content-type": "Application/JSON; charset=UTF-8"}).status == 200
     assert fake.ask("POST", "/score", body, {"content-type": arrow.STREAM}).status == 400
 
@@ -516,3 +518,76 @@ def test_moments_are_sent_as_they_are() -> None:
         assert address.score({"rows": [{"hour": "22"}]}).status == 400
         address.score({"rows": [{**ROW, "at": "yesterday"}]})
         assert address.counter("recap_missing_total", "field")["hour"] == 1
+
+
+class TestPackedBodies:
+    BODY = json.dumps({"rows": [ROW]}).encode()
+
+    def ask(self, address: Address, body: bytes, encoding: str = "gzip") -> Answer:
+        return address.ask("POST", "/score", body, {**JSON, "content-encoding": encoding})
+
+    def test_gzip_scores_the_same(self, fake: Address) -> None:
+        packed = self.ask(fake, gzip.compress(self.BODY))
+        assert packed.status == 200 and packed.json()["rows"] == fake.score({"rows": [ROW]}).json()["rows"]
+
+    def test_a_bomb_is_refused_without_unpacking_it(self, fake: Address) -> None:
+        bomb = gzip.compress(b" " * 3_000_000)
+        assert len(bomb) < SMALL_LIMITS.body_bytes
+        assert self.ask(fake, bomb).status == 413
+
+    def test_what_is_no_whole_stream_is_refused(self, fake: Address) -> None:
+        packed = gzip.compress(self.BODY)
+        for body in (self.BODY, packed[:-4], packed + b"x", packed + packed):
+            answer = self.ask(fake, body)
+            assert answer.status == 400 and "gzip" in answer.json()["error"]
+        assert self.ask(fake, packed, "br").status == 415
+
+
+def test_other_origins_may_ask_only_if_they_are_named() -> None:
+    asks = {"origin": "https://shop.example", "access-control-request-method": "POST"}
+    with serve_in_thread(FakeEngine({}), SMALL_SERVER, token=TOKEN) as address:
+        assert address.ask("OPTIONS", "/score", headers=asks).status == 401
+    config = msgspec.structs.replace(SMALL_SERVER, origins=("https://shop.example",))
+    with serve_in_thread(FakeEngine({}), config, token=TOKEN) as address:
+        allowed = address.ask("OPTIONS", "/score", headers=asks)
+        assert allowed.status == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://shop.example"
+        other = address.ask("OPTIONS", "/score", headers=asks | {"origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in other.headers
+        refused = address.score({"rows": [ROW]}, origin="https://shop.example")
+        assert refused.status == 401, "an origin replaces no token"
+
+
+class TestKeptColumns:
+    ROWS = ({"site": "a"}, {"site": "b"})
+
+    def test_json_answers_them_with_each_row(self, fake: Address) -> None:
+        plain = fake.score({"rows": self.ROWS}).json()["rows"]
+        kept = {"impression_id": ["x-1", 7], "slot": [None, True]}
+        rows = fake.score({"rows": self.ROWS, "keep": kept}).json()["rows"]
+        assert rows == [
+            {"impression_id": "x-1", "slot": None} | plain[0],
+            {"impression_id": 7, "slot": True} | plain[1],
+        ]
+        columns = fake.score({"columns": {"site": ["a", "b"]}, "keep": kept}).json()["columns"]
+        assert columns["impression_id"] == ["x-1", 7] and columns["logit"] == [row["logit"] for row in plain]
+
+    def test_arrow_answers_those_that_the_address_names(self, fake: Address) -> None:
+        frame = pl.DataFrame({"site": ["a", "b"], "impression_id": ["x", "y"]})
+        body, headers = arrow.write(frame, arrow.STREAM), {"content-type": arrow.STREAM}
+        assert fake.ask("POST", "/score", body, headers).status == 400
+        answer = read_arrow(
+            fake.ask("POST", "/score?keep=impression_id&keep=site", body, headers), arrow.STREAM
+        )
+        assert answer["impression_id"] == ["x", "y"] and answer["site"] == ["a", "b"]
+        plain = fake.score({"rows": self.ROWS}).json()["rows"]
+        assert answer["logit"] == [row["logit"] for row in plain]
+        assert fake.ask("POST", "/score?keep=nothing", body, headers).status == 400
+        assert fake.ask("POST", "/score?keep=site&keep=site", body, headers).status == 400
+
+    @pytest.mark.parametrize(
+        "keep",
+        [{"id": ["x"]}, {"logit": [1, 2]}, {"id": [[1], [2]]}, {str(k): [1, 2] for k in range(17)}, []],
+    )
+    def test_what_does_not_fit_is_refused(self, fake: Address, keep: Any) -> None:
+        assert fake.score({"rows": self.ROWS, "keep": keep}).status == 400

@@ -1,6 +1,7 @@
 """The scoring thread survives whatever a request does to it, or its process ends."""
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
@@ -8,6 +9,7 @@ import polars as pl
 import pytest
 
 from recap_ctr.data.encode import Encoded
+from recap_ctr.data.few_rows import Columns
 from recap_ctr.serve import batcher as batcher_module
 from recap_ctr.serve.batcher import Answer, Batcher, clock
 from recap_ctr.serve.codec import Table
@@ -23,10 +25,25 @@ CONFIG = ServeConfig(artifact="")
 class PanickingEngine(FakeEngine):
     """An engine that panics, as polars may, on rows of site a."""
 
-    def encode(self, frame: pl.DataFrame) -> Encoded:
-        if "a" in frame["site"]:
+    def encode_few(self, columns: Columns, height: int) -> Encoded | None:
+        if "a" in columns["site"]:
             raise pl.exceptions.PanicException("out-of-range date")
-        return super().encode(frame)
+        return super().encode_few(columns, height)
+
+
+def make_batcher() -> Batcher:
+    return Batcher(
+        dial=True,
+        batch_rows=512,
+        max_requests=10,
+        on_queue=lambda *_: None,
+        on_batch=lambda _: None,
+        log=lambda *_, **__: None,
+    )
+
+
+def void(_: object) -> None:
+    """Ignore a result."""
 
 
 def run(
@@ -86,14 +103,7 @@ def test_after_slow_batches_and_five_idle_seconds_the_best_setting_is_taken_agai
     costs = Costs((1, 512), tuple((0.01 * share, 5.12 * share) for share in engine.costs))
 
     async def ask() -> list[list[int]]:
-        batcher = Batcher(
-            dial=True,
-            batch_rows=512,
-            max_requests=10,
-            on_queue=lambda *_: None,
-            on_batch=lambda _: None,
-            log=lambda *_, **__: None,
-        )
+        batcher = make_batcher()
         version = version_of(engine, CONFIG, costs=costs)
 
         async def settings_of(requests: int) -> list[int]:
@@ -145,3 +155,40 @@ def test_a_dead_scoring_thread_ends_its_process(monkeypatch: pytest.MonkeyPatch)
 
     asyncio.run(start())
     assert events == ["scoring thread died"]
+
+
+def test_those_who_wait_are_refused_by_a_timer() -> None:
+    """The scoring thread is held up, and comes back only after the second request has its answer."""
+    go_on = threading.Event()
+    engine = FakeEngine({"row_us": 1}, lambda _: void(go_on.wait(20)))
+
+    async def ask() -> None:
+        batcher = make_batcher()
+        version = version_of(engine, CONFIG)
+        table = Table(1, {"site": ["a"]})
+        first = asyncio.create_task(batcher.score(table, version, None, clock() + 20))
+        while not batcher.is_scoring:
+            await asyncio.sleep(0.001)
+        with pytest.raises(Problem) as refused:
+            await batcher.score(table, version, None, clock() + 0.05)
+        assert refused.value.status == 429 and not first.done()
+        go_on.set()
+        assert (await first).setting == 0
+        batcher.close()
+
+    asyncio.run(ask())
+
+
+def test_bodies_on_their_way_count_as_waiting() -> None:
+    async def ask() -> None:
+        batcher = make_batcher()
+        costs = Costs((1, 512), tuple((0.01, 0.01) for _ in FakeEngine.settings))
+        version = version_of(FakeEngine({}), CONFIG, costs=costs)
+        assert not batcher.is_overloaded(10_000, version, 0.05), "an idle server takes any request"
+        with batcher.expecting(1_000, version):
+            assert not batcher.is_overloaded(1, version, 1.0)
+            assert batcher.is_overloaded(1, version, 0.05)
+        assert not batcher.is_overloaded(1, version, 0.05)
+        batcher.close()
+
+    asyncio.run(ask())

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recap_ctr.data.encode import Encoded
+from recap_ctr.data.few_rows import FewRows
 from recap_ctr.data.source import Block
 from recap_ctr.data.text import as_text
 from recap_ctr.serve import arrow, codec
@@ -24,6 +25,8 @@ from tests.support.fake_engine import FIELDS, fake_encoder
 ENCODER = fake_encoder()
 LIMITS = Limits(rows=20, value_length=50, values=6)
 CODEC = Codec(ENCODER, LIMITS)
+FEW_ROWS = FewRows(ENCODER)
+SPACE = st.sampled_from(["", " ", "\n", "  "])
 text = st.sampled_from(
     ["a", "b", "c.com", "7", "7.0", "true", "True", "", "new", "ünïcode", str(10**17), "x|y", "-1"]
 )
@@ -72,7 +75,12 @@ def reference(rows: list[dict[str, Any]]) -> Encoded:
 
 
 def encode(*tables: Any) -> Encoded:
-    return ENCODER.encode(Block(CODEC.join(tables), 1, "tables"))
+    encoded = ENCODER.encode(Block(CODEC.join(tables), 1, "tables"))
+    few = FEW_ROWS.encode(CODEC.join_lists(tables), sum(table.height for table in tables))
+    assert few is not None
+    np.testing.assert_array_equal(few.ids_BW, encoded.ids_BW)
+    np.testing.assert_array_equal(few.values_BN, encoded.values_BN)
+    return encoded
 
 
 def assert_same(actual: Encoded, expected: Encoded) -> None:
@@ -339,3 +347,67 @@ def test_derived_fields_take_their_raw_column(moment: Any) -> None:
         assert encoded.num_missing[-2:].tolist() == [1, 1]
     with pytest.raises(Problem, match="the model has no field 'hour'"):
         timed.from_json(b'{"rows": [{"hour": 22}]}')
+
+
+def write_json(value: Any, space: str) -> str:
+    """Write JSON in which a tuple of pairs is an object, whose keys may be there twice."""
+    if type(value) is tuple:
+        pairs = (f"{json.dumps(key)}{space}:{space}{write_json(item, space)}" for key, item in value)
+        return "{" + ",".join(pairs) + "}"
+    if type(value) is list:
+        return "[" + ",".join(write_json(item, space) for item in value) + "]"
+    return json.dumps(value)
+
+
+def has_duplicates(value: Any) -> bool:
+    if type(value) is tuple:
+        names = [name for name, _ in value]
+        return len(set(names)) < len(names) or any(has_duplicates(item) for _, item in value)
+    return type(value) is list and any(map(has_duplicates, value))
+
+
+class TestDuplicateKeys:
+    ROW = st.lists(
+        st.tuples(
+            st.sampled_from(["site", "user id", "device"]),
+            st.none() | st.sampled_from(["a", ":", ":null", ": null", 'x"y', "null", "b:c"]),
+        ),
+        max_size=4,
+    ).map(tuple)
+
+    @given(rows=st.lists(ROW, max_size=3), context=st.none() | ROW, space=SPACE, twice=st.booleans())
+    def test_they_are_refused_wherever_they_are(
+        self, rows: list[Any], context: Any, space: str, twice: bool
+    ) -> None:
+        body = (("rows", rows), *((("context", context),) if context else ()), ("routes", None))
+        body += (("routes", 8),) if twice else ()
+        taken = {name for row in rows for name, value in row if value is not None}
+        if context and taken & {name for name, value in context if value is not None}:
+            return
+        text = write_json(body, space).encode()
+        if has_duplicates(body):
+            with pytest.raises(Problem, match="twice in one object") as error:
+                CODEC.from_json(text)
+            assert error.value.status == 400
+        else:
+            assert CODEC.from_json(text).table.height == len(rows)
+
+
+class TestLongLists:
+    """Of a list the encoder takes `max_len` values; the codec keeps no more, so that a context costs what it gives."""
+
+    @pytest.mark.parametrize(
+        "tags", [["x", None, "", "y", "z", "1"], "x||y|z|1|x", [1, 1.0, 2.5, "y"], [], "", ["new"] * 6]
+    )
+    def test_the_context_is_cut_before_it_is_spread(self, tags: Any) -> None:
+        body = {"context": {"tags": tags}, "rows": [{"site": "a"}, {"site": "b"}]}
+        table = CODEC.from_json(json.dumps(body).encode()).table
+        assert all(len(cell or ()) <= 3 for cell in table.columns.get("tags", ()))
+        rows = [{"site": site, "tags": tags} for site in ("a", "b")]
+        np.testing.assert_array_equal(encode(table).ids_BW, reference(rows).ids_BW)
+
+    def test_a_long_context_for_many_rows_takes_little(self) -> None:
+        codec = Codec(ENCODER, Limits())
+        body = {"context": {"tags": ["x" * 40] * 1_000}, "rows": [{}] * 10_000}
+        table = codec.from_json(json.dumps(body).encode()).table
+        assert sum(len(cell) for cell in table.columns["tags"]) == 30_000

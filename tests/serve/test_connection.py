@@ -1,13 +1,29 @@
 """Connections that are slow, silent, broken or do not speak HTTP."""
 
+import asyncio
 import json
 import socket
+import tempfile
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.support.fake_engine import ROW
-from tests.support.running_server import SMALL_LIMITS, Address
+from recap_ctr.serve.app import Service
+from recap_ctr.serve.counters import Counters
+from recap_ctr.serve.scheduler import Costs
+from recap_ctr.serve.worker import make_server
+from tests.support.fake_engine import ROW, FakeEngine
+from tests.support.running_server import (
+    SMALL_LIMITS,
+    SMALL_SERVER,
+    Address,
+    FixedVersion,
+    serve_in_thread,
+    version_of,
+    wait_until,
+)
 
 
 @pytest.mark.slow
@@ -74,3 +90,62 @@ def test_broken_connections_do_no_harm(fake: Address) -> None:
         with socket.create_connection(("127.0.0.1", fake.port)) as connection:
             connection.sendall((head + body)[:cut])
     assert fake.score({"rows": [ROW]}).status == 200
+
+
+def test_heads_that_mislead_are_refused() -> None:
+    """A length of thousands of digits, and HTTP/1.1 without the Host header that it requires."""
+    head = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with serve_in_thread(FakeEngine({})) as address:
+        for digits in (b"9" * 16, b"9" * 5_000, b"0" * 30 + b"9" * 30):
+            answer = address.raw(head + b"content-length: " + digits + b"\r\nconnection: close\r\n\r\n")
+            assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 413")), answer[:200]
+        answer = address.raw(b"GET /model HTTP/1.1\r\nconnection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400") and b"Host" in answer
+        assert address.raw(b"GET /health/live HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
+
+
+def test_a_busy_server_refuses_before_the_body_is_sent() -> None:
+    go_on = threading.Event()
+
+    def sleep(_: float) -> None:
+        go_on.wait(20)
+
+    costs = Costs((1, 512), tuple((5.0, 5.0) for _ in FakeEngine.settings))
+    head = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n"
+    with serve_in_thread(FakeEngine({"row_us": 1}, sleep), costs=costs) as address:
+        long = {"rows": [{"site": "a"}], "deadline_ms": 60_000}
+        first = threading.Thread(target=address.score, args=(long,))
+        first.start()
+        wait_until(lambda: "\nrecap_waiting_requests 1\n" in metrics_text(address), "the first one is scored")
+        with socket.create_connection(("127.0.0.1", address.port), timeout=20) as client:
+            client.sendall(head.replace(b"/score", b"/score?deadline_ms=5000"))
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 429")
+        go_on.set()
+        first.join()
+
+
+def metrics_text(address: Address) -> str:
+    return address.ask("GET", "/metrics").body.decode()
+
+
+def test_connections_in_the_backlog_are_answered_before_the_end() -> None:
+    """The system accepts connections before the server does; a server that stops serves them, too."""
+
+    async def stop(listener: socket.socket, state: str) -> None:
+        versions = FixedVersion(version_of(FakeEngine({}), SMALL_SERVER))
+        service = Service(SMALL_SERVER, versions, Counters(Path(state) / "counters-000.bin"), None)
+        server = make_server(service, SMALL_SERVER)
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        server.servers = []
+        await server.lifespan.startup()
+        await server.shutdown([listener])
+
+    with (
+        tempfile.TemporaryDirectory() as state,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname(), timeout=20) as client,
+    ):
+        client.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        asyncio.run(stop(listener, state))
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")

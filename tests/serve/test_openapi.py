@@ -20,7 +20,10 @@ def test_the_openapi_document_describes_the_bodies(fake: Address) -> None:
         "/health/ready",
         "/metrics",
         "/openapi.json",
+        "/docs",
         "/",
+        *("/v2", "/v2/health/live", "/v2/health/ready"),
+        *("/v2/models/{name}", "/v2/models/{name}/ready", "/v2/models/{name}/infer"),
     }
 
     def refs(value: Any) -> Iterator[str]:
@@ -33,3 +36,13 @@ def test_the_openapi_document_describes_the_bodies(fake: Address) -> None:
                 yield from refs(inner)
 
     assert {ref.rpartition("/")[2] for ref in refs(document)} <= set(schemas)
+
+
+def test_the_page_of_the_document_has_every_address_and_needs_no_network(fake: Address) -> None:
+    answer = fake.ask("GET", "/docs")
+    text = answer.body.decode()
+    assert answer.status == 200 and "script-src" not in answer.headers["content-security-policy"]
+    for path in fake.ask("GET", "/openapi.json").json()["paths"]:
+        assert f" {path}</code>" in text
+    assert "<script" not in text and '<link rel="stylesheet' not in text
+    assert "curl http://127.0.0.1" in text and "tritonclient" in text and "Client(" in text

@@ -2,15 +2,21 @@
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Protocol
+from urllib.parse import parse_qs
 
 import msgspec
 import numpy as np
 import polars as pl
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,11 +24,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from recap_ctr.inference.engine import Floats
 from recap_ctr.inference.explain import Contribution
-from recap_ctr.serve import arrow
+from recap_ctr.serve import arrow, docs_page
 from recap_ctr.serve.batcher import Batch, Batcher, clock, num_scored, scoring_failed
 from recap_ctr.serve.codec import (
     JSON,
     MAX_COUNT,
+    MAX_KEPT,
     SCORES,
     Provenance,
     ScoreRequest,
@@ -32,13 +39,26 @@ from recap_ctr.serve.codec import (
 from recap_ctr.serve.config import ServeConfig, host_name, is_loopback
 from recap_ctr.serve.counters import Counters, exposition, labelled
 from recap_ctr.serve.log import log, log_refusal
+from recap_ctr.serve.open_inference import PREFIX as OPEN_INFERENCE
+from recap_ctr.serve.open_inference import (
+    model_metadata,
+    model_name,
+    read_inference,
+    server_metadata,
+    write_inference,
+)
 from recap_ctr.serve.openapi import OPEN_PATHS, make_document
 from recap_ctr.serve.page import POLICY, html
 from recap_ctr.serve.problem import Problem
 from recap_ctr.serve.versions import RecentRows, Version, describe
+from recap_ctr.serve.watch import RowsWatch
 
 MAX_SUGGESTIONS = 50
 MAX_PREFIX = 200  # characters
+SCORE, GZIP = "/score", "gzip"
+KINDS = (JSON, arrow.STREAM, arrow.FILE)
+INFERENCE_HEADER = "inference-header-content-length"
+_MAX_DIGITS = 15  # of a length in bytes
 _QUERY = ("routes", "depth", "deadline_ms", "explain")
 
 
@@ -49,6 +69,19 @@ class VersionHolder(Protocol):
     history: dict[str, Any]
 
 
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """The scores of one request, and what an answer says of them."""
+
+    columns: dict[str, Floats]
+    contributions: list[list[Contribution]] | None
+    provenance: Provenance
+    deadline: float
+
+
+_Answering = Callable[[Request, float, Callable[[int], None]], Awaitable[tuple[Response, float]]]
+
+
 class Service:
     """The endpoints, and what they share: the serving version, the queue, the counters and recent rows."""
 
@@ -57,6 +90,8 @@ class Service:
     ) -> None:
         self.config, self.versions, self.counters, self.token = config, versions, counters, token
         self.recent = RecentRows()
+        self._watch = RowsWatch(counters)
+        self._row_bytes: dict[tuple[str, str], float] = {}  # Of bodies, by their kind: a running mean.
         self._held_bytes = 0
         self._batcher: Batcher | None = None
         self.draining = False
@@ -92,10 +127,18 @@ class Service:
 
     async def score(self, request: Request) -> Response:
         """Answer POST /score, and count the answer."""
+        return await self._counted(request, self._score)
+
+    async def infer(self, request: Request) -> Response:
+        """Answer POST /v2/models/NAME/infer, and count the answer."""
+        return await self._counted(request, self._infer)
+
+    async def _counted(self, request: Request, answer: "_Answering") -> Response:
+        """Answer a request for scores, and count the answer."""
         start = clock()
         try:
             with self._reserve_bytes() as reserve:
-                response, deadline = await self._score(request, start, reserve)
+                response, deadline = await answer(request, start, reserve)
         except Problem as problem:
             self._count(problem.status)
             # The message of a 400 may quote the body, which only the client may see.
@@ -116,20 +159,83 @@ class Service:
             self.counters.add("recap_late_total")
         return response
 
+    def busy(self, scope: Scope) -> Problem | None:
+        """Return the refusal of a request to /score that can't be answered in time, before its body is read.
+
+        A deadline in the body comes too late for this; one in the URL counts.
+        """
+        version = self.versions.current
+        if version is None or scope["method"] != "POST":
+            return None
+        seconds = _deadline_in_url(scope["query_string"], self.config.deadline_ms) / 1000
+        if not self.batcher.is_overloaded(self._about_rows(Headers(scope=scope)), version, seconds):
+            return None
+        problem = self.batcher.refusal()
+        self._count(problem.status)
+        log_refusal(status=problem.status, reason=problem.message)
+        return problem
+
+    def _about_rows(self, headers: Headers) -> int:
+        """Return about how many rows a body holds, by its length and by those of earlier bodies."""
+        row_bytes = self._row_bytes.get(_body_kind(headers))
+        length = _content_length(headers)
+        if row_bytes is None or length is None:
+            return 1
+        return min(max(int(length / row_bytes), 1), self.config.limits.rows)
+
+    def _learn_row_bytes(self, headers: Headers, body: bytes, rows: int) -> None:
+        kind, row_bytes = _body_kind(headers), (_content_length(headers) or len(body)) / rows
+        self._row_bytes[kind] = row_bytes + 0.95 * (self._row_bytes.get(kind, row_bytes) - row_bytes)
+
     async def _score(
         self, request: Request, start: float, reserve: Callable[[int], None]
     ) -> tuple[Response, float]:
-        """Return the answer and its deadline."""
+        """Return the answer to /score and its deadline."""
         content_type = _content_type(request)
         query = self._query(request)
-        # The body is still unread: without a deadline in the URL, a JSON body may set the longest one allowed.
-        default = self.config.limits.deadline_ms if content_type == JSON else self.config.deadline_ms
-        if self.batcher.is_overloaded(query.get("deadline_ms", default) / 1000):
-            raise self.batcher.refusal()
-        body = await self._body(request, reserve)
         version = self.version
         codec = version.codec
-        asked = codec.from_json(body) if content_type == JSON else codec.from_arrow(body, content_type)
+        with self.batcher.expecting(self._about_rows(request.headers), version):
+            body = await self._body(request, reserve)
+            asked = (
+                codec.from_json(body)
+                if content_type == JSON
+                else codec.from_arrow(body, content_type, query.get("keep", ()))
+            )
+        scored = await self._scored(asked, version, query, start)
+        if asked.table.height:
+            self._learn_row_bytes(request.headers, body, asked.table.height)
+            self.recent.add(asked.table, len(body))
+        response = _score_response(
+            asked, scored.columns, scored.contributions, scored.provenance, content_type
+        )
+        return response, scored.deadline
+
+    async def _infer(
+        self, request: Request, start: float, reserve: Callable[[int], None]
+    ) -> tuple[Response, float]:
+        """Return the answer to a request of the Open Inference Protocol, and its deadline."""
+        version = self._named_version(request)
+        if INFERENCE_HEADER in request.headers:
+            raise Problem(
+                400,
+                "tensors come in JSON here, not in binary",
+                fix="binary_data=False in Triton's client, for inputs and outputs",
+            )
+        if _content_type(request, JSON) != JSON:
+            raise Problem(415, "an inference request is JSON", fix=f"send {JSON}")
+        query = self._query(request)
+        with self.batcher.expecting(self._about_rows(request.headers), version):
+            body = await self._body(request, reserve)
+            inference = read_inference(body, version.codec)
+        scored = await self._scored(inference.asked, version, query, start)
+        return Response(write_inference(inference, scored.columns, version), media_type=JSON), scored.deadline
+
+    async def _scored(
+        self, asked: ScoreRequest, version: Version, query: dict[str, Any], start: float
+    ) -> "_Scored":
+        """Score the rows of a request as it and its URL say."""
+        codec = version.codec
         fixed = version.setting(asked.routes or query.get("routes"), asked.depth or query.get("depth"))
         deadline_ms = asked.deadline_ms or query.get("deadline_ms") or self.config.deadline_ms
         deadline = start + deadline_ms / 1000
@@ -145,7 +251,6 @@ class Service:
             columns, setting = answer.columns, answer.setting
             if explain is not None and answer.contributions_BF is not None:
                 contributions = codec.largest(asked.table, answer.contributions_BF, explain)
-            self.recent.add(asked.table, len(body))
         provenance = Provenance(
             version.name,
             version.engine.settings[setting].routes,
@@ -162,7 +267,7 @@ class Service:
                 depth=provenance.depth,
                 milliseconds=round(1000 * (clock() - start), 3),
             )
-        return _score_response(asked, columns, contributions, provenance, content_type), deadline
+        return _Scored(columns, contributions, provenance, deadline)
 
     def _refuse_long_explanation(self, rows: int, version: Version, explain: int | None) -> None:
         """Refuse a request whose rows, each scored once more for each field, exceed the limit of rows."""
@@ -205,8 +310,7 @@ class Service:
             f"the body is larger than {limits.body_bytes:,} bytes",
             fix="send the rows in several requests",
         )
-        length = request.headers.get("content-length", "")
-        if length.isdigit() and int(length) > limits.body_bytes:
+        if (_content_length(request.headers) or 0) > limits.body_bytes:
             raise too_large
         parts, size = [], 0
         try:
@@ -221,17 +325,29 @@ class Service:
             raise Problem(
                 408, f"the body took longer than {limits.body_seconds:g} s to arrive", fix="send it faster"
             ) from None
-        return b"".join(parts)
+        body = b"".join(parts)
+        if _encoding(request.headers) != GZIP:
+            return body
+        unpacked = _unpack(body, limits.body_bytes)
+        if unpacked is None:
+            raise too_large
+        reserve(len(unpacked))
+        return unpacked
 
     def _query(self, request: Request) -> dict[str, Any]:
         """Return routes, depth, deadline_ms and explain from the URL; those in a JSON body take precedence."""
         values: dict[str, Any] = {}
         for name, text in request.query_params.multi_items():
+            if name == "keep":
+                values[name] = (*values.get(name, ()), text)
+                if len(values[name]) > MAX_KEPT or len(set(values[name])) < len(values[name]):
+                    raise Problem(400, f"keep in the URL names a column twice, or more than {MAX_KEPT}")
+                continue
             if name not in _QUERY:
                 raise Problem(
                     400,
                     f"the URL has the unknown parameter {name[:200]!r}",
-                    fix="use routes, depth, deadline_ms and explain, each at most once",
+                    fix="use routes, depth, deadline_ms and explain, each at most once, and keep",
                 )
             if name in values:
                 raise Problem(400, f"the URL has the parameter {name!r} more than once", fix="send it once")
@@ -268,6 +384,7 @@ class Service:
                 add(labelled("recap_missing_total", field=name), float(missing))
             if unseen:
                 add(labelled("recap_unseen_total", field=name), float(unseen))
+        self._watch.add(batch.version.engine, batch.encoded)
 
     async def model(self, _: Request) -> Response:
         """Answer GET /model."""
@@ -296,6 +413,33 @@ class Service:
             raise Problem(503, "the server is stopping")
         return _json({"ready": True, "model": self.version.name})
 
+    async def server_metadata(self, _: Request) -> Response:
+        """Answer GET /v2."""
+        return _json(server_metadata(version("recap-ctr")))
+
+    async def model_metadata(self, request: Request) -> Response:
+        """Answer GET /v2/models/NAME."""
+        return _json(model_metadata(self._named_version(request)))
+
+    async def model_ready(self, request: Request) -> Response:
+        """Answer GET /v2/models/NAME/ready."""
+        return _json({"name": model_name(self._named_version(request)), "ready": True})
+
+    def _named_version(self, request: Request) -> Version:
+        """Return the serving version if the address names it; raises Problem 404 otherwise."""
+        serving, parts = self.version, request.path_params
+        if parts["name"] != model_name(serving):
+            raise Problem(
+                404,
+                f"there is no model {parts['name'][:200]!r}",
+                fix=f"the model here is {model_name(serving)}",
+            )
+        if parts.get("version", serving.name) != serving.name:
+            raise Problem(
+                404, f"version {parts['version'][:200]!r} does not serve", fix=f"version {serving.name} does"
+            )
+        return serving
+
     async def metrics(self, _: Request) -> Response:
         """Answer GET /metrics."""
         info = [
@@ -310,6 +454,17 @@ class Service:
         """Answer GET /openapi.json."""
         return _json(make_document(self.version.codec, self.config, token=self.token is not None))
 
+    async def docs(self, request: Request) -> Response:
+        """Answer GET /docs with a page made of the OpenAPI document."""
+        document = make_document(self.version.codec, self.config, token=self.token is not None)
+        host = request.headers.get("host", "localhost")
+        text = docs_page.html(document, model_metadata(self.version), host)
+        return Response(
+            text,
+            media_type="text/html; charset=utf-8",
+            headers={"content-security-policy": docs_page.POLICY},
+        )
+
     async def page(self, _: Request) -> Response:
         """Answer GET / with the page to try the model on."""
         return Response(
@@ -320,15 +475,25 @@ class Service:
 def make_app(service: Service) -> ASGIApp:
     """Return the application that routes requests to the endpoints of `service`."""
     routes = [
-        Route("/score", service.score, methods=["POST"]),
+        Route(SCORE, service.score, methods=["POST"]),
         Route("/model", service.model),
         Route("/vocabulary/{field:path}", service.vocabulary),
         Route("/health/live", service.live),
         Route("/health/ready", service.ready),
         Route("/metrics", service.metrics),
         Route("/openapi.json", service.openapi),
+        Route("/docs", service.docs),
         Route("/", service.page),
+        Route("/v2", service.server_metadata),
+        Route("/v2/health/live", service.live),
+        Route("/v2/health/ready", service.ready),
     ]
+    for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+        routes += [
+            Route(model, service.model_metadata),
+            Route(f"{model}/ready", service.model_ready),
+            Route(f"{model}/infer", service.infer, methods=["POST"]),
+        ]
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -346,23 +511,37 @@ def make_app(service: Service) -> ASGIApp:
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return _Guard(app, service.token, service.config.hosts)
+    guarded: ASGIApp = _Guard(app, service)
+    if not service.config.origins:
+        return guarded
+    # It answers the questions of browsers, which carry no token, itself.
+    return CORSMiddleware(
+        guarded,
+        allow_origins=service.config.origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["authorization", "content-type", "content-encoding"],
+    )
 
 
 class _Guard:
-    """Checks the token before anything else looks at the request.
+    """Checks the token, and whether there is time for the request, before anything else looks at it.
 
     Without a token it checks the Host header. A web page from anywhere can make its own name resolve to this machine,
     and the browser that shows it would then let it read our answers; but it can't change the name that the browser
     sends.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, hosts: Sequence[str]) -> None:
-        self._app, self._authorization = app, None if token is None else f"Bearer {token}".encode()
-        self._hosts = {host_name(host) for host in hosts}
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+        self._authorization = None if service.token is None else f"Bearer {service.token}".encode()
+        self._hosts = {host_name(host) for host in service.config.hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        problem = self._problem(scope) if scope["type"] == "http" else None
+        problem = None
+        if scope["type"] == "http":
+            problem = self._problem(scope)
+            if problem is None and scope["path"].startswith((SCORE, OPEN_INFERENCE)):
+                problem = self._service.busy(scope)
         if problem is None:
             await self._app(scope, receive, send)
             return
@@ -373,9 +552,11 @@ class _Guard:
 
     def _problem(self, scope: Scope) -> Problem | None:
         """Return why the request is refused, or None."""
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if not hosts and scope["http_version"] == "1.1":
+            return Problem(400, "the request has no Host header, which HTTP/1.1 requires", fix="send one")
         if self._authorization is None:
-            hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-            # A request without a Host header does not come from a browser.
+            # A request without a Host header, by HTTP/1.0, does not come from a browser.
             if len(hosts) <= 1 and all(map(self._is_ours, map(host_name, hosts))):
                 return None
             host = f"not for the host {hosts[0][:200]!r}" if len(hosts) == 1 else "for one host at a time"
@@ -395,17 +576,61 @@ class _Guard:
         return is_loopback(name) or name in self._hosts
 
 
-def _content_type(request: Request) -> str:
-    header, encoding = request.headers.get("content-type", ""), request.headers.get("content-encoding")
+def _content_length(headers: Headers) -> int | None:
+    """Return the length that the head states, None if it states none; a number of too many digits is a large one."""
+    digits = headers.get("content-length", "")
+    return int(digits[:_MAX_DIGITS]) if digits.isascii() and digits.isdigit() else None
+
+
+def _body_kind(headers: Headers) -> tuple[str, str]:
+    """Return content type and encoding: bodies of one kind take about as many bytes a row."""
+    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return (content_type if content_type in KINDS else "", _encoding(headers))
+
+
+def _encoding(headers: Headers) -> str:
+    return GZIP if headers.get("content-encoding", "").strip().lower() == GZIP else ""
+
+
+def _unpack(body: bytes, limit: int) -> bytes | None:
+    """Return an unpacked body; None if it is larger than `limit`, beyond which nothing is unpacked."""
+    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        unpacked = unpacker.decompress(body, limit + 1)
+    except zlib.error:
+        raise Problem(400, "the body is not valid gzip", fix="pack it again, or send it as it is") from None
+    if len(unpacked) > limit:
+        return None
+    if not unpacker.eof or unpacker.unused_data:
+        raise Problem(400, "the body is not one whole gzip stream", fix="send exactly one")
+    return unpacked
+
+
+def _deadline_in_url(query: bytes, default: float) -> float:
+    """Return the deadline in the URL, in milliseconds, if it is a number; if it is a wrong one, that is found later."""
+    if b"deadline_ms" not in query:
+        return default
+    try:
+        return float(parse_qs(query.decode("latin-1")).get("deadline_ms", [""])[0])
+    except ValueError:
+        return default
+
+
+def _content_type(request: Request, default: str = "") -> str:
+    """Return the content type of a body; raises Problem 415 for one that is not supported."""
+    header, encoding = request.headers.get("content-type", default), request.headers.get("content-encoding")
     kind, _, parameter = header.partition(";")
     kind = kind.strip().lower()
     is_utf8 = parameter.strip().lower() in ("", "charset=utf-8", 'charset="utf-8"')
-    if kind not in (JSON, arrow.STREAM, arrow.FILE) or not is_utf8 or encoding:
-        what = f"content encoding {encoding[:50]!r}" if encoding else f"content type {header[:200]!r}"
+    is_odd = bool(encoding) and not _encoding(request.headers)
+    if kind not in KINDS or not is_utf8 or is_odd:
+        what = (
+            f"content encoding {encoding[:50]!r}" if encoding and is_odd else f"content type {header[:200]!r}"
+        )
         raise Problem(
             415,
             f"{what} is not supported",
-            fix=f"send {JSON}, {arrow.STREAM} or {arrow.FILE}, not compressed",
+            fix=f"send {', '.join(KINDS)}, as it is or packed by {GZIP}",
         )
     return kind
 
@@ -419,9 +644,12 @@ def _score_response(
 ) -> Response:
     if content_type == JSON:
         return Response(
-            to_json(columns, provenance, by_rows=asked.by_rows, contributions=contributions), media_type=JSON
+            to_json(columns, provenance, by_rows=asked.by_rows, contributions=contributions, keep=asked.keep),
+            media_type=JSON,
         )
     frame = pl.DataFrame(columns, schema=dict.fromkeys(SCORES, pl.Float64))
+    if asked.keep:
+        frame = pl.DataFrame(asked.keep).hstack(frame)
     if contributions is not None:
         frame = frame.with_columns(contributions_column(contributions))
     headers = {
@@ -436,6 +664,7 @@ def _score_response(
 
 def _starting_with(prefix: str, values: pl.Series) -> list[str]:
     """Return the first values that start with `prefix`; `values` are ordered by frequency."""
+    values = values.drop_nulls()
     matches = values.filter(values.str.starts_with(prefix)) if prefix else values
     return matches.head(MAX_SUGGESTIONS).to_list()
 

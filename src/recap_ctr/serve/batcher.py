@@ -1,6 +1,7 @@
 """Micro-batching: one thread encodes and scores, and requests that arrive meanwhile are queued and joined.
 
-The queue is bounded: a request that could not be answered in time even at the cheapest setting is refused at once.
+The queue is bounded: a request that could not be answered in time even at the cheapest setting is refused at once, if
+possible before its body is read. One that waits is refused, by a timer, when it is too late to begin with it.
 All methods run on the event loop, except those marked as the scoring thread's.
 """
 
@@ -8,8 +9,9 @@ import asyncio
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -118,6 +120,9 @@ class Batcher:
         self._busy_until: float | None = None
         self._idle_since = clock()
         self._num_held = self._num_held_rows = 0
+        self._queued_rows: Counter[Version] = Counter()  # Of requests that leave the setting to the dial.
+        self._queued_seconds = 0.0  # Of requests with a fixed setting.
+        self._coming: Counter[Version] = Counter()  # Rows whose body is being read.
         self._wake = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
@@ -130,27 +135,73 @@ class Batcher:
         pending = Pending(table, version, fixed, deadline, explain)
         self._admit(pending.rows, version, fixed, deadline)
         self._hold(1, pending.rows)
+        timer = self._start_timer(pending) if self._dial else None
         try:
             with self._wake:
                 self._queue.append(pending)
+                self._count(pending, 1)
                 self._wake.notify()
             answer = await pending.answer
             self._lag += 0.05 * (clock() - answer.ready - self._lag)
             return answer
         finally:
+            if timer is not None:
+                timer.cancel()
             self._hold(-1, -pending.rows)
+
+    def _start_timer(self, pending: Pending) -> asyncio.TimerHandle:
+        """Refuse a request when it is too late to begin with it, whatever the scoring thread does then."""
+        costs = pending.version.costs
+        seconds = costs.seconds(costs.cheapest if pending.fixed is None else pending.fixed, pending.rows)
+        return self._loop.call_later(max(pending.deadline - seconds - clock(), 0.0), self._expire, pending)
+
+    def _expire(self, pending: Pending) -> None:
+        with self._wake:
+            if pending not in self._queue:
+                return  # It is being scored.
+            self._queue.remove(pending)
+            self._count(pending, -1)
+        self._give_up([pending])
+
+    def _count(self, pending: Pending, sign: int) -> None:
+        """Keep the sums of what is queued; the caller holds the lock."""
+        if pending.fixed is None:
+            self._queued_rows[pending.version] += sign * pending.rows
+            if not self._queued_rows[pending.version]:
+                del self._queued_rows[pending.version]
+        else:
+            self._queued_seconds += sign * pending.version.costs.seconds(pending.fixed, pending.rows)
+
+    @contextmanager
+    def expecting(self, rows: int, version: Version) -> Iterator[None]:
+        """Count the rows of a request as waiting while its body is read."""
+        self._coming[version] += rows
+        try:
+            yield
+        finally:
+            self._coming[version] -= rows
+            if not self._coming[version]:
+                del self._coming[version]
 
     def _hold(self, requests: int, rows: int) -> None:
         self._num_held += requests
         self._num_held_rows += rows
         self._on_queue(self._num_held, self._num_held_rows)
 
-    def is_overloaded(self, seconds_left: float) -> bool:
-        """Return whether even an empty request would not be answered in time; its body need not be read."""
+    def is_overloaded(self, rows: int, version: Version, seconds_left: float) -> bool:
+        """Return whether a request of about so many rows can't be answered in time; its body need not be read."""
         if self._num_held >= self._max_requests:
             return True
         wait = self._wait_seconds()
-        return self._dial and wait > 0 and wait + self._lag > ADMIT_SHARE * seconds_left
+        if not self._dial or wait == 0.0:
+            return False
+        seconds = self._pace.value * version.costs.seconds(version.costs.cheapest, rows)
+        return wait + seconds + self._lag > ADMIT_SHARE * seconds_left
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether the scoring thread is at work on a batch."""
+        return self._busy_until is not None
 
     def refusal(self) -> Problem:
         """Return the 429 that says how long the server is busy."""
@@ -189,17 +240,9 @@ class Batcher:
     def _wait_seconds(self) -> float:
         """Return the seconds until the queue is empty, with each request at its cheapest allowed setting."""
         with self._wake:
-            queued = list(self._queue)
-        total = 0.0
-        free_rows: dict[Version, int] = {}
-        for pending in queued:
-            if pending.fixed is None:
-                free_rows[pending.version] = free_rows.get(pending.version, 0) + pending.rows
-            else:
-                total += pending.version.costs.seconds(pending.fixed, pending.rows)
-        for version, rows in free_rows.items():
-            costs = version.costs
-            total += float(costs.drain_Q(costs.cheapest, np.array([float(rows)]), self._batch_rows)[0])
+            rows_by_version, total = self._queued_rows + self._coming, self._queued_seconds
+        for version, rows in rows_by_version.items():
+            total += version.costs.drain(version.costs.cheapest, rows, self._batch_rows)
         total *= self._pace.value
         until = self._busy_until
         return total + (max(until - clock(), 0.0) if until is not None else 0.0)
@@ -267,6 +310,8 @@ class Batcher:
         late = [pending for pending in self._queue if self._dial and pending.deadline < now]
         if late:
             self._queue = deque(pending for pending in self._queue if pending.deadline >= now)
+            for pending in late:
+                self._count(pending, -1)
             self._loop.call_soon_threadsafe(self._give_up, late)
 
     def _pop_batch(self, first: Pending) -> list[Pending]:
@@ -282,6 +327,7 @@ class Batcher:
             if requests and rows + pending.rows > self._batch_rows:
                 break
             requests.append(self._queue.popleft())
+            self._count(pending, -1)
             rows += pending.rows
         return requests
 
@@ -290,7 +336,7 @@ class Batcher:
     ) -> tuple[Batch, list[Answer | Problem]]:
         rows = sum(pending.rows for pending in requests)
         try:
-            encoded = version.engine.encode(version.codec.join([pending.table for pending in requests]))
+            encoded = version.encode([pending.table for pending in requests])
             scores = version.engine.score(encoded, version.engine.settings[setting])
             explained_BF = _explain(version, setting, encoded, scores) if requests[0].explain else None
             if not np.isfinite(scores.logit_B).all():

@@ -5,6 +5,7 @@ table keeps its columns as plain lists until requests are joined, because a data
 scoring it.
 """
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,11 @@ from typing import Annotated, Any
 
 import msgspec
 import polars as pl
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from recap_ctr.data.encode import Encoder, as_numbers
 from recap_ctr.data.source import Block
-from recap_ctr.data.text import NO_CATEGORIES, as_text, check_dates
+from recap_ctr.data.text import NO_CATEGORIES, as_text, canonical, check_dates, missing_texts
 from recap_ctr.errors import InputError
 from recap_ctr.inference.engine import Floats, Scores
 from recap_ctr.inference.explain import Contribution, largest
@@ -30,8 +31,10 @@ JSON = "application/json"
 ORIGIN = "the request"
 MAX_COUNT = 1_000_000  # of routes, of steps, and of explained fields
 CONTRIBUTIONS = "contributions"
+MAX_KEPT = 16  # columns
 _PATH = re.compile(r" - at `(\$.*)`$")
 _ROW = re.compile(r"^\$\.rows\[(\d+)\]\.?(.*)$")
+_ODD_QUOTES = (b'\\"', b'" ', b'"\t', b'"\r', b'"\n')
 _COLUMN = re.compile(r"^\$\.columns\.(.*?)(?:\[(\d+)\])?$")
 Values = Sequence[Any] | pl.Series
 
@@ -60,6 +63,8 @@ class ScoreRequest:
     deadline_ms: float | None = None
     explain: int | None = None
     """How many of the largest contributions of fields to answer for each row."""
+    keep: dict[str, list[Any]] | None = None
+    """Columns that are answered as they came, such as the id of an impression; they are no fields."""
 
 
 @dataclass(frozen=True)
@@ -104,27 +109,53 @@ class Codec:
             decoded: Any = self._decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._explain(error) from None
-        if (decoded.rows is None) == (decoded.columns is None):
+        return self._read_request(decoded, body)
+
+    def from_columns(self, columns: dict[str, list[Any]]) -> ScoreRequest:
+        """Check columns that another protocol has decoded, as those of a JSON body are."""
+        try:
+            return self._read_request(msgspec.convert({"columns": columns}, self.request_type))
+        except msgspec.ValidationError as error:
+            raise self._explain(error) from None
+
+    def _read_request(self, decoded: Any, body: bytes | None = None) -> ScoreRequest:
+        """Return what was decoded, from `body` if there is one, as a table and its options."""
+        top = msgspec.structs.astuple(decoded)
+        rows, in_columns, context, routes, depth, deadline_ms, explain, keep = _without_unset(top)
+        row_values = [msgspec.structs.astuple(row) for row in rows or ()]
+        others = [msgspec.structs.astuple(item) for item in (in_columns, context) if item is not None]
+        if body is not None:
+            _refuse_duplicates(
+                body, [top, *row_values, *others, *([tuple(keep)] if keep is not None else ())]
+            )
+        if (rows is None) == (in_columns is None):
             raise Problem(400, "the body must hold either rows or columns", fix='send {"rows": [{...}, ...]}')
-        if decoded.rows is not None:
-            height = len(decoded.rows)
-            values_by_field: Iterable[Any] = zip(*map(msgspec.structs.astuple, decoded.rows), strict=True)
+        if rows is not None:
+            height = len(rows)
+            values_by_field: Iterable[Any] = zip(*row_values, strict=True)
         else:
-            values_by_field = msgspec.structs.astuple(decoded.columns)
+            values_by_field = _without_unset(others[0])
             height = self._common_length(values_by_field)
         columns: dict[str, Values] = {}
         for (name, field), values in zip(self.columns.items(), values_by_field, strict=False):
-            if values is not None and (column := _uniform(field, values)) is not None:
+            if values is not None and (column := _uniform(field, _without_unset(values))) is not None:
                 columns[name] = column
-        if decoded.context is not None:
-            self._add_context(msgspec.structs.astuple(decoded.context), columns, height)
-        by_rows = decoded.rows is not None
-        options = decoded.routes, decoded.depth, decoded.deadline_ms, decoded.explain
-        return ScoreRequest(Table(height, columns), by_rows, *options)
+        if context is not None:
+            self._add_context(_without_unset(others[-1]), columns, height)
+        _check_kept(keep or {}, height)
+        return ScoreRequest(
+            Table(height, columns), rows is not None, routes, depth, deadline_ms, explain, keep
+        )
 
-    def from_arrow(self, body: bytes, content_type: str) -> ScoreRequest:
-        """Decode an Arrow stream or file; its routes, depth, deadline and explain are in the URL."""
+    def from_arrow(self, body: bytes, content_type: str, keep: Sequence[str] = ()) -> ScoreRequest:
+        """Decode an Arrow stream or file; its routes, depth, deadline, explain and keep are in the URL."""
         frame = arrow.read(body, content_type, self._limits)
+        absent = [name for name in keep if name not in frame.columns]
+        if absent:
+            raise Problem(400, f"the body has no column {absent[0][:200]!r}, which keep names")
+        height, kept = frame.height, {name: frame[name].to_list() for name in keep}
+        _check_kept(kept, height)
+        frame = frame.drop([name for name in keep if name not in self.columns])
         unknown = [name for name in frame.columns if name not in self.columns]
         if unknown:
             raise self._unknown_field(unknown[0])
@@ -137,7 +168,7 @@ class Codec:
             }
         except InputError as error:
             raise Problem(400, error.message, fix=error.fix) from None
-        return ScoreRequest(Table(frame.height, columns), False)
+        return ScoreRequest(Table(height, columns), False, keep=kept or None)
 
     def _read(self, series: pl.Series) -> pl.Series:
         try:
@@ -151,6 +182,11 @@ class Codec:
     def join(self, tables: Sequence[Table]) -> pl.DataFrame:
         """Return one data frame with every field and the rows of all tables, in order."""
         return pl.DataFrame([self._join_column(field, tables) for field in self.columns.values()])
+
+    def join_lists(self, tables: Sequence[Table]) -> dict[str, list[Any]]:
+        """Return the rows of all tables as plain columns, without those that are missing everywhere."""
+        names = {name for table in tables for name in table.columns}
+        return {name: [*chain.from_iterable(_cells(table, name) for table in tables)] for name in names}
 
     def largest(self, table: Table, contributions_BF: Floats, count: int) -> list[list[Contribution]]:
         """Return the `count` largest contributions to each row of a table, with the values that were sent."""
@@ -177,15 +213,11 @@ class Codec:
 
     def _add_context(self, context: Sequence[Any], columns: dict[str, Values], height: int) -> None:
         """Give every row the values that were sent once for all of them."""
-        size = height * sum(map(_memory_bytes, context))
-        if size > self._limits.held_bytes:
-            raise Problem(
-                413,
-                f"the context, given to {height:,} rows, takes more than {self._limits.held_bytes:,} bytes",
-                fix="shorten the context, or send the rows in several requests",
-            )
+        spread: dict[str, Values] = {}
         for (name, field), value in zip(self.columns.items(), context, strict=True):
             column = _uniform(field, [value])
+            if field.kind == "multi" and column is not None:
+                column = [_as_list(field, column[0])]
             if column is None:
                 continue
             if name in columns:
@@ -194,9 +226,18 @@ class Codec:
                     f"field {name!r} is in both the context and the rows",
                     fix="send it in one of the two",
                 )
-            columns[name] = (
-                column.new_from_index(0, height) if isinstance(column, pl.Series) else [*column] * height
+            spread[name] = column
+        size = height * sum(_memory_bytes(column[0]) for column in spread.values())
+        if size > self._limits.held_bytes:
+            raise Problem(
+                413,
+                f"the context, given to {height:,} rows, takes more than {self._limits.held_bytes:,} bytes",
+                fix="shorten the context, or send the rows in several requests",
             )
+        columns |= {
+            name: column.new_from_index(0, height) if isinstance(column, pl.Series) else [*column] * height
+            for name, column in spread.items()
+        }
 
     def _common_length(self, columns: Sequence[Any]) -> int:
         """Return the length of all columns; refuse columns that differ in length."""
@@ -257,7 +298,7 @@ class Codec:
             return self._unknown_field(unknown[1], int(row[1]) + 1 if row else None)
         fix = "see /openapi.json for what a body may hold"
         if unknown:
-            fix = "a body may hold rows, columns, context, routes, depth, deadline_ms and explain"
+            fix = "a body may hold rows, columns, context, routes, depth, deadline_ms, explain and keep"
         column = _COLUMN.match(path)
         if "`array` of length <=" in complaint and (path == "$.rows" or (column and not column[2])):
             return Problem(413, f"more than {self._limits.rows:,} rows", fix="send them in several requests")
@@ -269,18 +310,57 @@ class Codec:
         return Problem(400, f"{where}the model has no field {name[:200]!r}", fix=f"fields are {names}")
 
 
+def _refuse_duplicates(body: bytes, objects: Sequence[tuple[Any, ...]]) -> None:
+    """Refuse a body in which an object has a key twice, of which the decoder keeps the last.
+
+    `objects` are the values of all objects that were decoded; those without a key are UNSET. Keys in the body are
+    counted by the colon after their quote, unless quotes are escaped or stand before a space. If the counts differ,
+    which a text that begins with a colon explains too, a slower decoder looks at each object.
+    """
+    num_keys = sum(len(values) - values.count(UNSET) for values in objects)
+    if body.count(b'":') == num_keys and not any(quote in body for quote in _ODD_QUOTES):
+        return
+    json.loads(body, object_pairs_hook=_unique_keys)
+
+
+def _check_kept(keep: dict[str, list[Any]], height: int) -> None:
+    """Refuse columns to keep that have not one value a row, or the name of a score."""
+    for name, values in keep.items():
+        if name in (*SCORES, CONTRIBUTIONS):
+            raise Problem(400, f"{name!r} can't be kept: a score has that name", fix="rename it")
+        if len(values) != height:
+            raise Problem(400, f"{name[:200]!r}, to be kept, has {len(values):,} values for {height:,} rows")
+
+
+def _without_unset(values: Sequence[Any]) -> Sequence[Any]:
+    """Return values with None for those that were not sent."""
+    return [None if value is UNSET else value for value in values] if UNSET in values else values
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Problem(400, f"the body holds the key {twice[:200]!r} twice in one object", fix="send it once")
+
+
 def to_json(
     scores: dict[str, Floats],
     provenance: Provenance,
     *,
     by_rows: bool,
     contributions: list[list[Contribution]] | None = None,
+    keep: dict[str, list[Any]] | None = None,
 ) -> bytes:
-    """Return the JSON answer, with one object per row or one list per score."""
+    """Return the JSON answer, with one object per row or one list per score, and what is to be kept before them."""
     columns: Any = {name: array.tolist() for name, array in scores.items()}
     if contributions is not None:
         columns[CONTRIBUTIONS] = [[entry._asdict() for entry in row] for row in contributions]
-    if by_rows:
+    if keep:
+        columns = keep | columns
+    if by_rows and keep:
+        columns = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    elif by_rows:
         row_type = _RowScores if contributions is None else _ExplainedScores
         columns = [row_type(*row) for row in zip(*columns.values(), strict=True)]
     answer = {
@@ -315,21 +395,29 @@ def _request_type(fields: Sequence[Field], limits: Limits) -> type[msgspec.Struc
     options: dict[str, Any] = {"rename": names, "forbid_unknown_fields": True, "gc": False}
     values = [(attribute, kinds[field.kind]) for attribute, field in zip(names, fields, strict=True)]
     lists = [(attribute, Annotated[list[kind], Meta(max_length=limits.rows)]) for attribute, kind in values]  # type: ignore[valid-type]
-    row = msgspec.defstruct("Row", [(attribute, kind, None) for attribute, kind in values], **options)
-    columns = msgspec.defstruct(
-        "Columns", [(attribute, kind | None, None) for attribute, kind in lists], **options
+    absent: Any = UnsetType | None
+    row = msgspec.defstruct(
+        "Row", [(attribute, kind | absent, UNSET) for attribute, kind in values], **options
     )
-    count = Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None
+    columns = msgspec.defstruct(
+        "Columns", [(attribute, kind | absent, UNSET) for attribute, kind in lists], **options
+    )
+    kept = Annotated[
+        dict[text, Annotated[list[scalar], Meta(max_length=limits.rows)]],
+        Meta(max_length=MAX_KEPT),
+    ]
+    count = Annotated[int, Meta(ge=1, le=MAX_COUNT)] | absent
     return msgspec.defstruct(
         "ScoreRequest",
         [
-            ("rows", Annotated[list[row], Meta(max_length=limits.rows)] | None, None),  # type: ignore[valid-type]
-            ("columns", columns | None, None),
-            ("context", row | None, None),
-            ("routes", count, None),
-            ("depth", count, None),
-            ("deadline_ms", Annotated[float, Meta(gt=0, le=limits.deadline_ms)] | None, None),
-            ("explain", count, None),
+            ("rows", Annotated[list[row], Meta(max_length=limits.rows)] | absent, UNSET),  # type: ignore[valid-type]
+            ("columns", columns | absent, UNSET),
+            ("context", row | absent, UNSET),
+            ("routes", count, UNSET),
+            ("depth", count, UNSET),
+            ("deadline_ms", Annotated[float, Meta(gt=0, le=limits.deadline_ms)] | absent, UNSET),
+            ("explain", count, UNSET),
+            ("keep", kept | absent, UNSET),
         ],
         forbid_unknown_fields=True,
         gc=False,
@@ -353,7 +441,7 @@ def _uniform(field: Field, values: Sequence[Any]) -> Values | None:
             raise Problem(400, error.message, fix=error.fix) from None
     if list not in kinds:
         return values if kinds == {str} else _texts(values)
-    parts = [value if type(value) is list else [value] for value in values]
+    parts = [_cut(field, value) if type(value) is list else [value] for value in values]
     texts = iter(_texts([*chain.from_iterable(parts)]))
     text_parts = [list(islice(texts, len(part))) for part in parts]
     # A value that is not a list is text joined by the field's separator, or missing.
@@ -364,6 +452,29 @@ def _uniform(field: Field, values: Sequence[Any]) -> Values | None:
     return [
         part if type(value) is list else next(split) for value, part in zip(values, text_parts, strict=True)
     ]
+
+
+def _cut(field: Field, values: list[Any]) -> list[Any]:
+    """Return the first `max_len` values of a list that are not missing: what the encoder takes of it.
+
+    A request may hold a thousand values for each of ten thousand rows, or once for all of them.
+    """
+    missing = missing_texts(field.missing)
+    if any("." in text for text in missing):  # Then a number that is no text yet may mean a missing value.
+        return values
+    present = (value for value in values if value is not None)
+    kept = (
+        value for value in present if type(value) is float or canonical(_text(value) or "") not in missing
+    )
+    return list(islice(kept, field.max_len))
+
+
+def _as_list(field: Field, value: str | list[Any] | None) -> list[Any] | None:
+    """Return the values of one cell of a multi field, as many as the encoder takes; None if it is missing."""
+    if type(value) is str:
+        text = canonical(value)
+        value = None if text in missing_texts(field.missing) else text.split(field.separator)
+    return _cut(field, value) if type(value) is list else None
 
 
 def _plain(field: Field, series: pl.Series) -> pl.Series:
@@ -407,6 +518,14 @@ def _memory_bytes(value: object) -> int:
     if type(value) is list:
         return sum(map(_memory_bytes, value))
     return 16 + (len(value) if type(value) is str else 0)
+
+
+def _cells(table: Table, name: str) -> Sequence[Any]:
+    """Return the values of one column as a plain sequence."""
+    values = table.columns.get(name)
+    if values is None:
+        return [None] * table.height
+    return values.to_list() if isinstance(values, pl.Series) else values
 
 
 def _holds_lists(part: Values | None) -> bool:

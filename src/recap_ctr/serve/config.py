@@ -48,6 +48,8 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 8000
     hosts: tuple[str, ...] = ()
     """Host names to accept, in addition to loopback, when the server has no token: those of a proxy."""
+    origins: tuple[str, ...] = ()
+    """Web pages' origins whose scripts may read the answers (CORS)."""
     workers: int = 1
     threads: int = 1
     """Threads that each worker's engine computes with."""
@@ -60,6 +62,10 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long accepted requests may take to finish when the server stops."""
     cost_seconds: float = 1.0
     """How long to measure the engine's speed at the start."""
+    offer_seconds: float = 120.0
+    """Processor time that the check of an offered artifact may take."""
+    offer_mib: int = 2048
+    """Memory that it may take, beyond eight times the size of the artifact."""
     limits: Limits = Limits()
     loader: str = "recap_ctr.serve.interface:load_engine"
     """The function that loads an artifact, as module:function; it takes (path, threads), returns a RowScorer."""
@@ -90,9 +96,14 @@ def host_name(header: str) -> str:
 
 
 def check_exposure(config: ServeConfig, token: str | None) -> None:
-    """Refuse to listen beyond loopback without a token."""
+    """Refuse to listen beyond loopback, or to answer any web page, without a token."""
     if token is None and not is_loopback(config.host):
         raise InputError(
             f"--host {config.host} can be reached from other machines, but no token is set",
             fix=f"set {TOKEN} or --token-file, or serve on 127.0.0.1 behind a proxy",
+        )
+    if token is None and "*" in config.origins:
+        raise InputError(
+            "--allow-origin '*' lets the scripts of any web page read the answers, and no token is set",
+            fix=f"name the pages' origins, such as https://example.com, or set {TOKEN}",
         )

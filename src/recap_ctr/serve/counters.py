@@ -33,6 +33,15 @@ HELP = {
         "Values outside the vocabulary (unseen or rare in training), by field.",
     ),
     "recap_missing_total": ("counter", "Values that were missing, by field."),
+    "recap_windows_total": ("counter", "Windows of rows that were compared with the training rows."),
+    "recap_findings_total": (
+        "counter",
+        "Windows in which a field is not as usual, by check (missing, unseen, shifted) and field.",
+    ),
+    "recap_psi_total": (
+        "counter",
+        "Sum over the windows of a field's population stability index; divide it by recap_windows_total.",
+    ),
     LATENCY: ("histogram", "Time from a request's head to its answer, only for status 200."),
     "recap_waiting_requests": ("gauge", "Requests accepted and not yet answered."),
     "recap_waiting_rows": ("gauge", "Rows of the requests accepted and not yet answered."),

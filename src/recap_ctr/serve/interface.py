@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import polars as pl
 
 from recap_ctr.data.encode import Encoded, Encoder
+from recap_ctr.data.few_rows import Columns
+from recap_ctr.data.profile import Profile
 from recap_ctr.inference.engine import Engine, Scores
 from recap_ctr.inference.setting import Setting
 
@@ -16,6 +18,8 @@ class RowScorer(Protocol):
 
     manifest: dict[str, Any]
     encoder: Encoder
+    profile: Profile | None
+    """What is usual in the training rows; None in artifacts of older versions."""
 
     @property
     def settings(self) -> Sequence[Setting]:
@@ -28,6 +32,10 @@ class RowScorer(Protocol):
 
     def encode(self, frame: pl.DataFrame) -> Encoded:
         """Encode raw rows."""
+        ...
+
+    def encode_few(self, columns: Columns, height: int) -> Encoded | None:
+        """Encode few rows that are no data frame yet; None if they must become one, for `encode`."""
         ...
 
     def score(self, encoded: Encoded, setting: Setting | None = None) -> Scores:

@@ -8,7 +8,29 @@ from recap_ctr.serve import arrow
 from recap_ctr.serve.codec import CONTRIBUTIONS, JSON, MAX_COUNT, SCORES, Codec
 from recap_ctr.serve.config import ServeConfig
 
-OPEN_PATHS = ("/", "/health/live", "/health/ready")  # they need no token
+OPEN_PATHS = ("/", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready")
+"""They need no token."""
+_TENSOR = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": 2},
+        "datatype": {"type": "string"},
+        "data": {"type": "array"},
+    },
+    "required": ["name", "shape", "datatype", "data"],
+}
+_INFERENCE = {
+    "type": "object",
+    "properties": {
+        "inputs": {"type": "array", "items": _TENSOR},
+        "outputs": {"type": "array", "items": {"type": "object"}},
+        "id": {"type": "string"},
+        "parameters": {"type": "object"},
+    },
+    "required": ["inputs"],
+    "additionalProperties": False,
+}
 _PROBLEM = {
     "type": "object",
     "properties": {"error": {"type": "string"}, "fix": {"type": "string"}},
@@ -18,7 +40,7 @@ _PROBLEM = {
 _MEANINGS = {
     400: "The request is wrong; the answer says where, and how to fix it.",
     401: "A token is required.",
-    404: "No such field.",
+    404: "No such field, or no such model.",
     408: "The body came too slowly.",
     413: "Too large.",
     415: "The content type is not supported.",
@@ -59,7 +81,9 @@ def _schemas(codec: Codec) -> dict[str, Any]:
         [codec.request_type], ref_template="#/components/schemas/{name}"
     )
     properties = schemas.pop("ScoreRequest")["properties"]
-    optional = {name: properties[name] for name in ("context", "routes", "depth", "deadline_ms", "explain")}
+    optional = {
+        name: properties[name] for name in ("context", "routes", "depth", "deadline_ms", "explain", "keep")
+    }
     for name, kind in (("ScoreRows", "rows"), ("ScoreColumns", "columns")):
         data = next(option for option in properties[kind]["anyOf"] if option.get("type") != "null")
         schemas[name] = {
@@ -91,7 +115,42 @@ def _paths(codec: Codec, config: ServeConfig) -> dict[str, Any]:
         "/health/ready": _get("Whether the server can score.", JSON, anything, 503),
         "/metrics": _get("Counters in Prometheus' text format.", "text/plain", {"type": "string"}, 503),
         "/openapi.json": _get("This document.", JSON, anything, 503),
+        "/docs": _get(
+            "This document as a page, with requests to copy.", "text/html", {"type": "string"}, 503
+        ),
+        **_open_inference_paths(config),
         "/": _get("A page to try the model on.", "text/html", {"type": "string"}),
+    }
+
+
+def _open_inference_paths(config: ServeConfig) -> dict[str, Any]:
+    """Return the paths of the Open Inference Protocol, whose own document describes the bodies."""
+    anything = {"type": "object"}
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    model = _get("The tensors that a request may hold, and those of the answer.", JSON, anything, 404, 503)
+    ready = _get("Whether the model can score.", JSON, anything, 404, 503)
+    infer = _score_operation(config)
+    infer["summary"] = "Score tensors, by the Open Inference Protocol, version 2"
+    infer["description"] = (
+        "One tensor for each column, of one value a row: BYTES for text, FP64 or INT64 for numbers, in JSON. Columns"
+        " that are left out are missing. The answer has one FP64 tensor for each score."
+    )
+    infer["requestBody"]["content"] = {JSON: {"schema": _INFERENCE}}
+    infer["responses"]["200"]["content"] = {JSON: {"schema": anything}}
+    infer["responses"] |= _problems(404)
+    paths = {
+        "/v2/models/{name}": model,
+        "/v2/models/{name}/ready": ready,
+        "/v2/models/{name}/infer": {"post": infer},
+    }
+    for item in paths.values():
+        for operation in item.values():
+            operation["parameters"] = [name, *operation.get("parameters", [])]
+    return {
+        "/v2": _get("The server, by the Open Inference Protocol.", JSON, anything),
+        "/v2/health/live": _get("Whether the process answers.", JSON, anything),
+        "/v2/health/ready": _get("Whether the server can score.", JSON, anything, 503),
+        **paths,
     }
 
 
@@ -110,6 +169,9 @@ def _score_operation(config: ServeConfig) -> dict[str, Any]:
             _parameter("routes", precedence, count),
             _parameter("depth", precedence, count),
             _parameter("deadline_ms", precedence, deadline),
+            _parameter(
+                "keep", "For Arrow bodies: a column to answer as it came; repeatable.", {"type": "string"}
+            ),
             _parameter("explain", f"How many contributions to answer for each row. {precedence}", count),
         ],
         "requestBody": {
@@ -149,14 +211,15 @@ def _answers() -> dict[str, Any]:
     }
     explained = {"type": "array", "items": contribution}
     score: dict[str, Any] = {name: {"type": "number"} for name in SCORES} | {CONTRIBUTIONS: explained}
-    row = {"type": "object", "properties": score, "required": list(SCORES), "additionalProperties": False}
+    kept = {"type": ["string", "number", "boolean", "null"]}
+    row = {"type": "object", "properties": score, "required": list(SCORES), "additionalProperties": kept}
     column: dict[str, Any] = {name: {"type": "array", "items": {"type": "number"}} for name in SCORES}
     column[CONTRIBUTIONS] = {"type": "array", "items": explained}
     columns = {
         "type": "object",
         "properties": column,
         "required": list(SCORES),
-        "additionalProperties": False,
+        "additionalProperties": {"type": "array", "items": kept},
     }
     kinds = {"RowScores": ("rows", {"type": "array", "items": row}), "ColumnScores": ("columns", columns)}
     return {

@@ -15,13 +15,14 @@ _STYLE = _read("recap_ctr.pages", "style.css") + _read("recap_ctr.serve", "page.
 _SCRIPT = _read("recap_ctr.serve", "page.js")
 
 
-def _hash(text: str) -> str:
+def hash_source(text: str) -> str:
+    """Return how a content security policy names a style or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 # Browsers run only our own style and script, whatever a value on the page contains.
 POLICY = (
-    f"default-src 'none'; connect-src 'self'; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)};"
+    f"default-src 'none'; connect-src 'self'; style-src {hash_source(_STYLE)}; script-src {hash_source(_SCRIPT)};"
     " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 

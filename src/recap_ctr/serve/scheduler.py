@@ -9,7 +9,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,12 @@ class Costs:
         last_Q = np.interp(rest_Q, (0, *self.sizes), (0.0, *self.seconds_by_setting[setting]))
         return np.asarray(full_Q * self.seconds(setting, batch_rows) + last_Q)
 
-    @property
+    def drain(self, setting: int, rows: int, batch_rows: int) -> float:
+        """Return the same for one number of rows, without the cost of calls into numpy."""
+        full, rest = divmod(rows, batch_rows)
+        return full * self.seconds(setting, batch_rows) + self.seconds(setting, rest)
+
+    @cached_property
     def cheapest(self) -> int:
         """The index of the setting that costs least at the largest batch size."""
         return int(np.argmin([measured[-1] for measured in self.seconds_by_setting]))

@@ -1,14 +1,20 @@
 """Copies of the artifact at the served path, so that workers don't depend on what happens there later."""
 
+import math
 import re
 import shutil
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
 from recap_ctr.errors import InputError
+from recap_ctr.inference.artifact import TRAINING_STATE
+from recap_ctr.inference.delta import apply_delta, is_delta
+from recap_ctr.storage.places import input_directory, is_remote, signature
 
 Signature = tuple[Any, ...]
+STORE_SECONDS = 10.0  # Between two looks at an artifact in an object store.
 
 
 class Snapshots:
@@ -20,26 +26,57 @@ class Snapshots:
     def __init__(self, artifact: str, directory: Path) -> None:
         self._artifact, self._directory = artifact, directory
         self._path = Path(artifact).absolute()
+        self._looked = -math.inf
+        self._signature: Signature = ()
         self.number = 0
         """The number of the last snapshot."""
 
-    def take(self) -> Path:
-        """Copy the artifact and return the copy; leave nothing behind if that fails."""
+    def take(self, serving: Path | None = None) -> Path:
+        """Copy the artifact and return the copy; leave nothing behind if that fails.
+
+        A delta is applied to the snapshot that is `serving`, and refused if that is not its base.
+        """
         self.number += 1
         snapshot = self._directory / f"artifact-{self.number}"
         try:
-            _copy(self._source(), snapshot)
+            source = self._source()
+            if is_delta(source):
+                if serving is None:
+                    raise InputError(
+                        f"{source} holds a delta, and there is nothing yet to apply it to",
+                        fix="start the server with a whole artifact",
+                    )
+                _copy(source, snapshot.with_name(f"{snapshot.name}-delta"))
+                apply_delta(serving, snapshot.with_name(f"{snapshot.name}-delta"), snapshot)
+            else:
+                _copy(source, snapshot)
         except BaseException:
             shutil.rmtree(snapshot, ignore_errors=True)
             raise
+        finally:
+            shutil.rmtree(snapshot.with_name(f"{snapshot.name}-delta"), ignore_errors=True)
         return snapshot
 
     def signature(self) -> Signature:
         """Return a value that changes when somebody writes to the artifact or replaces it."""
+        if is_remote(self._artifact):
+            return self._signature_in_store()
         real = self._source().resolve()
-        files = sorted(file for pattern in ("*", "*/*") for file in real.glob(pattern))
+        files = sorted(
+            file
+            for pattern in ("*", "*/*")
+            for file in real.glob(pattern)
+            if TRAINING_STATE not in file.relative_to(real).parts
+        )
         statuses = [(str(file), file.lstat()) for file in files]
         return tuple((name, status.st_ino, status.st_size, status.st_mtime_ns) for name, status in statuses)
+
+    def _signature_in_store(self) -> Signature:
+        """Ask the store, but not at every look."""
+        if time.monotonic() - self._looked > STORE_SECONDS:
+            self._signature = (signature(self._artifact),)
+            self._looked = time.monotonic()
+        return self._signature
 
     def with_user_path(self, message: str) -> str:
         """Replace the path of a snapshot in `message`, which means nothing to the user, by the path they gave."""
@@ -47,7 +84,9 @@ class Snapshots:
         return re.sub(prefix + r"\d+", lambda _: self._artifact, message)
 
     def _source(self) -> Path:
-        """Return the directory of the artifact, which may be inside that of a run."""
+        """Return the directory of the artifact, which may be inside that of a run, or a copy of one in a store."""
+        if is_remote(self._artifact):
+            return input_directory(self._artifact, "artifact")
         inner = self._path / "artifact"
         is_run = not (self._path / "manifest.json").is_file() and (inner / "manifest.json").is_file()
         return inner if is_run else self._path
@@ -64,7 +103,7 @@ def _copy(source: Path, target: Path) -> None:
         mode = entry.lstat().st_mode
         if stat.S_ISREG(mode):
             shutil.copyfile(entry, target / entry.name)
-        elif stat.S_ISDIR(mode):
+        elif stat.S_ISDIR(mode) and entry.name != TRAINING_STATE:
             (target / entry.name).mkdir()
             for file in sorted(entry.iterdir()):
                 if stat.S_ISREG(file.lstat().st_mode):

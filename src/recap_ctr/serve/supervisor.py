@@ -1,8 +1,9 @@
 """The supervisor: it owns the listening socket, keeps the workers alive, and decides which artifact serves.
 
 A snapshot of the artifact serves, so that a restarted worker loads the same bytes whatever has happened to the
-original. Every worker loads an offered artifact; it serves only when all of them accept it. SIGHUP offers the artifact
-now at the path, SIGUSR1 goes back to the version before, SIGTERM and SIGINT stop after accepted requests are answered.
+original. A process of its own tries an offered artifact; then every worker loads it, and it serves only when all of
+them accept it. SIGHUP offers the artifact now at the path, SIGUSR1 goes back to the version before, SIGTERM and SIGINT
+stop after accepted requests are answered.
 """
 
 import os
@@ -22,12 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from filelock import FileLock, Timeout
 
 from recap_ctr.errors import InputError
+from recap_ctr.serve.check import Check, Verdict
 from recap_ctr.serve.config import ServeConfig, check_exposure
 from recap_ctr.serve.log import log
 from recap_ctr.serve.snapshots import Signature, Snapshots
 
+PREFIX, LOCK = "recap-serve-", "lock"
+"""How the directory of a server is called, and the file in it that its supervisor holds."""
 WATCH_SECONDS = 1.0
 LOAD_SECONDS = 300.0
 MAX_FAILURES = 5  # failed starts in a row before the server gives up
@@ -53,11 +58,14 @@ class _Child:
 
 @dataclass(eq=False)
 class _Offer:
-    """An artifact that the workers are loading."""
+    """An artifact that is being tried, and then loaded by the workers."""
 
     number: int
     snapshot: Path
-    undecided: set[int]
+    checker: subprocess.Popen[bytes]
+    is_checked: bool = False
+    verdict: bytes = b""
+    undecided: set[int] = field(default_factory=set)
     """Slots of the workers that have not answered yet."""
     comparisons: list[dict[str, float]] = field(default_factory=list)
     model: str = ""
@@ -86,7 +94,10 @@ class Supervisor:
     def run(self) -> None:
         """Serve until a signal says to stop."""
         self._listener = _listen(self._config)
-        self._state = Path(tempfile.mkdtemp(prefix="recap-serve-"))
+        remove_leftovers()
+        self._state = Path(tempfile.mkdtemp(prefix=PREFIX))
+        lock = FileLock(self._state / LOCK, timeout=0)
+        lock.acquire()
         self._snapshots = Snapshots(self._config.artifact, self._state)
         self._selector = selectors.DefaultSelector()
         try:
@@ -98,6 +109,7 @@ class Supervisor:
                 self._step()
         finally:
             self._stop()
+            lock.release()
             shutil.rmtree(self._state, ignore_errors=True)
 
     @property
@@ -117,6 +129,8 @@ class Supervisor:
         for key, _ in self._selector.select(max(0.0, min(due) - time.monotonic())):
             if isinstance(key.data, _Child):
                 self._receive(key.data)
+            elif isinstance(key.data, _Offer):
+                self._receive_verdict(key.data)
             else:
                 self._wakeup.recv(4096)
         while self._signals:
@@ -126,8 +140,6 @@ class Supervisor:
                 del self._restart_times[slot]
                 self._start(slot)
         if self._offer is not None and time.monotonic() - self._offer.started > LOAD_SECONDS:
-            for slot in self._offer.undecided:
-                self._children[slot].process.kill()
             self._refuse(f"it did not load within {LOAD_SECONDS:g} s")
         if self._config.watch:
             self._watch()
@@ -156,22 +168,16 @@ class Supervisor:
 
     def _start(self, slot: int) -> None:
         ours, theirs = socket.socketpair()
-        environment = {
-            **os.environ,
+        descriptors = {
             "RECAP_CONTROL": str(theirs.fileno()),
             "RECAP_LISTENER": str(self._listener.fileno()),
-            "OMP_NUM_THREADS": str(self._config.threads),
-            "POLARS_MAX_THREADS": str(self._config.threads),
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "RUST_BACKTRACE": "0",
         }
-        environment.pop("RECAP_TOKEN", None)
         assert self._current is not None
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "recap_ctr.serve.worker"],
             pass_fds=(theirs.fileno(), self._listener.fileno()),
             stdin=subprocess.DEVNULL,
-            env=environment,
+            env=self._environment() | descriptors,
         )
         theirs.close()
         child = self._children[slot] = _Child(slot, process, ours, self._current)
@@ -185,6 +191,18 @@ class Supervisor:
             token=self._token,
             history=self._history,
         )
+
+    def _environment(self) -> dict[str, str]:
+        """Return the environment of workers and of checks: as many threads as configured, and no token."""
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(self._config.threads),
+            "POLARS_MAX_THREADS": str(self._config.threads),
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "RUST_BACKTRACE": "0",
+        }
+        environment.pop("RECAP_TOKEN", None)
+        return environment
 
     def _receive(self, child: _Child) -> None:
         """Read what a worker sent; an end of file means that it died."""
@@ -237,7 +255,7 @@ class Supervisor:
             self._ready(self.address, self._model)
             for slot in range(1, self._config.workers):
                 self._start(slot)
-        if self._offer is not None:
+        if self._offer is not None and self._offer.is_checked:
             self._offer.undecided.add(child.slot)
             child.send(do="load", number=self._offer.number, path=str(self._offer.snapshot))
 
@@ -264,30 +282,73 @@ class Supervisor:
         """Offer a changed artifact once two looks in a row find it the same."""
         try:
             signature = self._snapshots.signature()
-        except OSError:
+        except (OSError, InputError):
             return
         if signature == self._watched and signature != self._offered and self._offer is None:
             self._offer_artifact()
         self._watched = signature
 
     def _offer_artifact(self) -> None:
-        """Take a snapshot of the artifact at the path, and ask every worker to load it."""
+        """Take a snapshot of the artifact at the path, and have it tried by a process of its own."""
         if self._offer is not None or not self._model:
             reason = "another offer is being loaded" if self._model else "the server is starting"
             log("offer ignored", level="warning", reason=reason)
             return
         try:
             self._offered = self._snapshots.signature()
-            snapshot = self._snapshots.take()
+            snapshot = self._snapshots.take(self._current)
         except (OSError, InputError) as error:
             self._record("refused", reason=self._snapshots.with_user_path(str(error)))
             return
-        number = self._snapshots.number
+        checker = subprocess.Popen(
+            [sys.executable, "-P", "-m", "recap_ctr.serve.check"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=self._environment(),
+        )
+        assert checker.stdin is not None and checker.stdout is not None
+        with suppress(OSError), checker.stdin as stdin:
+            stdin.write(msgspec.json.encode(Check(self._config, str(self._state), str(snapshot))))
+        self._offer = _Offer(self._snapshots.number, snapshot, checker)
+        self._selector.register(checker.stdout, selectors.EVENT_READ, self._offer)
+        log("offered", number=self._offer.number)
+
+    def _receive_verdict(self, offer: _Offer) -> None:
+        """Read what a check says; once it has ended, ask every worker to load the artifact, or refuse it."""
+        assert offer.checker.stdout is not None
+        if data := os.read(offer.checker.stdout.fileno(), 1 << 16):
+            offer.verdict += data
+            return
+        self._end_check(offer)
+        try:
+            verdict = msgspec.json.decode(offer.verdict, type=Verdict)
+        except msgspec.DecodeError:
+            seconds, mib = self._config.offer_seconds, self._config.offer_mib
+            verdict = Verdict(
+                reason=f"its check ended with code {offer.checker.returncode}; it may take {seconds:g} s and"
+                f" {mib:,} MiB beyond eight times the artifact"
+            )
+        if verdict.reason:
+            self._refuse(verdict.reason)
+            return
+        offer.is_checked, offer.started = True, time.monotonic()
         ready = [child for child in self._children.values() if child.is_ready]
-        self._offer = _Offer(number, snapshot, {child.slot for child in ready})
-        log("offered", number=number)
+        offer.undecided = {child.slot for child in ready}
         for child in ready:
-            child.send(do="load", number=number, path=str(snapshot))
+            child.send(do="load", number=offer.number, path=str(offer.snapshot))
+
+    def _end_check(self, offer: _Offer) -> None:
+        """End the process of a check, whether it is done or not."""
+        assert offer.checker.stdout is not None
+        if not offer.checker.stdout.closed:
+            self._selector.unregister(offer.checker.stdout)
+            offer.checker.stdout.close()
+            if not offer.verdict:
+                with suppress(subprocess.TimeoutExpired):
+                    offer.checker.wait(0.2)
+            offer.checker.kill()
+            offer.checker.wait()
 
     def _accept(self) -> None:
         """Serve the offered version, unless it is the one that serves already."""
@@ -314,6 +375,7 @@ class Supervisor:
 
     def _drop_offer(self, offer: _Offer) -> None:
         self._offer = None
+        self._end_check(offer)
         self._send_to_ready(do="drop", history=self._history)
         shutil.rmtree(offer.snapshot, ignore_errors=True)
 
@@ -346,6 +408,8 @@ class Supervisor:
         """Let workers answer the requests they have accepted, then end them."""
         self._stopping = True
         self._listener.close()
+        if self._offer is not None:
+            self._end_check(self._offer)
         for child in self._children.values():
             with suppress(OSError):
                 child.control.shutdown(socket.SHUT_WR)
@@ -365,6 +429,16 @@ class Supervisor:
         self._selector.close()
         self._wakeup.close()
         self._wakeup_writer.close()
+
+
+def remove_leftovers() -> None:
+    """Remove the directories of servers that were killed: those of this user that no process holds."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError, Timeout):
+            is_ours = directory.lstat().st_uid == os.getuid() and not directory.is_symlink()
+            if is_ours and (directory / LOCK).is_file():
+                with FileLock(directory / LOCK, timeout=0):
+                    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _listen(config: ServeConfig) -> socket.socket:

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from recap_ctr.data.encode import Encoder
+from recap_ctr.data.encode import Encoded, Encoder
+from recap_ctr.data.few_rows import FEW_ROWS
 from recap_ctr.data.moments import write_moments
 from recap_ctr.errors import InputError
 from recap_ctr.inference.engine import Floats
@@ -30,6 +31,7 @@ from recap_ctr.storage.hashes import fingerprint
 PROBE_ROWS = 32
 SAMPLE_TIME, SAMPLE_STEP = 1_750_000_000, 40_009  # seconds: every hour and weekday comes up
 CARD = "MODEL_CARD.md"
+MAX_SAMPLED_VALUES = 64  # of a multi field
 RECENT_ROWS = 256  # kept in all
 RECENT_BYTES = 64 << 10  # the largest body of a request that is kept
 Loader = Callable[[Path, int], RowScorer]
@@ -63,6 +65,15 @@ class Version:
         if demanded not in settings:
             raise Problem(400, f"{demanded} is not offered here", fix=f"settings are {listed}")
         return settings.index(demanded)
+
+    def encode(self, tables: Sequence[Table]) -> Encoded:
+        """Encode the rows of several requests, without making a data frame of them if they are few."""
+        height = sum(table.height for table in tables)
+        if height <= FEW_ROWS:
+            encoded = self.engine.encode_few(self.codec.join_lists(tables), height)
+            if encoded is not None:
+                return encoded
+        return self.engine.encode(self.codec.join(tables))
 
 
 class RecentRows:
@@ -121,7 +132,10 @@ def _read_card(file: Path) -> str:
 
 
 def sample_rows(encoder: Encoder, count: int) -> pl.DataFrame:
-    """Return rows with frequent values of each field; the first row has no values at all."""
+    """Return rows with frequent values of each field; the first row has no values at all.
+
+    Multi fields have as many values as the encoder takes, so that the measured cost of a row is that of a full one.
+    """
     columns: dict[str, pl.Series] = {}
     places = np.arange(count)
     for number, fitted in enumerate(encoder.fields):
@@ -138,7 +152,13 @@ def sample_rows(encoder: Encoder, count: int) -> pl.DataFrame:
             values = fitted.values.gather(chosen).alias(field.name)
         else:
             values = pl.Series(field.name, [f"{number}-{place}" for place in places], dtype=pl.String)
-        columns[field.name] = values.set(pl.Series(places == 0), None)
+        values = values.set(pl.Series(places == 0), None)
+        if field.kind == "multi":
+            length = min(field.max_len, MAX_SAMPLED_VALUES)
+            values = pl.Series(
+                field.name, [value and [value] * length for value in values], dtype=pl.List(pl.String)
+            )
+        columns[field.name] = values
     return pl.DataFrame(columns)
 
 
@@ -160,8 +180,7 @@ def compare(offered: Version, serving: Version, tables: Sequence[Table]) -> dict
     if rows == 0:
         return {"rows": 0}
     before_B, after_B = (
-        version.engine.score(version.engine.encode(version.codec.join(tables))).probability_B
-        for version in (serving, offered)
+        version.engine.score(version.encode(tables)).probability_B for version in (serving, offered)
     )
     _check_probabilities(after_B, "on rows of recent requests")
     difference_B = np.abs(after_B - before_B)

@@ -3,6 +3,7 @@
 python -m recap_ctr.serve.worker    (only by the supervisor, which passes file descriptors and the configuration)
 """
 
+import asyncio
 import gc
 import logging
 import os
@@ -19,13 +20,15 @@ import uvicorn
 
 from recap_ctr.errors import InputError
 from recap_ctr.serve.app import Service, make_app
+from recap_ctr.serve.check import SHADOW_SECONDS
 from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.connection import limited_protocol
 from recap_ctr.serve.counters import SWAPS, Counters, labelled
 from recap_ctr.serve.log import JsonHandler
 from recap_ctr.serve.versions import Version, check_fields, compare, load_version
 
-SHADOW_SECONDS = 0.2  # to measure an engine while another one serves
+LOAD_NICENESS = 10
+DRAIN_SECONDS = 0.1  # For the requests of connections that were accepted last to arrive.
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -59,9 +62,41 @@ class HeldVersions:
         return load_version(Path(path), self._start.config, Path(self._start.state), seconds)
 
 
+class _Server(uvicorn.Server):
+    """Answers, before it ends, the connections that the system has already accepted for it."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take what waits, stop listening at once, and give it time to send its requests."""
+        for listener in sockets or []:
+            await self._accept_waiting(listener)
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        await asyncio.sleep(DRAIN_SECONDS)
+        await super().shutdown(sockets)
+
+    async def _accept_waiting(self, listener: socket.socket) -> None:
+        """Accept connections until none waits; otherwise closing the socket would reset them."""
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                connection, _ = listener.accept()
+                connection.setblocking(False)
+                await loop.connect_accepted_socket(self._make_protocol, connection)
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        protocol: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = protocol(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
+
 def make_server(service: Service, config: ServeConfig) -> uvicorn.Server:
     """Return the HTTP server of `service`, without a socket."""
-    return uvicorn.Server(
+    return _Server(
         uvicorn.Config(
             make_app(service),
             http=limited_protocol(config.limits),
@@ -142,7 +177,18 @@ class Worker:
         self._counters.add(labelled(SWAPS, outcome=order["history"]["outcome"]))
 
     def _load_offer(self, path: str, number: int) -> None:
-        """Load an offered artifact next to the serving one, and tell the supervisor whether it can serve."""
+        """Load an offered artifact, which has been tried elsewhere, and tell the supervisor whether it can serve.
+
+        A thread of its own does that, which lets those that score go first.
+        """
+        thread = threading.Thread(target=self._load_slowly, args=(path, number))
+        thread.start()
+        thread.join()
+
+    def _load_slowly(self, path: str, number: int) -> None:
+        # The engine's own threads, if it has any, would inherit the niceness.
+        if self._start.config.threads == 1 and sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOAD_NICENESS)
         try:
             report = self._try_offer(path)
         except Exception as error:  # Whatever is wrong with it, the serving version goes on.
