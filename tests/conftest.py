@@ -1,6 +1,8 @@
 """A tiny click log, prepared and trained once for all tests that only read it; and the command, in this process."""
 
 import gc
+import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,8 +25,11 @@ from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.schema import Field, Schema
 from recap_ctr.training.run import ARTIFACT, RunConfig, run
+from tests.support.ray_cluster import VARIABLES
 
 ROWS = 3_000
+# Ray reads these when it is imported, which collecting the documentation's examples does already.
+os.environ |= {**VARIABLES, "RAY_AUTH_TOKEN": secrets.token_hex(16)}
 # The imported packages hold millions of objects that live as long as the tests; don't look at them again and again.
 gc.freeze()
 gc.set_threshold(100_000, 20, 100)

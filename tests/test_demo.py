@@ -28,6 +28,7 @@ from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.recipe.config import RecipeConfig
 from recap_ctr.recipe.probe import ProbeConfig
 from recap_ctr.recipe.stages import Recipe
+from recap_ctr.storage.files import read_json
 from recap_ctr.training.report import FitReport, RunReport, parse_report, read_report
 from recap_ctr.training.run import MAX_ROUTES
 from tests.conftest import Recap, contents, in_process
@@ -96,7 +97,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def result(made: Path) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads((made / "demo.json").read_bytes())
+    values: dict[str, Any] = read_json(made / "demo.json")
     return values
 
 
@@ -176,7 +177,7 @@ def test_a_finished_demo_is_left_alone(recap: Recap, made: Path) -> None:
     again = recap(*DEMO, made)
     assert again.code == 0
     assert "nothing to do" in again.err
-    assert json.loads(again.out) == json.loads((made / "demo.json").read_bytes())
+    assert json.loads(again.out) == read_json(made / "demo.json")
     assert contents(made) == before
 
 

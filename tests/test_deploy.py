@@ -1,5 +1,6 @@
 """Container and unit files: small, without root and torch, and with options that the command has."""
 
+import json
 import re
 import shlex
 import tomllib
@@ -10,6 +11,9 @@ import typer
 import yaml
 
 from recap_ctr.cli.main import app
+from recap_ctr.serve.config import ServeConfig
+from recap_ctr.serve.counters import HELP
+from recap_ctr.serve.openapi import OPEN_PATHS
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -98,3 +102,40 @@ def test_unit_is_bounded_and_reloads() -> None:
     ):
         assert setting in text
     assert re.findall(r"^\[(\w+)\]$", text, re.MULTILINE) == ["Unit", "Service", "Install"]
+
+
+def test_kubernetes_probes_and_options_exist() -> None:
+    deployment, service = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {word for word in container["args"] if word.startswith("--")} <= options()
+    assert (
+        container["readinessProbe"]["httpGet"]["path"]
+        == container["startupProbe"]["httpGet"]["path"]
+        == "/health/ready"
+    )
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
+    assert {"/health/ready", "/health/live"} <= set(OPEN_PATHS), "probes carry no token"
+    assert container["securityContext"]["readOnlyRootFilesystem"] and pod["securityContext"]["runAsNonRoot"]
+    assert pod["terminationGracePeriodSeconds"] > ServeConfig(artifact="").grace_seconds
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == labels
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) and all(
+        panel["description"] for panel in panels
+    )
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    metrics = {name for expression in expressions for name in re.findall(r"recap_[a-z_]+", expression)}
+    known = {*HELP, *(f"{name}_bucket" for name, (kind, _) in HELP.items() if kind == "histogram")}
+    assert metrics <= known and len(metrics) >= 10
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
+    assert len(places) == len(panels), "no panel hides another"
+    assert {panel["datasource"]["uid"] for panel in panels} == {"${datasource}"}
+    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource"]

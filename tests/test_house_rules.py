@@ -71,6 +71,107 @@ def test_no_line_escapes_the_formatter() -> None:
         assert f"fmt: {'skip'}" not in path.read_text(), path
 
 
+# Calls that write a file or make a directory by themselves. Those of `storage` are whole, exclusive and follow no link.
+WRITERS = {
+    *(
+        "write_text",
+        "write_bytes",
+        "mkdir",
+        "touch",
+        "symlink_to",
+        "hardlink_to",
+        "rename",
+        "replace",
+        "tofile",
+    ),
+    *(
+        "write_parquet",
+        "write_ipc",
+        "write_ndjson",
+        "sink_parquet",
+        "sink_ipc",
+        "sink_csv",
+        "open_memmap",
+        "memmap",
+    ),
+    *(
+        "copyfile",
+        "copy2",
+        "copy",
+        "move",
+        "save_file",
+        "save",
+        "savez",
+        "savetxt",
+        "mkstemp",
+        "NamedTemporaryFile",
+    ),
+}
+MODULES = {"shutil", "np", "numpy", "os", "tempfile", "torch", "onnx", "safetensors"}
+PRIVATE_DIRECTORY = {"counters.py", "snapshots.py", "versions.py"}
+"""Files of `serve` that write to a directory which only one server has, and which is gone when that ends."""
+
+
+def _writes(node: ast.Call) -> str | None:
+    """Return the name of a call that writes a file by itself; None for any other call."""
+    function = node.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    owner = function.value if isinstance(function, ast.Attribute) else None
+    is_module = isinstance(owner, ast.Name) and owner.id in MODULES
+    if name == "open":
+        modes = [*node.args, *(keyword.value for keyword in node.keywords)]
+        texts = [
+            mode.value for mode in modes if isinstance(mode, ast.Constant) and isinstance(mode.value, str)
+        ]
+        return name if any(re.fullmatch(r"[rbt+]*[wax+][rbt+]*", text) for text in texts) else None
+    if name == "memmap" and any(isinstance(mode, ast.Constant) and mode.value == "r" for mode in node.args):
+        return None
+    if name in ("replace", "rename", "copy", "save", "move"):  # Of text, tables and models, too.
+        return name if is_module or (name in ("replace", "rename") and _is_path(node)) else None
+    takes_file = (
+        name.startswith(("write_", "sink_")) and node.args and not isinstance(node.args[0], ast.BinOp)
+    )
+    return (
+        name if name in WRITERS and not (takes_file and name not in ("write_text", "write_bytes")) else None
+    )
+
+
+def _is_path(node: ast.Call) -> bool:
+    """Return whether a call of `replace` or `rename` looks like that of a path: one argument, which is no mapping."""
+    return len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Dict | ast.Call)
+
+
+@pytest.mark.parametrize("path", SOURCE, ids=relative)
+def test_files_are_written_by_storage_alone(path: Path) -> None:
+    package = path.relative_to(ROOT / "src" / "recap_ctr").parts[0]
+    if package == "storage" or (package == "serve" and path.name in PRIVATE_DIRECTORY):
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            name = _writes(node)
+            assert name is None, f"line {node.lineno}: {name}: write files through recap_ctr.storage"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'path.open("wb")',
+        'open(path, mode="a")',
+        'path.write_text("x")',
+        "np.save(path, x)",
+        "save_file(x, path)",
+        "frame.write_parquet(directory / name)",
+        "path.mkdir(exist_ok=True)",
+        "partial.replace(path)",
+        "os.rename(a, b)",
+        "shutil.copyfile(a, b)",
+    ],
+)
+def test_a_writer_of_its_own_is_noticed(line: str) -> None:
+    (node,) = (node for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Call))
+    assert _writes(node)
+
+
 @pytest.mark.slow
 def test_no_test_imports_another_or_a_private_name() -> None:
     for path in TESTS:

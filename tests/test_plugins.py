@@ -249,7 +249,7 @@ class TestCommands:
             quiet=True,
         )
         text = fulfil(request)
-        assert "| pairs | 1 |" in text and "| lr-slow | 1 |" in text
+        assert "| pairs | a file | 1 |" in text and "| lr-slow | a file | 1 |" in text
         report = json.loads((reports / "pairs" / "seed-1" / "report.json").read_text())
         assert report["model"] == {"name": PAIRS, "config": {"dim": 4, "dropout": 0.1, "loss": "bce"}}
         assert "\npairs & " in (reports / "table1.tex").read_text()

@@ -8,7 +8,7 @@ import pytest
 
 import recap_ctr
 
-CALLS = {"evaluate", "explain", "fit", "load", "predict", "prepare", "run"}
+CALLS = {"check", "evaluate", "explain", "fit", "load", "predict", "prepare", "run"}
 
 
 def in_new_process(script: str) -> str:

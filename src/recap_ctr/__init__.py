@@ -5,9 +5,9 @@
     result = recap_ctr.fit("clicks.csv", label="click", out="model")
     scores = recap_ctr.predict(result.load(), "fresh.csv")
 
-`prepare` turns a raw table into prepared data, `fit` trains one model that stands for an ensemble, `run` trains one
-model from one seed, `load` opens an artifact, `predict` and `evaluate` use one. What a user can put right is raised
-as an `InputError`.
+`prepare` turns a raw table into prepared data, `fit` trains one model that stands for an ensemble, `update` trains it
+further on tomorrow's log, `run` trains one model from one seed, `load` opens an artifact, `predict` and `evaluate` use
+one, and `check` looks for faults in rows. What a user can put right is raised as an `InputError`.
 """
 
 from importlib import import_module
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from recap_ctr.data.split import Split
     from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
     from recap_ctr.data.table import prepare
-    from recap_ctr.errors import InputError
-    from recap_ctr.inference.calls import evaluate, explain, load, predict
+    from recap_ctr.errors import DataWarning, InputError
+    from recap_ctr.inference.calls import check, evaluate, explain, load, predict
+    from recap_ctr.inference.check import RowsCheck
     from recap_ctr.inference.scorer import RowsEvaluation, Scorer
     from recap_ctr.models.catalogue import MODELS
     from recap_ctr.recipe.config import RecipeConfig
     from recap_ctr.recipe.fit import FitResult, fit
+    from recap_ctr.recipe.update import UpdateResult, update
     from recap_ctr.schema import Field, Schema
     from recap_ctr.sklearn.classifier import CTRClassifier
     from recap_ctr.training.report import FitReport, RunReport
@@ -35,12 +37,14 @@ if TYPE_CHECKING:
 __all__ = [
     "MODELS",
     "CTRClassifier",
+    "DataWarning",
     "Field",
     "FitReport",
     "FitResult",
     "InputError",
     "PreparedData",
     "RecipeConfig",
+    "RowsCheck",
     "RowsEvaluation",
     "RunConfig",
     "RunReport",
@@ -50,7 +54,9 @@ __all__ = [
     "SyntheticConfig",
     "SyntheticData",
     "TrainConfig",
+    "UpdateResult",
     "__version__",
+    "check",
     "evaluate",
     "explain",
     "fit",
@@ -58,11 +64,13 @@ __all__ = [
     "predict",
     "prepare",
     "run",
+    "update",
 ]
 
 # Loaded on first use: `import recap_ctr` costs nothing, and what needs no torch works without it.
 _MODULES = {
     "CTRClassifier": "sklearn.classifier",
+    "DataWarning": "errors",
     "Field": "schema",
     "FitReport": "training.report",
     "FitResult": "recipe.fit",
@@ -70,6 +78,7 @@ _MODULES = {
     "MODELS": "models.catalogue",
     "PreparedData": "data.shards",
     "RecipeConfig": "recipe.config",
+    "RowsCheck": "inference.check",
     "RowsEvaluation": "inference.scorer",
     "RunConfig": "training.run",
     "RunReport": "training.report",
@@ -79,6 +88,8 @@ _MODULES = {
     "SyntheticConfig": "data.synthetic",
     "SyntheticData": "data.synthetic",
     "TrainConfig": "config",
+    "UpdateResult": "recipe.update",
+    "check": "inference.calls",
     "evaluate": "inference.calls",
     "explain": "inference.calls",
     "fit": "recipe.fit",
@@ -86,6 +97,7 @@ _MODULES = {
     "predict": "inference.calls",
     "prepare": "data.table",
     "run": "training.run",
+    "update": "recipe.update",
 }
 
 

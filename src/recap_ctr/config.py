@@ -75,7 +75,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"no file {path}")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid TOML: {error}") from None
 
 

@@ -36,7 +36,7 @@ from recap_ctr.recipe.config import recipe_config
 from recap_ctr.recipe.portfolio import Portfolio
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.claims import claim
-from recap_ctr.storage.files import read_json, write_json
+from recap_ctr.storage.files import read_object, write_json
 from recap_ctr.training.parallel import Runs
 from recap_ctr.training.report import FitReport, Reference
 from recap_ctr.training.run import ARTIFACT, LOGITS
@@ -91,8 +91,7 @@ def run_demo(
 def _read_finished(out: Path, quiet: bool) -> dict[str, Any]:
     if not quiet:
         say(f"{out} is finished; nothing to do")
-    finished: dict[str, Any] = read_json(out / FINISHED)
-    return finished
+    return read_object(out / FINISHED, "the record of a demo")
 
 
 def _compare(

@@ -1,5 +1,6 @@
 """The contract between a raw table and everything after it: the role of each column."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -9,6 +10,8 @@ from pydantic import PositiveInt, SerializerFunctionWrapHandler, model_serialize
 from recap_ctr.config import Frozen, parse, read_toml
 
 MAX_NAME = 200
+MAX_WIDTH = 65_536
+"""Ids of a row, of all its fields together: a multi field has `max_len`, any other one."""
 TimeUnit = Literal[
     "iso",
     "s",
@@ -22,6 +25,20 @@ TimeUnit = Literal[
     "yyyymmddhhmmss",
 ]
 """How a moment is written: as an ISO 8601 date, as a number of seconds or parts of them since 1970, or as digits."""
+
+
+def first_repeated(names: Iterable[str]) -> str | None:
+    """Return the first name that was there before, in time that grows with the number of names alone.
+
+    >>> first_repeated(["a", "b", "a"]), first_repeated(["a", "b"])
+    ('a', None)
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 class Field(Frozen):
@@ -48,7 +65,7 @@ class Field(Frozen):
     """Hash values into this many buckets and keep no raw values."""
     separator: str = Constraint(" ", min_length=1)
     """What joins the values of a multi field in a text cell."""
-    max_len: PositiveInt = 5
+    max_len: int = Constraint(5, ge=1, le=MAX_WIDTH)
     """How many values of a multi field are kept in a row, from the first."""
     pooling: Literal["mean", "sum"] = "mean"
     """How the vectors of a multi field are pooled."""
@@ -143,24 +160,26 @@ class Schema(Frozen):
     @model_validator(mode="after")
     def _check(self) -> Self:
         names = [field.name for field in self.fields]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"field {name!r} is listed twice")
+        if (name := first_repeated(names)) is not None:
+            raise ValueError(f"field {name!r} is listed twice")
         columns = {field.column: field for field in self.fields if field.derive is None}
         for field in self.fields:
             other = columns.setdefault(field.column, field)
             if other.kind == "multi" and field.derive is not None:
                 raise ValueError(f"field {field.name!r}: column {field.column!r} holds several values a row")
+        if (width := sum(field.width for field in self.fields)) > MAX_WIDTH:
+            raise ValueError(f"a row has {width:,} ids, at most {MAX_WIDTH:,} are allowed: lower max_len")
         for role in ("label", "row_id", "weight"):
             if getattr(self, role) in {*names, *columns}:
                 raise ValueError(f"column {getattr(self, role)!r} can't be both the {role} and a field")
         if self.negative is not None and self.positive is None:
             raise ValueError("negative needs positive: the value of the label that means a click")
         if self.columns is not None:
-            if len(set(self.columns)) < len(self.columns):
+            present = set(self.columns)
+            if len(present) < len(self.columns):
                 raise ValueError("columns holds a name twice")
             for name in (*self.roles.values(), *columns):
-                if name not in self.columns:
+                if name not in present:
                     raise ValueError(f"column {name!r} is not among columns")
         return self
 

@@ -1,7 +1,6 @@
 """The command as a whole: conventions, help, version, completion, errors, exit codes and Ctrl-C."""
 
 import errno
-import json
 import os
 import re
 import resource
@@ -17,11 +16,13 @@ from typing import Any
 import polars as pl
 import pytest
 
+from recap_ctr.cli.errors import as_command_error
 from recap_ctr.cli.main import GROUPS
 from recap_ctr.data.encode import Encoder
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.inference.torch_backend import load_artifact
-from recap_ctr.jobs.local import JobError
+from recap_ctr.jobs.executor import JobError
+from recap_ctr.storage.files import read_json
 from tests.conftest import Done, Recap, contents
 from tests.support.command_line import all_commands, assert_refused, only_json
 
@@ -55,11 +56,11 @@ class TestConventions:
         assert {"--quiet", "-q"} <= options
         assert "--json" in options or name == "serve"  # Its log is JSON, one event a line.
         # Stages never replace each other, and a page is made from its report each time.
-        if "--out" in options and name not in ("fit", "bench", "report", "diagnose", "plan", "dial"):
+        if "--out" in options and name not in ("fit", "bench", "report", "diagnose", "plan", "dial", "drift"):
             assert "--force" in options
         if name in ("prepare", "train", "tune", "fit", "synthetic", "demo"):
             assert "--seed" in options
-        if name not in ("inspect", "models", "synthetic", "datasets", "download", "report", "score"):
+        if name not in ("inspect", "models", "synthetic", "datasets", "download", "report", "score", "apply"):
             assert "--threads" in options
         if name in ("train", "tune", "fit", "plan", "bench", "diagnose"):
             assert "--set" in options
@@ -92,7 +93,7 @@ class TestConventions:
         assert made["splits"]["train"]["rows"] == 720
         assert made["done_before"] is False
         trained = call("train", data, "--config", raw / "train.toml", "--threads", 1, "--out", run)
-        assert trained == json.loads((run / "report.json").read_bytes())
+        assert trained == read_json(run / "report.json")
         measured = call("evaluate", run, log, "--threads", 1)
         assert measured["rows"] == 900
         scored = call("predict", run / "artifact", log, "--out", raw / "s.csv", "--threads", 1)
@@ -137,7 +138,7 @@ class TestHelp:
     def test_commands_are_grouped(self, recap: Recap) -> None:
         done = recap("--help")
         assert (done.code, done.err) == (0, "")
-        assert list(GROUPS) == ["Start here", "Data", "Train", "Deploy", "Research"]
+        assert list(GROUPS) == ["Start here", "Data", "Train", "Update", "Deploy", "Research"]
         sections = re.split(r"^([A-Z][\w ]+):\n", done.out, flags=re.MULTILINE)
         listed = dict(zip(sections[1::2], sections[2::2], strict=True))
         names = {title: re.findall(r"^  (\w+)", listed[title], re.MULTILINE) for title in GROUPS}
@@ -433,6 +434,27 @@ class TestDisk:
         assert not list((raw / "run").glob(".*"))
         assert recap(*train).code == 0
         load_artifact(raw / "run")
+
+    @pytest.mark.parametrize(
+        ("error", "message"),
+        [
+            (OSError(errno.EIO, "x", "/somewhere"), "the disk failed to read or write (/somewhere)"),
+            (OSError(errno.EMFILE, "x"), "too many files are open at once"),
+            (OSError(errno.ENFILE, "x"), "too many files are open at once"),
+            (OSError(errno.ENOMEM, "x"), "not enough memory"),
+            (MemoryError(), "not enough memory"),
+            (
+                pl.exceptions.ComputeError("Input/output error (os error 5)"),
+                "the disk failed to read or write",
+            ),
+        ],
+    )
+    def test_what_the_machine_lacks(self, error: BaseException, message: str) -> None:
+        shown = as_command_error(error)
+        assert shown is not None
+        assert shown.message == message
+        assert shown.code != 0
+        assert "run the same command again" in (shown.fix or "")
 
     @pytest.mark.slow
     @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS])

@@ -37,7 +37,7 @@ def test_a_table(prepared: PreparedData, tmp_path: Path, recap: Recap, one_proce
     assert "without --dry-run" in planned.err
     result = only_json(recap(*call, "--json", "-q").out)
     assert result["table"] == "table1"
-    assert "| model | seeds | parameters | AUC" in result["markdown"]
+    assert "| model | settings | seeds | parameters | AUC" in result["markdown"]
 
 
 def test_diagnose_refuses_a_directory_of_something_else(

@@ -24,6 +24,16 @@ class TestPredict:
         scores = [float(line.split(",")[-2]) for line in scored[1:]]
         assert all(0 < score < 1 for score in scores)
 
+    def test_keep_leaves_out_the_other_columns(self, raw: Path, packed: Path, recap: Recap) -> None:
+        done = recap("predict", packed, raw / "clicks.csv", "--keep", "ad")
+        assert done.out.splitlines()[0] == "ad,score,logit"
+        plain = recap("predict", packed, raw / "clicks.csv").out.splitlines()
+        tails = [line.split(",")[-2:] for line in plain]
+        assert [line.split(",")[-2:] for line in done.out.splitlines()] == tails
+        assert_refused(
+            recap("predict", packed, raw / "clicks.csv", "--keep", "adx"), "no column 'adx'", "'ad'"
+        )
+
     def test_the_summary_names_unseen_and_missing_values(
         self, raw: Path, packed: Path, click_log: pl.DataFrame, recap: Recap
     ) -> None:

@@ -1,11 +1,11 @@
 """Commands that train: resumed, refused, replaced, and every bad setting told in one message."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.storage.files import read_json
 from recap_ctr.training.loop import Trainer
 from tests.conftest import Done, Recap, contents
 from tests.support.command_line import assert_refused, only_json
@@ -39,7 +39,7 @@ class TestTrain:
 
         before = contents(raw / "run")
         again = train("--json")
-        assert only_json(again.out) == json.loads((raw / "run" / "report.json").read_bytes())
+        assert only_json(again.out) == read_json(raw / "run" / "report.json")
         assert "is up to date" in again.err
         assert_refused(train("--threads", 2), "changed: threads", "--force")
         assert_refused(train("--l2", "1e-3", "--seed", 4), "changed: train", "--force")
@@ -48,7 +48,7 @@ class TestTrain:
         assert contents(raw / "run") == before
 
         assert train("--seed", 4, "--force").code == 0
-        assert json.loads((raw / "run" / "report.json").read_bytes())["train"]["seed"] == 4
+        assert read_json(raw / "run" / "report.json")["train"]["seed"] == 4
 
     @pytest.mark.slow
     def test_threads_seed_and_settings_are_part_of_the_record(

@@ -2,7 +2,7 @@
 
 Its artifact is a manifest with these keys: `seed` decides the scores, `row_us` and `start_us` are the microseconds per
 row and per batch at the best setting, `extra` is the name of one more field, `time` that of a column of milliseconds
-from which two fields are derived, and `broken` says how it is damaged.
+from which two fields are derived, and `broken` says how it is damaged: `checksum`, `nan`, `endless` or `large`.
 """
 
 import json
@@ -15,6 +15,8 @@ import numpy as np
 import polars as pl
 
 from recap_ctr.data.encode import Encoded, Encoder, FittedField
+from recap_ctr.data.few_rows import Columns, FewRows
+from recap_ctr.data.profile import Profile
 from recap_ctr.data.source import Block
 from recap_ctr.errors import InputError
 from recap_ctr.inference.engine import Scores
@@ -70,7 +72,9 @@ class FakeEngine:
     def __init__(self, manifest: dict[str, Any], sleep: Callable[[float], None] = time.sleep) -> None:
         self.manifest = {"calibration": {"kind": "affine", "scale": 2.0, "shift": -0.5}, **manifest}
         self.encoder = fake_encoder(manifest.get("extra"), manifest.get("time"))
+        self.profile: Profile | None = None
         self._sleep = sleep
+        self._few_rows, self._sleep = FewRows(self.encoder), sleep
         rng = np.random.default_rng(manifest.get("seed", 0))
         self._weights = rng.normal(size=(len(self.settings), self.encoder.layout.num_rows))
 
@@ -81,6 +85,10 @@ class FakeEngine:
     def encode(self, frame: pl.DataFrame) -> Encoded:
         """Encode raw rows."""
         return self.encoder.encode(Block(frame, 1, "the request"))
+
+    def encode_few(self, columns: Columns, height: int) -> Encoded | None:
+        """Encode few rows."""
+        return self._few_rows.encode(columns, height)
 
     def score(self, encoded: Encoded, setting: Setting | None = None) -> Scores:
         """Sleep as long as the manifest says, and return scores that depend on every value of the row."""
@@ -103,6 +111,10 @@ def load(path: Path, threads: int) -> FakeEngine:
         raise InputError(
             f"{path}/model is damaged: it differs from its checksum", fix="copy the artifact again"
         )
+    while manifest.get("broken") == "endless":
+        pass
+    if manifest.get("broken") == "large":
+        np.ones(1 << 33)
     return FakeEngine(manifest)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from recap_ctr.errors import InputError
-from recap_ctr.inference.artifact import MANIFEST, manifest_bytes
+from recap_ctr.inference.artifact import MANIFEST
 from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.storage.files import json_bytes
 from recap_ctr.storage.hashes import fingerprint, sha256
 
 
@@ -27,7 +28,7 @@ def forge(path: Path, change: Callable[[dict[str, Any]], object] = lambda _: Non
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     """Write a manifest without a checksum as the manifest of an artifact, with the right checksum."""
-    (path / MANIFEST).write_bytes(manifest_bytes(manifest | {"checksum": fingerprint(manifest)}))
+    (path / MANIFEST).write_bytes(json_bytes(manifest | {"checksum": fingerprint(manifest)}))
 
 
 def swap_directories(first: Path, second: Path) -> None:

@@ -6,6 +6,7 @@ from recap_ctr.data.layout import Layout
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.recap import Recap, RecapConfig
 from recap_ctr.nn.interface import Inputs
+from recap_ctr.nn.lora import AdapterBank
 
 LAYOUT = Layout.of_sizes([5, 4, 6])
 
@@ -23,7 +24,8 @@ def recap_model(config: RecapConfig, seed: int = 0) -> Recap:
     with torch.no_grad():
         model.embedding.table.weight.normal_()
         for tower in (model.exponential, model.linear):
-            tower.bank.a_ACR.normal_(std=0.5)
+            if isinstance(tower.bank, AdapterBank):
+                tower.bank.a_ACR.normal_(std=0.5)
     model.train()
     for _ in range(3):
         model(recap_rows())

@@ -1,6 +1,6 @@
 """Commands about data: infer a schema, prepare rows, public data sets, synthetic clicks, and what a directory is."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +27,7 @@ from recap_ctr.errors import InputError
 
 if TYPE_CHECKING:
     from recap_ctr.data.additive import AdditiveData
+    from recap_ctr.data.drifting import DriftingData
     from recap_ctr.data.prepare import Preparation
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.data.source import FileSource
@@ -67,8 +68,8 @@ def infer_schema(
     limit_threads(threads)
     from recap_ctr.data.infer import infer
     from recap_ctr.data.source import FileSource
-    from recap_ctr.storage.claims import is_made, record
-    from recap_ctr.storage.files import atomic_file
+    from recap_ctr.storage.claims import is_made, output_file
+    from recap_ctr.storage.files import make_directory
 
     source = FileSource(files, columns.split(",") if columns else None, separator)
     inputs = output_inputs(
@@ -82,10 +83,9 @@ def infer_schema(
         tell_up_to_date(out, as_json, quiet)
         return
     inferred = infer(source, label, positive=positive, drop_unlabelled=drop_unlabelled, max_rows=rows)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(out) as file:
+    make_directory(out.parent)
+    with output_file(out, inputs, force=force) as file:
         file.write(inferred.to_toml().encode())
-    record(out, inputs)
     findings = [vars(finding) for finding in inferred.findings]
     if as_json:
         print_json({"out": str(out), "columns": findings})
@@ -156,6 +156,14 @@ def prepare(
             help="Compare a --dataset with its published figures; not for a part of it, or generated rows.",
         ),
     ] = True,
+    max_values: Annotated[
+        int,
+        typer.Option(
+            "--max-values",
+            min=1000,
+            help="Distinct values of a field to hold in memory; more are counted on disk, with the same result.",
+        ),
+    ] = 2_000_000,
     seed: Seed = 1,
     threads: Threads = None,
     force: Force = False,
@@ -173,6 +181,7 @@ def prepare(
     from recap_ctr.data.split import parse_ratio
     from recap_ctr.data.table import open_table, split_table
     from recap_ctr.datasets.catalogue import find_protocol
+    from recap_ctr.storage.places import output_directory, shown
 
     target = required(out, "--out")
     tables = valid or test
@@ -213,17 +222,19 @@ def prepare(
             split_column=split_column,
             seed=seed,
         )
-    data, up_to_date = write_prepared_data(preparation, target, force=force, quiet=quiet)
-    if public is not None and raw is not None and check:
-        public.check(data, raw, quiet=quiet)
+    preparation = replace(preparation, max_values=max_values)
+    with output_directory(target) as directory:
+        data, up_to_date = write_prepared_data(preparation, directory, force=force, quiet=quiet)
+        if public is not None and raw is not None and check:
+            public.check(data, raw, quiet=quiet)
     if as_json:
-        print_json({"out": str(target), "done_before": up_to_date, **_summary(data)})
+        print_json({"out": shown(target), "done_before": up_to_date, **_summary(data)})
         return
     notes += [note for source in preparation.sources.values() for note in source.notes]
-    _print_prepared(data, up_to_date, notes, quiet)
+    _print_prepared(data, shown(target), up_to_date, notes, quiet)
     if public is not None and data.name != public.name:
         tell(quiet, f"Not checked against the published rows: reports call them {data.name}.")
-    tell(quiet, f"Next: recap fit {target} --out model")
+    tell(quiet, f"Next: recap fit {shown(target)} --out model")
 
 
 def _summary(data: "PreparedData") -> dict[str, Any]:
@@ -248,7 +259,7 @@ def _largest_vocabularies(data: "PreparedData", count: int = 3) -> list[tuple[st
     return sorted(sizes, key=lambda size: -size[1])[:count]
 
 
-def _print_prepared(data: "PreparedData", up_to_date: bool, notes: list[str], quiet: bool) -> None:
+def _print_prepared(data: "PreparedData", out: str, up_to_date: bool, notes: list[str], quiet: bool) -> None:
     """Print the splits of prepared data, what a user should know of them, and how large they are."""
     from recap_ctr.data.quality import quality_notes
 
@@ -266,7 +277,7 @@ def _print_prepared(data: "PreparedData", up_to_date: bool, notes: list[str], qu
     largest = ", ".join(f"{name} {size:,}" for name, size in _largest_vocabularies(data))
     tell(
         quiet,
-        f"{data.path} is {'up to date' if up_to_date else 'ready'}. {data.layout.num_fields} fields,"
+        f"{out} is {'up to date' if up_to_date else 'ready'}. {data.layout.num_fields} fields,"
         f" {data.layout.num_rows:,} table rows (largest: {largest}).",
     )
 
@@ -373,6 +384,19 @@ def synthetic(
     fields: Annotated[
         int | None, typer.Option("--fields", min=3, help="How many fields, with --order 3.  [default: 7]")
     ] = None,
+    days: Annotated[
+        int | None,
+        typer.Option("--days", min=1, help="Spread the rows over days, with a column ts, with --order 3."),
+    ] = None,
+    drift: Annotated[
+        float | None,
+        typer.Option(
+            "--drift",
+            min=0.0,
+            max=0.99,
+            help="With --days: the share of values that is exchanged, and of the effects that changes, in four days.",
+        ),
+    ] = None,
     bayes: Annotated[
         bool, typer.Option("--bayes", help="Keep each row's true logit, as column bayes_logit.")
     ] = False,
@@ -386,19 +410,20 @@ def synthetic(
     Example: recap synthetic --rows 1000000 --out clicks.csv
 
     Example: recap synthetic --order 1 --out clicks.csv
+
+    Example: recap synthetic --days 14 --drift 0.2 --out log.csv
     """
     from recap_ctr.data.sink import open_sink
-    from recap_ctr.storage.claims import is_made, record
+    from recap_ctr.storage.claims import is_made
 
-    drawn, inputs = _plant(order, rows, fields, seed)
+    drawn, inputs = _plant(order, rows, fields, seed, days, drift)
     inputs["bayes"] = bayes
     if is_made(out, inputs, force=force):
         tell_up_to_date(out, as_json, quiet)
         return
-    with open_sink(out) as sink:
+    with open_sink(out, inputs, force=force) as sink:
         for block in drawn.blocks():
             sink.write(block if bayes else block.drop("bayes_logit"))
-    record(out, inputs)
     best = asdict(drawn.bayes())
     if as_json:
         print_json({"out": str(out), "rows": rows, "bayes": best})
@@ -413,15 +438,22 @@ def synthetic(
 
 
 def _plant(
-    order: Order, rows: int, fields: int | None, seed: int
-) -> "tuple[SyntheticData | AdditiveData, dict[str, Any]]":
+    order: Order, rows: int, fields: int | None, seed: int, days: int | None, drift: float | None
+) -> "tuple[SyntheticData | AdditiveData | DriftingData, dict[str, Any]]":
     """Return the clicks to draw, and everything that decides them."""
-    from recap_ctr.data import additive
+    from recap_ctr.data import additive, drifting
     from recap_ctr.data import synthetic as planted
 
+    if drift is not None and days is None:
+        raise InputError("--drift is a change from day to day", fix="add --days 14")
     if order == Order.interactions:
         config = planted.SyntheticConfig(rows=rows, num_fields=fields or 7, seed=seed)
+        if days is not None:
+            moving = drifting.DriftConfig(config, days, 0.2 if drift is None else drift)
+            return drifting.DriftingData(moving), {**asdict(moving), "format": drifting.FORMAT}
         return planted.SyntheticData(config), {**asdict(config), "format": planted.FORMAT}
+    if days is not None:
+        raise InputError("--days does not go with --order 1, which has its own", fix="remove it")
     if fields is not None:
         raise InputError("--fields does not go with --order 1, which has its own fields", fix="remove it")
     additive_config = additive.AdditiveConfig(rows=rows, seed=seed)

@@ -66,12 +66,14 @@ def export(
             raise
         raise InputError(f"this command needs {error.name}", fix="pip install 'recap-ctr[export]'") from None
     from recap_ctr.data.shards import PreparedData
+    from recap_ctr.storage.places import output_directory, shown
 
     torch.set_num_threads(threads or num_cores())
     prepared = None if data is None else PreparedData(data)
-    graphs = export_graphs(artifact, routes=routes, depth=depth, int8=int8, data=prepared, quiet=quiet)
+    with output_directory(artifact) as directory:
+        graphs = export_graphs(directory, routes=routes, depth=depth, int8=int8, data=prepared, quiet=quiet)
     if as_json:
-        print_json({"artifact": str(artifact), "graphs": [graph.to_dict() for graph in graphs]})
+        print_json({"artifact": shown(artifact), "graphs": [graph.to_dict() for graph in graphs]})
         return
     rows = []
     for graph in graphs:
@@ -83,7 +85,7 @@ def export(
     for graph in graphs:
         if graph.rounding is not None:
             typer.echo(f"int8, {graph.setting}: {graph.rounding}")
-    tell(quiet, f"Next: recap dial {artifact}")
+    tell(quiet, f"Next: recap dial {shown(artifact)}")
 
 
 def dial(
@@ -138,6 +140,13 @@ def serve(
             help="Without a token: another host name to answer to, such as a proxy's; repeatable.",
         ),
     ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin",
+            help="The origin of web pages whose scripts may ask, such as https://example.com; repeatable.",
+        ),
+    ] = None,
     workers: Annotated[
         int, typer.Option("--workers", min=1, max=256, help="Processes, each with the model in memory.")
     ] = 1,
@@ -183,6 +192,7 @@ def serve(
     Example: recap serve model --port 8000 --deadline-ms 50
     """
     from recap_ctr.serve.token import read_token
+    from recap_ctr.storage.places import shown
 
     try:
         from recap_ctr.serve.config import MEBI, Limits, ServeConfig
@@ -193,10 +203,11 @@ def serve(
         raise InputError(f"serving needs {error.name}", fix="pip install 'recap-ctr[serve]'") from None
 
     config = ServeConfig(
-        artifact=str(artifact),
+        artifact=shown(artifact),
         host=host,
         port=port,
         hosts=tuple(allow_host or ()),
+        origins=tuple(allow_origin or ()),
         workers=workers,
         threads=threads or max(1, num_cores() // workers),
         deadline_ms=deadline_ms,
@@ -213,7 +224,8 @@ def serve(
     def ready(address: str, model: str) -> None:
         tell(
             quiet,
-            f"Version {model} of {artifact} answers at {address}: a page to try it on, and POST {address}/score.",
+            f"Version {model} of {config.artifact} answers at {address}:"
+            f" a page to try it on, and POST {address}/score.",
         )
         tell(
             quiet,

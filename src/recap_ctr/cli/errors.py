@@ -10,12 +10,14 @@ from typer.exceptions import TyperException
 
 from recap_ctr.cli.output import print_json
 from recap_ctr.errors import InputError, did_you_mean
-from recap_ctr.jobs.local import JobError
+from recap_ctr.jobs.executor import JobError
 from recap_ctr.jobs.progress import say
 
 BAD_INPUT, OTHER_FAILURE = 2, 1
+FINDINGS = 3  # The command did its work, and what it looked at is not as it should be.
 INTERRUPTED = 130  # What shells expect after Ctrl-C: 128 + SIGINT.
 RESUME = "run the same command again: nothing is half-written, and it goes on from what is finished"
+MORE_MEMORY = "close other programs, or use a machine with more, then run the same command again"
 PATH_ERRORS = (
     errno.ENOENT,
     errno.ENOTDIR,
@@ -69,6 +71,8 @@ def as_command_error(error: BaseException) -> CommandError | None:
             return CommandError(f"{error}; its messages are above", RESUME)
         case KeyboardInterrupt():
             return CommandError("interrupted", RESUME, code=INTERRUPTED)
+        case MemoryError():
+            return CommandError("not enough memory", MORE_MEMORY)
     return _disk_error(error)
 
 
@@ -104,6 +108,14 @@ def _disk_error(error: BaseException) -> CommandError | None:
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         fix = "choose a place you may read and write"
         return CommandError(f"no permission{where}", fix, code=BAD_INPUT)
+    if number == errno.EIO:
+        fix = "check the disk and its cable or network, then run the same command again"
+        return CommandError(f"the disk failed to read or write{where}", fix)
+    if number in (errno.EMFILE, errno.ENFILE):
+        fix = "raise the limit with `ulimit -n 65536`, then run the same command again"
+        return CommandError(f"too many files are open at once{where}", fix)
+    if number == errno.ENOMEM:
+        return CommandError(f"not enough memory{where}", MORE_MEMORY)
     if number in PATH_ERRORS and name:
         return CommandError(f"{name}: {os.strerror(number).lower()}", code=BAD_INPUT)
     return None

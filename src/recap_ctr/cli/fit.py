@@ -11,6 +11,7 @@ from recap_ctr.cli.options import (
     L2,
     Device,
     DropUnlabelled,
+    Engine,
     Force,
     Json,
     Positive,
@@ -107,8 +108,15 @@ def fit(
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, max=999, help="Seed of the student.  [default: 1]")
     ] = None,
+    keep_state: Annotated[
+        bool,
+        typer.Option(
+            "--keep-state", help="Keep in the artifact what `recap update` needs besides the model."
+        ),
+    ] = False,
     threads: TrainThreads = None,
     device: Device = None,
+    engine: Engine = "local",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -129,6 +137,7 @@ def fit(
     limit_threads(threads)
     require_torch()
     from recap_ctr.recipe.fit import fit as fit_recipe
+    from recap_ctr.storage.places import is_remote, shown
 
     options = {
         "model": model,
@@ -157,6 +166,8 @@ def fit(
         budget=budget,
         threads=threads,
         device=device,
+        executor=engine,
+        keep_state=keep_state,
         command=this_command(),
         quiet=quiet,
     )
@@ -167,7 +178,8 @@ def fit(
     for sentence in (result.summary, *result.forecast_check):
         typer.echo(sentence)
     tell(quiet, f"Open {result.page} for figures and charts.")
-    tell(quiet, f"Next: recap predict {result.artifact} rows.csv --out scores.csv")
+    artifact = shown(out) if is_remote(out) else result.artifact
+    tell(quiet, f"Next: recap predict {artifact} rows.csv --out scores.csv")
 
 
 def merged_settings(options: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
@@ -193,6 +205,7 @@ def plan(
     settings: Set = None,
     threads: TrainThreads = None,
     device: Device = None,
+    engine: Engine = "local",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -215,6 +228,7 @@ def plan(
         budget=budget,
         threads=threads,
         device=device,
+        engine=engine,
         quiet=quiet,
     )
     result = forecast(recipe, runs=num_runs)
@@ -238,6 +252,7 @@ def open_recipe(
     settings: dict[str, Any],
     threads: int | None,
     device: str | None,
+    engine: str,
     quiet: bool,
     budget: float | None = None,
 ) -> Any:
@@ -246,7 +261,7 @@ def open_recipe(
     require_torch()
     from recap_ctr.config import read_toml
     from recap_ctr.data.shards import PreparedData
-    from recap_ctr.jobs.machine import pick_device
+    from recap_ctr.jobs.engines import device_for
     from recap_ctr.recipe.config import merge_settings, recipe_config
     from recap_ctr.recipe.fit import MARK
     from recap_ctr.recipe.stages import Recipe
@@ -260,7 +275,8 @@ def open_recipe(
         PreparedData(data),
         out,
         threads=threads,
-        device=pick_device(device),
+        device=device_for(engine, device),
+        executor=engine,
         budget=budget,
         quiet=quiet,
     )

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from recap_ctr.cli import data, deploy, explain, fit, pages, research, score, train
+from recap_ctr.cli import check, data, deploy, explain, fit, pages, research, score, train, update
 from recap_ctr.cli.errors import BAD_INPUT, INTERRUPTED, end_with
 from recap_ctr.cli.options import GLOSSARY
 
@@ -38,11 +38,18 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "plan": fit.plan,
         "logits": train.logits,
     },
+    "Update": {
+        "update": update.update,
+        "apply": update.apply,
+        "backtest": update.backtest,
+    },
     "Deploy": {
         "export": deploy.export,
         "dial": deploy.dial,
         "serve": deploy.serve,
         "score": score.score,
+        "check": check.check,
+        "drift": check.drift,
     },
     "Research": {
         "bench": research.bench,

@@ -64,6 +64,11 @@ def complete_device(incomplete: str) -> list[str]:
     return [name for name in ("cpu", "cuda", "mps") if name.startswith(incomplete)]
 
 
+def complete_engine(incomplete: str) -> list[str]:
+    """Return the engines whose names start with `incomplete`, for shell completion."""
+    return [name for name in ("local", "ray", "ray://") if name.startswith(incomplete)]
+
+
 def complete_dataset(incomplete: str) -> list[str]:
     """Return the public data sets whose names start with `incomplete`, for shell completion."""
     from recap_ctr.datasets.catalogue import DATASETS
@@ -101,6 +106,14 @@ Device = Annotated[
         "--device",
         autocompletion=complete_device,
         help="cpu, cuda or mps.  [default: the first of cuda, mps and cpu that this machine has]",
+    ),
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        autocompletion=complete_engine,
+        help="Where jobs run: local, ray (a cluster, or else this machine), or ray://HOST:PORT.",
     ),
 ]
 Positive = Annotated[

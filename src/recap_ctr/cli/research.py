@@ -10,6 +10,7 @@ from recap_ctr.cli.fit import merged_settings, open_recipe
 from recap_ctr.cli.options import (
     L2,
     Device,
+    Engine,
     Json,
     PreparedPath,
     Preset,
@@ -34,6 +35,7 @@ class BenchTable(StrEnum):
     table1 = "table1"
     ablation = "ablation"
     fcn_scaling = "fcn-scaling"
+    teachers = "teachers"
     sensitivity = "sensitivity"
     overview = "overview"
     variance = "variance"
@@ -47,8 +49,8 @@ def bench(
     table: Annotated[
         BenchTable,
         typer.Argument(
-            help="table1, ablation (Table 2), fcn-scaling (Table 3), sensitivity (Table 4), overview, variance,"
-            " routes, or with figures: capacity (1a), estimators (1b, 1c), frontier (1d, 4).",
+            help="table1, ablation (Table 2), fcn-scaling (Table 3), sensitivity (Table 4), teachers, overview,"
+            " variance, routes, or with figures: capacity (1a), estimators (1b, 1c), frontier (1d, 4).",
         ),
     ],
     data: Annotated[
@@ -78,11 +80,17 @@ def bench(
         typer.Option(
             "--seeds",
             min=1,
-            help="Runs of each kind.  [default: 3, or 1 for sensitivity, capacity, estimators, frontier]",
+            help="Runs of each kind.  [default: 3, or 1 for sensitivity and frontier]",
         ),
     ] = None,
     averaged: Annotated[
         bool, typer.Option("--averaged", help="table1: baselines with our averaging of weights.")
+    ] = False,
+    tuned: Annotated[
+        bool,
+        typer.Option(
+            "--tuned", help="table1: the same, each baseline tuned by probes of its own, as RECAP is."
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what is missing and what it would cost; train nothing.")
@@ -92,14 +100,16 @@ def bench(
     settings: Set = None,
     threads: TrainThreads = None,
     device: Device = None,
+    engine: Engine = "local",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Make the paper's tables, from training to Markdown and LaTeX, with tests over seeds; nothing is done twice.
 
     `table1` compares models on each data set; `ablation` is the recursive backbone alone, with each axis of
-    estimators, and with all; `fcn-scaling` is FCN with averaged weights, with distillation, and with both; `overview`
-    compares both with the ensembles; `variance` shows how far runs and routes disagree, which explains the effects.
+    estimators, and with all; `fcn-scaling` is FCN with averaged weights, with distillation, and with both; `teachers`
+    has no, one and all teachers; each line has a regulariser of its own. `overview` compares with the ensembles;
+    `variance` shows how far runs and routes disagree, which explains the effects; `routes` races kinds of routes.
 
     With figures, and all numbers as JSON and CSV: `sensitivity` varies one setting of RECAP at a time; `capacity` grows
     FCN in depth and breadth; `estimators` shows what averaging gains along each axis; `frontier` is AUC against size.
@@ -115,7 +125,8 @@ def bench(
     limit_threads(threads)
     require_torch()
     from recap_ctr.bench.request import Request, fulfil, split_names
-    from recap_ctr.jobs.machine import pick_device
+    from recap_ctr.bench.table1 import Treatment
+    from recap_ctr.jobs.engines import device_for
     from recap_ctr.recipe.fit import MARK
     from recap_ctr.storage.claims import take
 
@@ -130,10 +141,11 @@ def bench(
         settings=parse_settings(settings),
         models=tuple(split_names(models)),
         seeds=seeds,
-        averaged=averaged,
+        treatment=Treatment.TUNED if tuned else Treatment.AVERAGED if averaged else Treatment.AS_PUBLISHED,
         dry_run=dry_run,
         threads=threads,
-        device=pick_device(device),
+        device=device_for(engine, device),
+        executor=engine,
         quiet=quiet,
         command=this_command(),
     )
@@ -168,6 +180,7 @@ def diagnose(
     settings: Set = None,
     threads: TrainThreads = None,
     device: Device = None,
+    engine: Engine = "local",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -186,6 +199,7 @@ def diagnose(
         settings=merged_settings(drop_unset({"l2": l2}), settings),
         threads=threads,
         device=device,
+        engine=engine,
         quiet=quiet,
     )
     from recap_ctr.recipe.estimator_grid import DIAGNOSIS, PAGES, diagnose_recipe

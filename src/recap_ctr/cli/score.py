@@ -51,11 +51,17 @@ def predict(
             help="Add columns why_1 to why_N: what the fields of a row contribute most to its logit.",
         ),
     ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--keep", metavar="COLUMN", help="Keep only this column; repeatable.  [default: all]"),
+    ] = None,
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Score raw rows: every column is kept, `score` (calibrated probability) and `logit` are added.
+
+    Example: recap predict run/artifact rows.csv --keep impression_id --out scores.csv
 
     Example: recap predict run/artifact rows.csv --out scores.csv
 
@@ -66,34 +72,39 @@ def predict(
     from recap_ctr.data.sink import open_sink
     from recap_ctr.inference.calls import load
     from recap_ctr.inference.scorer import score
-    from recap_ctr.storage.claims import is_made, record
+    from recap_ctr.storage.claims import is_made
+    from recap_ctr.storage.places import is_remote, shown
 
     scorer = load(artifact, columns=parse_map(columns), routes=routes, depth=depth, threads=threads)
-    source = scorer.source(rows)
+    source = scorer.raw_rows.files(rows)
     inputs = None
-    if out is not None:
+    if out is not None and not is_remote(out):
         inputs = output_inputs(
             source, artifact=scorer.engine.manifest, map=columns, routes=routes, depth=depth
         )
         if inputs is not None and explain is not None:
             inputs["explain"] = explain
+        if inputs is not None and keep:
+            inputs["keep"] = keep
         if is_made(out, inputs, force=force):
             tell_up_to_date(out, as_json, quiet)
             return
-    with open_sink(out) as sink:
-        tally = score(scorer, source, sink, explain=explain or 0, quiet=quiet)
-    if out is not None:
-        record(out, inputs)
+    with open_sink(out, inputs, force=force) as sink:
+        tally = score(scorer, source, sink, explain=explain or 0, keep=keep or None, quiet=quiet)
+    findings = scorer.findings
     if as_json:
-        print_json({"out": str(out), **tally.to_dict()})
+        listed = [finding.to_json() for finding in findings]
+        print_json({"out": None if out is None else shown(out), **tally.to_dict(), "findings": listed})
     tell_values(quiet, tally)
+    for finding in findings:
+        tell(quiet, f"Warning: {finding.sentence}\n  fix: {finding.fix}")
     if out is not None:
-        tell(quiet, f"{out}: score is the calibrated probability of a click, logit its logit.")
+        tell(quiet, f"{shown(out)}: score is the calibrated probability of a click, logit its logit.")
         if explain:
             tell(
                 quiet, "why_1 is the field without whose value the logit would change most, and by how much."
             )
-        tell(quiet, f"Next, once their clicks are known: recap evaluate {artifact} {out}")
+        tell(quiet, f"Next, once their clicks are known: recap evaluate {shown(artifact)} {shown(out)}")
 
 
 def _refuse_two_outputs(as_json: bool, out: Path | None) -> None:
@@ -181,7 +192,7 @@ def score(
         chunk_rows=chunk_rows,
     ) as client:
         try:
-            with open_sink(out) as sink:
+            with open_sink(out, force=force) as sink:
                 unused, absent = score_rows(client, FileSource(rows), sink, quiet=quiet)
         except ServerError as error:
             fix = "check that the server runs, then run the same command again"

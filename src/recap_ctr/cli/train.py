@@ -10,6 +10,7 @@ from recap_ctr.cli.options import (
     ArtifactPath,
     ColumnsPer,
     Device,
+    Engine,
     Force,
     Json,
     ModelName,
@@ -63,6 +64,15 @@ def train(
         bool,
         typer.Option("--baseline/--no-baseline", help="Train a logistic regression for comparison."),
     ] = True,
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers",
+            min=1,
+            max=1024,
+            help="Processes that train the model together, each with its share of the table's rows.",
+        ),
+    ] = 1,
     settings: Set = None,
     seed: TrainSeed = None,
     threads: TrainThreads = None,
@@ -74,7 +84,7 @@ def train(
     """Train a model, calibrate and evaluate it, and pack the artifact. Interrupted, the same command resumes.
 
     --set takes train.KEY and model.KEY (docs/reference/settings.md has all keys), calibration, negative_rate and
-    route_choice.
+    route_choice. On several machines, start it with torchrun instead of --workers.
 
     Example: recap train data --model fcn --l2 0.01 --out run
 
@@ -83,8 +93,9 @@ def train(
     limit_threads(threads)
     require_torch()
     from recap_ctr.data.shards import PreparedData
+    from recap_ctr.storage.places import is_remote, output_directory, shown
     from recap_ctr.training.report import record_command
-    from recap_ctr.training.run import run
+    from recap_ctr.training.workers import run_here_or_on_workers
 
     prepared = PreparedData(data)
     training = drop_unset({"l2": l2, "max_epochs": max_epochs, "seed": seed})
@@ -100,7 +111,11 @@ def train(
         teachers=tuple(teachers or ()),
         routes=routes,
     )
-    report = record_command(out, run(run_config, prepared, out, force=force, quiet=quiet), this_command())
+    with output_directory(out) as directory:
+        report = run_here_or_on_workers(run_config, prepared, directory, workers, force=force, quiet=quiet)
+        if report is None:  # The first worker has it.
+            return
+        report = record_command(directory, report, this_command())
     if as_json:
         print_json(report.to_json())
         return
@@ -116,7 +131,10 @@ def train(
         f"{report.model.name} explains {figures.explained:.1%} of the base rate's logloss on held-out rows"
         f" (epoch {report.best_epoch} was best).",
     )
-    tell(quiet, f"Next: recap predict {out}/artifact rows.csv --out scores.csv")
+    tell(
+        quiet,
+        f"Next: recap predict {shown(out) if is_remote(out) else out / 'artifact'} rows.csv --out scores.csv",
+    )
 
 
 def _run_config(
@@ -128,11 +146,12 @@ def _run_config(
     *,
     threads: int | None,
     device: str | None,
+    engine: str = "local",
     **options: Any,
 ) -> "RunConfig":
     """Return the run that files, options and --set describe; --set wins over options, options over the file."""
     from recap_ctr.config import TrainConfig, parse
-    from recap_ctr.jobs.machine import pick_device
+    from recap_ctr.jobs.engines import device_for
     from recap_ctr.models.catalogue import parse_model
     from recap_ctr.recipe.config import RecipeConfig
     from recap_ctr.training.run import RunConfig, default_threads, settings_for
@@ -148,7 +167,7 @@ def _run_config(
         model_config=model_config,
         train=parse(TrainConfig, train_settings, str(config or "train")),
         threads=threads or default_threads(model_config, prepared.layout),
-        device=pick_device(device),
+        device=device_for(engine, device),
         **{key: getattr(checked, key) for key in RUN_SETTINGS},
         **options,
     )
@@ -190,6 +209,7 @@ def tune(
     seed: TrainSeed = None,
     threads: TrainThreads = None,
     device: Device = None,
+    engine: Engine = "local",
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -216,9 +236,19 @@ def tune(
         parse_settings(settings),
         threads=threads,
         device=device,
+        engine=engine,
     )
     study = Search(base, named_space(base.model, space), prune_after)
-    record = search(study, prepared, out, trials=trials, minutes=timeout, force=force, quiet=quiet)
+    record = search(
+        study,
+        prepared,
+        out,
+        trials=trials,
+        minutes=timeout,
+        executor=engine,
+        force=force,
+        quiet=quiet,
+    )
     if as_json:
         print_json(record.to_json())
         return
@@ -315,7 +345,8 @@ def logits(
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.inference.artifact import read_artifact_manifest
     from recap_ctr.jobs.machine import num_cores, pick_device
-    from recap_ctr.storage.claims import is_made, record
+    from recap_ctr.storage.claims import is_made
+    from recap_ctr.storage.hashes import fingerprint
     from recap_ctr.training.estimators import load_estimators
 
     if out.exists() and not (out / MANIFEST).is_file():
@@ -340,8 +371,7 @@ def logits(
     columns = {
         estimator: model.to(on) for estimator, model in load_estimators(artifact, name, per.value).items()
     }
-    write_logits(out, columns, prepared, split.value, on)
-    record(out, inputs)
+    write_logits(out, columns, prepared, split.value, on, inputs=fingerprint(inputs))
     run_name, rows = next(iter(columns)).run, len(getattr(prepared, split.value))
     if as_json:
         print_json(

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 
 from recap_ctr.pages.charts import MARKS, Chart, mark_svg, to_csv, to_png, to_svg
-from recap_ctr.storage.files import atomic_file
+from recap_ctr.storage.files import atomic_file, make_directory
 
 PAGE = "report.html"
 FIGURES = "figures"
@@ -149,7 +149,7 @@ class Page:
         Each chart is written as CSV and, where matplotlib is installed, as PNG.
         """
         figures = directory / FIGURES
-        figures.mkdir(parents=True, exist_ok=True)
+        make_directory(figures)
         for chart in self.charts:
             contents = {"csv": to_csv(chart).encode()}
             if find_spec("matplotlib") is not None:

@@ -250,6 +250,7 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             calibration=artifact.calibration,
             shift=artifact.shift,
             dial=artifact.manifest.get("dial", []),
+            profile=artifact.profile,
             **{part: artifact.manifest[part] for part in ("metrics", "data", "training")},
         )
 

@@ -1,0 +1,110 @@
+"""Jobs of workers that train one model together, as tests start them."""
+
+import io
+import os
+import signal
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recap_ctr.axes.logits import Estimator
+from recap_ctr.axes.predict import write_logits
+from recap_ctr.cli.main import main
+from recap_ctr.config import TrainConfig
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.nn.group import Group
+from recap_ctr.nn.interface import Inputs, Output
+from recap_ctr.nn.weights import save_tensors
+from recap_ctr.training import checkpoint, loop
+from recap_ctr.training.loop import STATE, Trainer
+from recap_ctr.training.workers import INTERFACE, loopback, member, run_as_worker
+
+CPU = torch.device("cpu")
+
+
+def trainer_in_double(model: str, settings: dict[str, Any], train: dict[str, Any], data: str) -> Trainer:
+    """Return a trainer whose weights and losses are double: rounding then hides no mistake, and Adam magnifies none."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        rows = PreparedData(Path(data), verify=False)
+        trainer = Trainer(model, parse_model(model, settings), TrainConfig(**train), rows, CPU)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    loss = trainer.loss
+
+    def loss_in_double(output: Output, labels_B: Tensor, weights_B: Tensor | None) -> Tensor:
+        return loss(output, labels_B.double(), None if weights_B is None else weights_B.double())
+
+    trainer.loss = loss_in_double
+    trainer.model.register_forward_pre_hook(_with_numbers_like_weights)
+    return trainer
+
+
+def _with_numbers_like_weights(model: nn.Module, arguments: tuple[Inputs]) -> tuple[Inputs]:
+    (inputs,) = arguments
+    return (Inputs(inputs.ids_BW, inputs.values_BN.to(next(model.parameters()).dtype)),)
+
+
+def take_steps(
+    rank: int, size: int, meeting: str, data: str, out: str, cases: list[dict[str, Any]]
+) -> list[float]:
+    """Train each case for some steps, write its weights, and return the losses; all cases share one process group.
+
+    A case resumes from the state in its directory if there is one, and leaves its own there.
+    """
+    os.environ.setdefault(INTERFACE, loopback())
+    losses = []
+    with member(Group(rank, size, local_size=size), "cpu", meeting=Path(meeting)):
+        for case in cases:
+            directory = Path(out) / case["name"]
+            directory.mkdir(parents=True, exist_ok=True)
+            trainer = trainer_in_double(case["model"], case["settings"], case["train"], data)
+            if (directory / STATE).is_file():
+                trainer.resume(directory)
+            for _ in range(case["steps"]):
+                trainer.step()
+            losses.append(trainer.progress.loss_sum)
+            trainer.save(directory)
+            checkpoint.save_whole(directory / "weights.safetensors", trainer.model)
+            if case.get("logits"):
+                rows = PreparedData(Path(data), verify=False)
+                estimators = {Estimator("run"): trainer.model.float()}
+                write_logits(directory / "logits", estimators, rows, "valid", CPU)
+    return losses
+
+
+def run_and_die(saves: int, **arguments: Any) -> dict[str, Any]:
+    """Do a run that saves after every step; the second worker is killed before it writes a part of its last state."""
+    loop.SAVE_SECONDS = -1.0
+    parts = 0
+
+    def save_or_die(*written: Any) -> None:
+        nonlocal parts
+        parts += 1
+        if parts == saves and arguments["rank"] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        save_tensors(*written)
+
+    setattr(checkpoint, "save_tensors", save_or_die)  # noqa: B010
+    return run_as_worker(**arguments)
+
+
+def command_of_torchrun(command: list[str], variables: dict[str, str]) -> str:
+    """Run `recap` as torchrun runs it, with its variables, and return what it prints."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(io.StringIO()) as printed,
+        pytest.raises(SystemExit) as end,
+    ):
+        patch.setattr(sys, "argv", ["recap", *command])
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        main()
+    assert end.value.code == 0
+    return printed.getvalue()
