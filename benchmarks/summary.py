@@ -71,6 +71,8 @@ TABLES = (
     "overview",
     "ablation",
     "fcn-scaling",
+    "teachers",
+    "routes",
     "variance",
     "sensitivity",
     "capacity",
@@ -96,7 +98,7 @@ def tables_of(data: str) -> list[str]:
             figure = (directory / f"{name}.png").relative_to(HERE.parent).as_posix()
             lines += [f"![{name}, {data}](../{figure})", ""]
     for path in sorted((HERE / data).glob("table1*.md")):
-        option = " --averaged" if path.stem.endswith("-ema") else ""
+        option = {"-ema": " --averaged", "-tuned": " --tuned"}.get(path.stem.removeprefix("table1"), "")
         lines += [f"### `recap bench table1{option}`", "", *path.read_text().rstrip().splitlines(), ""]
     return lines
 

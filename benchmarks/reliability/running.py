@@ -17,18 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 class Server:
     """Serves an artifact on a free port until the block ends."""
 
-    def __init__(self, artifact: Path, *options: str) -> None:
-        self._command = [
-            sys.executable,
-            "-m",
-            "recap_ctr",
-            "serve",
-            str(artifact),
-            "--port",
-            "0",
-            "--quiet",
-            *options,
-        ]
+    def __init__(self, artifact: Path, *options: str, command: tuple[str, ...] | None = None) -> None:
+        usual = ("-m", "recap_ctr", "serve", str(artifact), "--port", "0", "--quiet", *options)
+        self._command = [sys.executable, *(command or usual)]
         self.log: list[dict[str, Any]] = []
 
     def __enter__(self) -> Server:

@@ -6,7 +6,8 @@ A RECAP of Criteo's shape with eight routes, unless another artifact with the sa
 turns: the engine alone, encoding and scoring raw rows, 1, 100 and 500 at a time; requests of as many candidates over
 four connections, as fast as they are answered; at half of that rate for 100 candidates, requests at random times beside
 as many to an endpoint that does nothing; and for both servers twice the rate that saturates the best setting. Generator
-and server share the cores. Figures are medians over rounds. `--figure` draws the overload.
+and server share the cores. Figures are medians over rounds. Then one row and a hundred by the path for few rows and by
+that for large tables, in turns (`few_rows`). `--figure` draws the overload.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import polars as pl
 
 from benchmarks.reliability.running import Server
 from benchmarks.speed.criteo_artifact import rows
+from benchmarks.speed.few_rows import figures
 from benchmarks.speed.load import Answers, closed, get, open_loop, post
 from benchmarks.speed.measure import WORK, make, run
 from recap_ctr.jobs.machine import machine, versions
@@ -90,7 +92,7 @@ def overload(port: int, rate: float, seconds: float, deadline_ms: float) -> tupl
     answers = asyncio.run(open_loop(port, requests(100, JSON), rate, seconds, connections=256))
     taken, refused = answers.milliseconds(200), answers.milliseconds(429)
     in_time = float((taken <= deadline_ms).mean()) if len(taken) else 0.0
-    figures = {
+    measured = {
         "rate": round(rate, 1),
         "sent": len(answers.status),
         "accepted": len(taken),
@@ -100,8 +102,8 @@ def overload(port: int, rate: float, seconds: float, deadline_ms: float) -> tupl
         **quantiles(answers),
     }
     if len(refused):
-        figures["refusal_p99_ms"] = round(float(np.quantile(refused, 0.99)), 3)
-    return figures, answers
+        measured["refusal_p99_ms"] = round(float(np.quantile(refused, 0.99)), 3)
+    return measured, answers
 
 
 def curve(answers: Answers, name: str, seconds: float) -> Series:
@@ -136,7 +138,7 @@ def one_round(args: argparse.Namespace, artifact: Path) -> tuple[dict[str, Any],
         "--deadline-ms",
         str(args.deadline_ms),
     )
-    figures: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "engine_rows_per_second": {name: round(value) for name, value in engine.items()}
     }
     with Server(artifact, *options, "--no-dial") as server:
@@ -146,26 +148,26 @@ def one_round(args: argparse.Namespace, artifact: Path) -> tuple[dict[str, Any],
                 answers = asyncio.run(closed(port, requests(count, kind), CONNECTIONS, args.seconds))
                 good = answers.status.count(200)
                 per_second = good / (0.9 * args.seconds)
-                figures[f"{name} {count}"] = {
+                measured[f"{name} {count}"] = {
                     "requests_per_second": round(per_second, 1),
                     "rows_per_second": round(per_second * count),
                     "of_engine": round(per_second * count / engine[str(count)], 3),
                     "failed": len(answers.status) - good,
                     **quantiles(answers),
                 }
-        saturation = figures["json 100"]["requests_per_second"]
+        saturation = measured["json 100"]["requests_per_second"]
         calm = asyncio.run(open_loop(port, requests(100, JSON), saturation / 2, args.seconds, 64))
         empty = asyncio.run(open_loop(port, [get("/health/live")], saturation / 2, args.seconds, 64))
-        figures["half of saturation"] = {"scored": quantiles(calm), "empty": quantiles(empty)}
-        figures["twice saturation, no dial"], undialled = overload(
+        measured["half of saturation"] = {"scored": quantiles(calm), "empty": quantiles(empty)}
+        measured["twice saturation, no dial"], undialled = overload(
             port, 2 * saturation, args.seconds, args.deadline_ms
         )
     with Server(artifact, *options) as server:
-        figures["twice saturation, dial"], dialled = overload(
+        measured["twice saturation, dial"], dialled = overload(
             server.port, 2 * saturation, args.seconds, args.deadline_ms
         )
     lines = [curve(dialled, "with the dial", args.seconds), curve(undialled, "without", args.seconds)]
-    return figures, lines
+    return measured, lines
 
 
 def middle(values: list[Any]) -> Any:
@@ -195,6 +197,7 @@ def main() -> None:
         print(json.dumps(engine_speed(artifact, args.threads, args.seconds)))
         return
     rounds = [one_round(args, artifact) for _ in range(args.rounds)]
+    few = figures(artifact, args.threads, args.seconds)
     if args.figure:
         deadline = Series("deadline", (0.0, args.seconds), (args.deadline_ms,) * 2, dashed=True)
         chart = Chart(
@@ -216,7 +219,8 @@ def main() -> None:
                 **settings,
                 "machine": machine(),
                 "versions": versions(),
-                **middle([figures for figures, _ in rounds]),
+                **middle([measured for measured, _ in rounds]),
+                "few_rows": few,
             }
         )
     )
