@@ -24,7 +24,8 @@ from recap_ctr.jobs.executor import InThisProcess
 from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.schema import Field, Schema
-from recap_ctr.training.run import ARTIFACT, RunConfig, run
+from recap_ctr.training.config import ARTIFACT, RunConfig
+from recap_ctr.training.run import run
 from tests.support.ray_cluster import VARIABLES
 
 ROWS = 3_000

@@ -30,7 +30,7 @@ from recap_ctr.recipe.probe import ProbeConfig
 from recap_ctr.recipe.stages import Recipe
 from recap_ctr.storage.files import read_json
 from recap_ctr.training.report import FitReport, RunReport, parse_report, read_report
-from recap_ctr.training.run import MAX_ROUTES
+from recap_ctr.training.routes import MAX_ROUTES
 from tests.conftest import Recap, contents, in_process
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,8 @@ from recap_ctr.errors import InputError
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import count_parameters, model_class, paper, parse_model, purpose
 from recap_ctr.recipe.estimator_grid import write_grid
-from recap_ctr.training.run import RunConfig, run
+from recap_ctr.training.config import RunConfig
+from recap_ctr.training.run import run
 from tests.conftest import Recap
 from tests.support.forged_artifact import forge
 from tests.support.published import ML_1M

@@ -170,7 +170,8 @@ def auc(work: Path, rows: int) -> dict[str, Any]:
     from recap_ctr.data.source import FrameSource
     from recap_ctr.data.synthetic import SyntheticConfig, SyntheticData
     from recap_ctr.models.catalogue import parse_model
-    from recap_ctr.training.run import RunConfig, run
+    from recap_ctr.training.config import RunConfig
+    from recap_ctr.training.run import run
     from recap_ctr.training.workers import run_on_workers
 
     frame = SyntheticData(SyntheticConfig(rows=rows, num_fields=8, max_values=1_000, seed=3)).frame()

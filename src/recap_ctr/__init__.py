@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from recap_ctr.recipe.update import UpdateResult, update
     from recap_ctr.schema import Field, Schema
     from recap_ctr.sklearn.classifier import CTRClassifier
+    from recap_ctr.training.config import RunConfig
     from recap_ctr.training.report import FitReport, RunReport
-    from recap_ctr.training.run import RunConfig, run
+    from recap_ctr.training.run import run
 
     __version__: str
 
@@ -80,7 +81,7 @@ _MODULES = {
     "RecipeConfig": "recipe.config",
     "RowsCheck": "inference.check",
     "RowsEvaluation": "inference.scorer",
-    "RunConfig": "training.run",
+    "RunConfig": "training.config",
     "RunReport": "training.report",
     "Schema": "schema",
     "Scorer": "inference.scorer",

@@ -37,9 +37,9 @@ from recap_ctr.recipe.portfolio import Portfolio
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.claims import claim
 from recap_ctr.storage.files import read_object, write_json
+from recap_ctr.training.config import ARTIFACT, LOGITS
 from recap_ctr.training.parallel import Runs
 from recap_ctr.training.report import FitReport, Reference
-from recap_ctr.training.run import ARTIFACT, LOGITS
 
 FINISHED = "demo.json"
 MINUTES = 1.7  # Of the quick demo's fit, so that it takes two in all.

@@ -14,8 +14,8 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.models.catalogue import count_parameters
 from recap_ctr.models.fcn import FCNConfig
 from recap_ctr.recipe.report import measure_ensembles
+from recap_ctr.training.config import LOGITS
 from recap_ctr.training.report import RunReport, read_report
-from recap_ctr.training.run import LOGITS
 from tests.support.bench_files import check_figure_files
 from tests.support.finished_tables import Workshop
 

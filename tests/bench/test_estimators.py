@@ -18,10 +18,10 @@ from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe.ablation import PLAIN_FCN, directory_of, finished_runs, student_run
 from recap_ctr.recipe.report import measure_ensembles
+from recap_ctr.training.config import ARTIFACT, RunConfig
 from recap_ctr.training.estimators import load_estimators
 from recap_ctr.training.loop import checkpoints
 from recap_ctr.training.report import read_report
-from recap_ctr.training.run import ARTIFACT, RunConfig
 from tests.support.bench_files import check_figure_files
 from tests.support.finished_tables import Workshop
 

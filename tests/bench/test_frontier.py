@@ -12,7 +12,7 @@ from recap_ctr.inference import costs
 from recap_ctr.recipe.ablation import finished_runs, student_run
 from recap_ctr.recipe.report import measure_ensemble
 from recap_ctr.storage.files import read_json
-from recap_ctr.training.run import LOGITS
+from recap_ctr.training.config import LOGITS
 from tests.support.bench_files import check_figure_files
 from tests.support.finished_tables import Workshop
 

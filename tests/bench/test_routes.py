@@ -14,7 +14,7 @@ from recap_ctr.inference import costs
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.recap import Recap, RecapConfig
 from recap_ctr.recipe.ablation import finished_runs
-from recap_ctr.training.run import ARTIFACT
+from recap_ctr.training.config import ARTIFACT
 from tests.support.finished_tables import Workshop
 
 

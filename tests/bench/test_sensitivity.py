@@ -14,8 +14,8 @@ from recap_ctr.models.recap import RecapConfig, default_rank
 from recap_ctr.recipe.ablation import student_run
 from recap_ctr.recipe.config import recipe_config
 from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.report import read_report
-from recap_ctr.training.run import RunConfig
 from tests.support.bench_files import check_figure_files
 from tests.support.finished_tables import Workshop
 from tests.support.tiny_recipe import tiny_recipe

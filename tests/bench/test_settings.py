@@ -10,7 +10,7 @@ from recap_ctr.config import TrainConfig, parse, read_toml
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe.config import recipe_config
 from recap_ctr.recipe.spaces import Range, named_space
-from recap_ctr.training.run import read_settings
+from recap_ctr.training.config import read_settings
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FILES = sorted(BENCHMARKS.glob("*/*.toml"))

@@ -20,7 +20,8 @@ import zstandard
 
 from recap_ctr.data import csv as csv_module
 from recap_ctr.data import source as source_module
-from recap_ctr.data.source import FileSource, FrameSource, Source, as_frame
+from recap_ctr.data.frames import as_frame
+from recap_ctr.data.source import FileSource, FrameSource, Source
 from recap_ctr.errors import InputError
 
 FRAME = pl.DataFrame({"a": ["1", "2", None, "4"], "b": ["x", "y, z", 'say "so"', "line\nend"]})

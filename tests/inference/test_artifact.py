@@ -27,16 +27,9 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.calibrate import AffineCalibration, Calibration, IsotonicCalibration
 from recap_ctr.inference import torch_backend
-from recap_ctr.inference.artifact import (
-    CARD,
-    MANIFEST,
-    SCHEMA,
-    WEIGHTS,
-    read_artifact,
-    read_artifact_manifest,
-    write_artifact,
-)
+from recap_ctr.inference.artifact import read_artifact, write_artifact
 from recap_ctr.inference.engine import Engine
+from recap_ctr.inference.manifest import CARD, MANIFEST, SCHEMA, WEIGHTS, read_artifact_manifest
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.inference.torch_backend import PackedModel, load_artifact
 from recap_ctr.models.catalogue import MODELS, build, parse_model

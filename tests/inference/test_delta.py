@@ -13,8 +13,9 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
 from recap_ctr.errors import InputError
 from recap_ctr.inference import delta as deltas
-from recap_ctr.inference.artifact import WEIGHTS, read_artifact, write_artifact
+from recap_ctr.inference.artifact import read_artifact, write_artifact
 from recap_ctr.inference.delta import apply_delta, is_delta, write_delta
+from recap_ctr.inference.manifest import WEIGHTS
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.serve.snapshots import Snapshots
 from recap_ctr.storage.arrays import load_arrays

@@ -18,7 +18,8 @@ from recap_ctr.inference.dial import BATCH_SIZES, CostTable, measure_costs, posi
 from recap_ctr.inference.engine import Engine
 from recap_ctr.inference.setting import Setting, dial_settings
 from recap_ctr.models.catalogue import parse_model
-from recap_ctr.training.run import ARTIFACT, RunConfig, run
+from recap_ctr.training.config import ARTIFACT, RunConfig
+from recap_ctr.training.run import run
 from tests.conftest import Recap
 
 TOP = Setting(4, 2)

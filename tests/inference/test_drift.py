@@ -12,7 +12,8 @@ from recap_ctr.inference.drift import RARE_ROWS, DriftLimits, DriftReport, measu
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.pages.drift import drift_page, lead, write_drift
-from recap_ctr.training.run import RunConfig, run
+from recap_ctr.training.config import RunConfig
+from recap_ctr.training.run import run
 from tests.support.daily_log import DAY, START, daily_log, prepared_log
 
 

@@ -29,7 +29,7 @@ from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
 from recap_ctr.inference import engine as engine_module
 from recap_ctr.inference import export as export_module
-from recap_ctr.inference.artifact import CARD, MANIFEST, WEIGHTS, add_graphs, read_artifact
+from recap_ctr.inference.artifact import add_graphs, read_artifact
 from recap_ctr.inference.engine import Engine
 from recap_ctr.inference.export import (
     GraphReport,
@@ -39,12 +39,13 @@ from recap_ctr.inference.export import (
     stored_graph,
     to_onnx,
 )
+from recap_ctr.inference.manifest import CARD, MANIFEST, WEIGHTS
 from recap_ctr.inference.onnx_backend import OUTPUTS, OnnxBackend, open_session, run
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.inference.setting import Setting
 from recap_ctr.inference.torch_backend import TorchBackend, load_artifact, load_model
 from recap_ctr.models.catalogue import parse_model
-from recap_ctr.training.run import ARTIFACT, RunConfig
+from recap_ctr.training.config import ARTIFACT, RunConfig
 from recap_ctr.training.run import run as run_training
 from tests.conftest import Recap, contents
 from tests.support.forged_artifact import forge, refused_with_a_flipped_bit, swap_directories

@@ -15,7 +15,8 @@ from recap_ctr.evaluation.metrics import auc, logloss
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.schema import Field, Schema
-from recap_ctr.training.run import ARTIFACT, RunConfig, run
+from recap_ctr.training.config import ARTIFACT, RunConfig
+from recap_ctr.training.run import run
 
 FIELDS = (
     Field(name="planted", kind="categorical"),

@@ -36,8 +36,9 @@ from recap_ctr.inference.engine import Engine
 from recap_ctr.inference.scorer import Scorer, Tally, evaluate_rows, score
 from recap_ctr.inference.torch_backend import PackedModel, load_artifact
 from recap_ctr.models.catalogue import parse_model
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.report import RunReport
-from recap_ctr.training.run import RunConfig, run
+from recap_ctr.training.run import run
 
 RATE = 0.25  # The share of negatives that the sampled log has kept.
 WRITE: dict[str, Callable[[pl.DataFrame, Path], Any]] = {

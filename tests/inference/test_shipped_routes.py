@@ -20,8 +20,8 @@ from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.calibrate import fit_affine
 from recap_ctr.evaluation.metrics import sigmoid
-from recap_ctr.inference.artifact import MANIFEST
 from recap_ctr.inference.engine import Engine
+from recap_ctr.inference.manifest import MANIFEST
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.inference.setting import Setting
 from recap_ctr.inference.torch_backend import load_artifact
@@ -29,9 +29,11 @@ from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.recap import Recap, RecapConfig, Route
 from recap_ctr.nn.weights import load_tensors
 from recap_ctr.sklearn.classifier import CTRClassifier
-from recap_ctr.training import run as run_module
+from recap_ctr.training import routes as routes_module
+from recap_ctr.training.config import ARTIFACT, RunConfig
 from recap_ctr.training.report import RunReport, read_report
-from recap_ctr.training.run import ARTIFACT, GREEDY_CANDIDATES, ROUTE_SEED, RunConfig, run
+from recap_ctr.training.routes import GREEDY_CANDIDATES, ROUTE_SEED
+from recap_ctr.training.run import run
 from tests.conftest import contents
 from tests.support.forged_artifact import forge, refused
 
@@ -223,7 +225,7 @@ class TestChosenNumberOfRoutes:
     def test_all_ship_where_their_gain_is_beyond_chance(
         self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: Choice
     ) -> None:
-        monkeypatch.setattr(run_module, "CHANCE", -1e9)  # Every difference counts as a gain.
+        monkeypatch.setattr(routes_module, "CHANCE", -1e9)  # Every difference counts as a gain.
         report = auto(tmp_path / "run", prepared, route_choice=choice)
         assert len(stored_routes(tmp_path / "run")) == 8 and list(report.metrics_by_routes) == ["1", "8"]
         assert report.route_gain is not None and "8 routes ship" in report.route_gain.sentence

@@ -16,8 +16,8 @@ from recap_ctr.jobs.engines import device_for, executor_for
 from recap_ctr.jobs.executor import Executor, Job, JobError
 from recap_ctr.jobs.progress import say
 from recap_ctr.storage.locks import locked
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.parallel import run_job
-from recap_ctr.training.run import RunConfig
 from tests.support import job_functions
 from tests.support.killed_runs import run_killed_once
 from tests.support.ray_cluster import ray_cluster

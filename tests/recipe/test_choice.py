@@ -11,9 +11,9 @@ from recap_ctr.axes.logits import Estimator, LogitWriter
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.evaluation import halves, metrics
 from recap_ctr.recipe.choice import choose_shipped
+from recap_ctr.training.config import LOGITS
 from recap_ctr.training.parallel import Runs
 from recap_ctr.training.report import ModelSummary, RunReport, read_report
-from recap_ctr.training.run import LOGITS
 
 
 def run_with(

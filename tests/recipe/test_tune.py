@@ -26,8 +26,8 @@ from recap_ctr.recipe.spaces import parse_space
 from recap_ctr.recipe.study import Search
 from recap_ctr.recipe.tune import TuneRecord, trial_directory, tune
 from recap_ctr.storage.files import read_json
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.loop import Trainer
-from recap_ctr.training.run import RunConfig
 from tests.conftest import Recap, contents
 from tests.support.killed_workers import KilledWorkers
 

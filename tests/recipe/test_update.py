@@ -19,7 +19,8 @@ from recap_ctr.data.moments import DAY
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.synthetic import SyntheticConfig
 from recap_ctr.errors import InputError
-from recap_ctr.inference.artifact import TRAINING_STATE, read_artifact
+from recap_ctr.inference.artifact import read_artifact
+from recap_ctr.inference.manifest import TRAINING_STATE
 from recap_ctr.inference.scorer import Scorer, evaluate_rows
 from recap_ctr.jobs.executor import InThisProcess
 from recap_ctr.recipe.fit import fit
@@ -208,8 +209,8 @@ def test_every_kind_that_ships_is_updated(log: Log, tmp_path: Path, model: str) 
     from recap_ctr.config import TrainConfig
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.models.catalogue import parse_model
+    from recap_ctr.training.config import RunConfig
     from recap_ctr.training.parallel import run_and_write_logits
-    from recap_ctr.training.run import RunConfig
 
     data = next(path for path in log.fit.iterdir() if (path / "train").is_dir())
     quick = TrainConfig(batch_size=256, max_epochs=2, l2=0.0)

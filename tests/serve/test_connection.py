@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from recap_ctr.serve.app import Service
 from recap_ctr.serve.counters import Counters
 from recap_ctr.serve.scheduler import Costs
+from recap_ctr.serve.service import Service
 from recap_ctr.serve.worker import make_server
 from tests.support.fake_engine import ROW, FakeEngine
 from tests.support.running_server import (

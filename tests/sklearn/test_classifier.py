@@ -24,14 +24,15 @@ from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.split import Split
 from recap_ctr.evaluation.metrics import logit
-from recap_ctr.inference.artifact import WEIGHTS
+from recap_ctr.inference.manifest import WEIGHTS
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.schema import Field, Schema
 from recap_ctr.sklearn.classifier import CTRClassifier
 from recap_ctr.sklearn.training import TRAINING
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.report import FitReport
-from recap_ctr.training.run import RunConfig, run
+from recap_ctr.training.run import run
 
 Labels = np.ndarray[Any, Any]
 SMALL = {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1}

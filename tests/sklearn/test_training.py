@@ -10,7 +10,7 @@ from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe.config import RecipeConfig
 from recap_ctr.sklearn.classifier import CTRClassifier
 from recap_ctr.sklearn.training import config_from
-from recap_ctr.training.run import RunConfig
+from recap_ctr.training.config import RunConfig
 
 SMALL = {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1}
 STUDENT = {"dim": 4, "depth": 2, "train_depths": [2], "depth_weights": [1.0], "num_adapters": 4}

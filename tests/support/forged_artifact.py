@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recap_ctr.errors import InputError
-from recap_ctr.inference.artifact import MANIFEST
+from recap_ctr.inference.manifest import MANIFEST
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.storage.files import json_bytes
 from recap_ctr.storage.hashes import fingerprint, sha256

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from recap_ctr.serve.app import Service
 from recap_ctr.serve.codec import Codec
 from recap_ctr.serve.config import Limits, ServeConfig
 from recap_ctr.serve.counters import Counters
 from recap_ctr.serve.interface import RowScorer
 from recap_ctr.serve.scheduler import Costs
+from recap_ctr.serve.service import Service
 from recap_ctr.serve.versions import Version
 from recap_ctr.serve.worker import make_server
 

@@ -24,9 +24,10 @@ from recap_ctr.models.recap import Recap, RecapConfig
 from recap_ctr.nn.interface import Inputs
 from recap_ctr.training import beside
 from recap_ctr.training.beside import fit_mixture, put_beside
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.parallel import run_and_write_logits
 from recap_ctr.training.references import CONVERGED
-from recap_ctr.training.run import RunConfig, run
+from recap_ctr.training.run import run
 from tests.support.tiny_recipe import TINY
 
 CPU = torch.device("cpu")

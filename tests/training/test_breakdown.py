@@ -11,8 +11,9 @@ from recap_ctr.data.source import FrameSource
 from recap_ctr.data.split import Split
 from recap_ctr.schema import Field, Schema
 from recap_ctr.training.breakdown import sliced_fields, time_reader
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.report import read_report
-from recap_ctr.training.run import RunConfig, run
+from recap_ctr.training.run import run
 
 
 def test_report_slices_test_rows_by_the_fields_with_the_fewest_values(finished: Path) -> None:

@@ -12,9 +12,10 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import parse_model
+from recap_ctr.training.config import ARTIFACT, RunConfig
 from recap_ctr.training.estimators import load_estimators
 from recap_ctr.training.loop import checkpoints
-from recap_ctr.training.run import ARTIFACT, RunConfig, run
+from recap_ctr.training.run import run
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,9 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
 from recap_ctr.models.catalogue import parse_model
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.linear import STRENGTHS, design_matrix, fit_logistic, train_linear
-from recap_ctr.training.run import RunConfig, run
+from recap_ctr.training.run import run
 
 
 def test_the_answer_is_that_of_scikit_learn(prepared: PreparedData) -> None:

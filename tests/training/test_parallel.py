@@ -23,9 +23,9 @@ from recap_ctr.jobs.executor import InThisProcess
 from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.schema import Schema
+from recap_ctr.training.config import LOGITS, RunConfig
 from recap_ctr.training.parallel import run_and_write_logits, run_many, teacher_tables
 from recap_ctr.training.report import RunReport, parse_report, read_report
-from recap_ctr.training.run import LOGITS, RunConfig
 from tests.conftest import contents
 
 CPU = torch.device("cpu")

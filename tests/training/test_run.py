@@ -32,9 +32,10 @@ from recap_ctr.models.catalogue import parse_model
 from recap_ctr.schema import Schema
 from recap_ctr.storage.locks import locked
 from recap_ctr.training import loop
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.loop import train
 from recap_ctr.training.report import REPORT, RunReport, read_report
-from recap_ctr.training.run import RunConfig, is_finished, run
+from recap_ctr.training.run import is_finished, run
 from tests.conftest import contents
 from tests.support.training_state import bits
 

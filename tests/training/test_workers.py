@@ -22,7 +22,8 @@ from recap_ctr.jobs.executor import Job, JobError
 from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.nn.weights import load_tensors
-from recap_ctr.training.run import RunConfig, run
+from recap_ctr.training.config import RunConfig
+from recap_ctr.training.run import run
 from recap_ctr.training.workers import loopback, run_on_workers, torchrun_group, worker_jobs
 from tests.support.worker_functions import (
     CPU,

@@ -17,14 +17,15 @@ from matplotlib.figure import Figure
 from recap_ctr.bench import figures
 from recap_ctr.bench.estimators import logits_of_runs
 from recap_ctr.bench.tables import NONE, grid, spread
+from recap_ctr.data.shards import held_out_shards
 from recap_ctr.diagnose.theory import curvature
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.models.fcn import FCNConfig
 from recap_ctr.recipe.ablation import Cell, student_run, train_cells
 from recap_ctr.recipe.report import measure_ensembles
 from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.parallel import Runs
-from recap_ctr.training.run import RunConfig, held_out_shards
 
 SHALLOW = ((1, 1), (2, 2))
 # Not more: the exponential tower's order doubles with each layer; with eight, losses on synthetic data pass 10,000.

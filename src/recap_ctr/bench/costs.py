@@ -15,9 +15,10 @@ from recap_ctr.recipe.ablation import Cell, train_cells
 from recap_ctr.recipe.config import RecipeConfig
 from recap_ctr.recipe.probe import RESULT, ProbeResult, Race, read_result
 from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.parallel import Runs
 from recap_ctr.training.report import REPORT, RunReport, read_report
-from recap_ctr.training.run import RunConfig, epoch_seconds
+from recap_ctr.training.run import epoch_seconds
 
 FINGERPRINT = re.compile(r"-[0-9a-f]{10}$")  # The end of the name of a stage's directory.
 GUESSED_EPOCHS = 24  # For a run where no finished run of its kind tells more.

@@ -25,7 +25,7 @@ from recap_ctr.bench.overview import PUBLISHED
 from recap_ctr.bench.published import title_of
 from recap_ctr.bench.tables import grid
 from recap_ctr.bench.variance import model_of_run
-from recap_ctr.data.shards import Shard
+from recap_ctr.data.shards import Shard, held_out_shards
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.evaluate import Array
 from recap_ctr.evaluation.sampling import undo_sampling
@@ -33,8 +33,9 @@ from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.recipe.ablation import PLAIN_FCN, Cell, ablation_cells, finished_runs, train_cells
 from recap_ctr.recipe.estimator_grid import grid_run, score_runs
 from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.training.config import ARTIFACT, RunConfig
 from recap_ctr.training.parallel import teacher_tables
-from recap_ctr.training.run import ARTIFACT, MAX_ROUTES, RunConfig, held_out_shards
+from recap_ctr.training.routes import MAX_ROUTES
 
 CHECKPOINTS = 8
 STUDENTS, GRID = "students", "grid"

@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 
 from recap_ctr.bench import capacity, figures, table1
 from recap_ctr.bench.tables import NONE, grid, spread
-from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.shards import PreparedData, held_out_shards
 from recap_ctr.inference.costs import relative_costs
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.recipe.ablation import Cell, ablation_cells, finished_runs, train_cells
 from recap_ctr.recipe.report import measure_ensemble
 from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.training.config import ARTIFACT, LOGITS
 from recap_ctr.training.parallel import Runs
-from recap_ctr.training.run import ARTIFACT, LOGITS, held_out_shards
 
 RECAP = "RECAP"
 OTHERS = {

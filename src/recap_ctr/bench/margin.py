@@ -11,10 +11,9 @@ import numpy.typing as npt
 from scipy.special import ndtr
 
 from recap_ctr.axes.logits import LogitTable
-from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.shards import PreparedData, held_out_shards
 from recap_ctr.evaluation import metrics
 from recap_ctr.training.parallel import teacher_tables
-from recap_ctr.training.run import held_out_shards
 
 Floats = npt.NDArray[np.float64]
 

@@ -14,6 +14,7 @@ from recap_ctr.bench.published import title_of
 from recap_ctr.bench.scaling import copy_reports
 from recap_ctr.bench.tables import NO_TEST, grid, spread, write_files
 from recap_ctr.config import TrainConfig
+from recap_ctr.data.shards import held_out_shards
 from recap_ctr.evaluation.evaluate import SplitFigures
 from recap_ctr.inference.costs import relative_costs
 from recap_ctr.inference.torch_backend import load_artifact
@@ -22,8 +23,8 @@ from recap_ctr.recipe.ablation import PLAIN_FCN, Cell, ablation_cells, train_cel
 from recap_ctr.recipe.report import measure_ensembles
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.files import write_json
+from recap_ctr.training.config import ARTIFACT, RunConfig
 from recap_ctr.training.parallel import Runs
-from recap_ctr.training.run import ARTIFACT, RunConfig, held_out_shards
 
 TRAININGS = ("ema-kd", "plain", "ema", "kd")
 PUBLISHED = "published"

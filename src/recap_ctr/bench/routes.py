@@ -19,6 +19,7 @@ from recap_ctr.bench.arms import Arm
 from recap_ctr.bench.significance import holm, paired_difference
 from recap_ctr.bench.tables import NONE, grid, p_text, spread, write_files
 from recap_ctr.bench.variance import corrected_family
+from recap_ctr.data.shards import held_out_shards
 from recap_ctr.inference.costs import relative_costs
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import parse_model
@@ -26,8 +27,9 @@ from recap_ctr.models.recap import Recap, RecapConfig, Route
 from recap_ctr.recipe.ablation import Cell, student_run, taught_plan, train_cells
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.files import write_json
+from recap_ctr.training.config import ARTIFACT
 from recap_ctr.training.parallel import Runs
-from recap_ctr.training.run import ARTIFACT, MAX_ROUTES, ROUTE_SEED, held_out_shards
+from recap_ctr.training.routes import MAX_ROUTES, ROUTE_SEED
 
 
 @dataclass(frozen=True, eq=False)

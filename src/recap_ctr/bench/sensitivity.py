@@ -19,8 +19,8 @@ from recap_ctr.errors import InputError
 from recap_ctr.models.recap import RecapConfig, default_rank
 from recap_ctr.recipe.ablation import Cell, finished_runs, student_run, taught_plan, train_cells
 from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.report import RunReport
-from recap_ctr.training.run import RunConfig
 
 FACTORS = (0.5, 1.0, 2.0)  # Of the recipe's value.
 KD_WEIGHTS = (0.0, 0.5, 1.0, 2.0)

@@ -25,9 +25,9 @@ from recap_ctr.recipe.config import RecipeConfig
 from recap_ctr.recipe.stages import Plan, Recipe, StageRunner
 from recap_ctr.storage.files import make_directory
 from recap_ctr.storage.hashes import fingerprint
+from recap_ctr.training.config import RunConfig, RunSettings, default_threads, read_settings
 from recap_ctr.training.parallel import run_many
 from recap_ctr.training.report import REPORT, RunReport, read_report, write_report
-from recap_ctr.training.run import RunConfig, RunSettings, default_threads, read_settings
 
 AVERAGED: dict[str, Any] = {"schedule": "constant", "ema_epochs": (4.0,), "max_epochs": 32, "patience": 3}
 """What our trajectory averaging changes in a published protocol."""

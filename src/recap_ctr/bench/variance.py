@@ -18,14 +18,14 @@ from recap_ctr.axes.routes import Routed
 from recap_ctr.bench.overview import PUBLISHED, cells
 from recap_ctr.bench.published import title_of
 from recap_ctr.bench.tables import grid, write_files
-from recap_ctr.data.shards import Shard
+from recap_ctr.data.shards import Shard, held_out_shards
 from recap_ctr.evaluation.evaluate import Array
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.recipe.ablation import PLAIN_FCN, train_cells
 from recap_ctr.recipe.stages import Recipe
 from recap_ctr.storage.files import write_json
-from recap_ctr.training.run import ARTIFACT, held_out_shards
+from recap_ctr.training.config import ARTIFACT
 
 TRAININGS = {
     "plain": "backbone",

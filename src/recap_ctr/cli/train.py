@@ -33,7 +33,7 @@ from recap_ctr.errors import InputError
 
 if TYPE_CHECKING:
     from recap_ctr.recipe.tune import TuneRecord
-    from recap_ctr.training.run import RunConfig
+    from recap_ctr.training.config import RunConfig
 
 INDENT = " " * 4
 TABLES = ("train", "model")
@@ -154,7 +154,7 @@ def _run_config(
     from recap_ctr.jobs.engines import device_for
     from recap_ctr.models.catalogue import parse_model
     from recap_ctr.recipe.config import RecipeConfig
-    from recap_ctr.training.run import RunConfig, default_threads, settings_for
+    from recap_ctr.training.config import RunConfig, default_threads, settings_for
 
     _check_names(settings)
     base = settings_for(model, config)
@@ -343,7 +343,7 @@ def logits(
     from recap_ctr.axes.logits import MANIFEST
     from recap_ctr.axes.predict import write_logits
     from recap_ctr.data.shards import PreparedData
-    from recap_ctr.inference.artifact import read_artifact_manifest
+    from recap_ctr.inference.manifest import read_artifact_manifest
     from recap_ctr.jobs.machine import num_cores, pick_device
     from recap_ctr.storage.claims import is_made
     from recap_ctr.storage.hashes import fingerprint

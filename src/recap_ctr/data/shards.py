@@ -180,6 +180,11 @@ class PreparedData:
         return open_shard(self.path, split, self.manifest["splits"][split]["rows"], self.manifest["files"])
 
 
+def held_out_shards(data: PreparedData) -> dict[str, Shard]:
+    """Return the validation rows and, where there are any, the test rows."""
+    return {"valid": data.valid, "test": data.test} if len(data.test) else {"valid": data.valid}
+
+
 def open_shard(path: Path, split: str, num_rows: int, files: Collection[str]) -> Shard:
     """Return the `num_rows` rows of a split among the `files` of prepared data in `path`."""
 

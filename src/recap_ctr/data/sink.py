@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import polars as pl
 
-from recap_ctr.data.source import FORMATS, JSON, PARQUET, TEXT
+from recap_ctr.data.input_files import FORMATS, JSON, PARQUET, TEXT
 from recap_ctr.errors import InputError
 from recap_ctr.storage import places
 from recap_ctr.storage.claims import output_file

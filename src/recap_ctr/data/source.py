@@ -4,27 +4,21 @@ Text may be compressed. A directory stands for all files below it, and a directo
 to the rows in it. A row's number counts data rows from 1 within its file, header excluded.
 """
 
-import errno
-import glob
-import gzip
 import hashlib
 import io
 import re
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TextIO
-from urllib.parse import unquote
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import zstandard
 
+from recap_ctr.data.compression import UNREADABLE, named_errors, unpack
 from recap_ctr.data.csv import (
     ARROW_STREAM,
     MAX_VALUE_BYTES,
@@ -33,31 +27,14 @@ from recap_ctr.data.csv import (
     parse_separator,
     read_text_blocks,
 )
+from recap_ctr.data.frames import flatten
+from recap_ctr.data.input_files import JSON, PARQUET, SEPARATORS, TEXT, InputFile, expand
 from recap_ctr.data.jsonl import json_columns, read_json_blocks
 from recap_ctr.errors import InputError, did_you_mean
-from recap_ctr.schema import first_repeated
 from recap_ctr.storage.hashes import fingerprint, sha256
-from recap_ctr.storage.places import input_files, is_remote
 
 BLOCK_ROWS = 1 << 17
 MAX_SLICE_ROWS, SLICE_CELLS = 1 << 19, 1 << 24  # Of a Parquet file, decoded at a time.
-TEXT, JSON, PARQUET, ARROW = "text", "json", "parquet", "arrow"
-FORMATS = {
-    **dict.fromkeys((".csv", ".tsv", ".txt", ".tab", ".dat"), TEXT),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), JSON),
-    **dict.fromkeys((".parquet", ".pq"), PARQUET),
-    **dict.fromkeys((".arrow", ".ipc", ".feather"), ARROW),
-}
-COMPRESSIONS = (".gz", ".zst")
-SEPARATORS = {".csv": b",", ".tsv": b"\t", ".tab": b"\t", ".libsvm": b" "}
-NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # what Hive and Spark write for a missing value
-UNREADABLE = (
-    *(pl.exceptions.PolarsError, pl.exceptions.PanicException),
-    *(OSError, EOFError, zlib.error, zstandard.ZstdError),
-)
-"""What reading a damaged file may raise."""
-NOT_THE_FILE = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""System errors that say nothing about a file's content."""
 
 
 @dataclass(frozen=True)
@@ -162,46 +139,6 @@ class FrameSource:
             yield Block(part, start + 1, self._origin), part.height
 
 
-@dataclass(frozen=True)
-class _InputFile:
-    """One file of a source."""
-
-    path: Path
-    origin: str
-    """What errors call it."""
-    partitions: Mapping[str, str | None] = field(default_factory=dict)
-    """The columns that its directories add, such as `day` in day=2026-01-31/."""
-
-    @classmethod
-    def of(cls, path: Path, root: Path | None = None) -> "_InputFile":
-        """Return the file at `path`, which was named by itself or is somewhere below the directory `root`."""
-        pairs = (part.partition("=") for part in path.parts[:-1])
-        partitions = {
-            unquote(key): None if value == NO_PARTITION else unquote(value)
-            for key, equals, value in pairs
-            if key and equals
-        }
-        origin = "standard input" if str(path) == "-" else path.name
-        return cls(path, origin if root is None else path.relative_to(root).as_posix(), partitions)
-
-    @property
-    def suffix(self) -> str:
-        """Return the ending of the name that tells the format, without that of a compression."""
-        *_, suffix, last = ("", "", *(suffix.lower() for suffix in self.path.suffixes))
-        return suffix if last in COMPRESSIONS else last
-
-    @property
-    def compression(self) -> str | None:
-        """Return the ending of the name that tells the compression, if there is one."""
-        last = self.path.suffix.lower()
-        return last if last in COMPRESSIONS else None
-
-    @property
-    def kind(self) -> str:
-        """Return the format that the name tells; text if it tells none."""
-        return FORMATS.get(self.suffix, TEXT)
-
-
 class FileSource:
     """Rows of one or more files, in the order listed; `-` is standard input, a directory all files below it."""
 
@@ -211,7 +148,7 @@ class FileSource:
         columns: Sequence[str] | ColumnNames | None = None,
         separator: str | None = None,
     ) -> None:
-        self._files = _expand(patterns)
+        self._files = expand(patterns)
         self.paths = [file.path for file in self._files]
         names = columns if isinstance(columns, ColumnNames) or columns is None else ColumnNames(columns)
         self.columns = None if names is None else names.columns
@@ -253,7 +190,7 @@ class FileSource:
                     f"{file.path} holds no rows", fix="check that the file was written completely"
                 )
 
-    def _read(self, file: _InputFile) -> Iterator[tuple[pl.DataFrame, int]]:
+    def _read(self, file: InputFile) -> Iterator[tuple[pl.DataFrame, int]]:
         """Yield the rows of one file in blocks, each with the bytes that it takes in the file."""
         if str(file.path) == "-":
             yield from _read_stream(sys.stdin.buffer, file.origin, self._text)
@@ -261,17 +198,17 @@ class FileSource:
             with file.path.open("rb") as pipe:
                 yield from _read_stream(pipe, file.origin, self._text)
         else:
-            with _named_errors(file.path):
+            with named_errors(file.path):
                 yield from self._read_file(file)
 
-    def _read_file(self, file: _InputFile) -> Iterator[tuple[pl.DataFrame, int]]:
+    def _read_file(self, file: InputFile) -> Iterator[tuple[pl.DataFrame, int]]:
         path, compression = file.path, file.compression
         if file.kind is TEXT:
-            with path.open("rb") as packed, _unpack(packed, compression, path) as stream:
+            with path.open("rb") as packed, unpack(packed, compression, path) as stream:
                 expected = SEPARATORS.get(file.suffix)
                 yield from read_text_blocks(stream, packed, file.origin, expected, self._text)
         elif file.kind is JSON:
-            with path.open("rb") as packed, _unpack(packed, compression, path) as stream:
+            with path.open("rb") as packed, unpack(packed, compression, path) as stream:
                 tell = packed.tell if compression else None
                 yield from read_json_blocks(stream, tell, file.origin, self._json_columns)
         elif compression:
@@ -290,42 +227,12 @@ class FileSource:
         for file in self._files:
             if file.kind is JSON and file.path.is_file():
                 with (
-                    _named_errors(file.path),
+                    named_errors(file.path),
                     file.path.open("rb") as packed,
-                    _unpack(packed, file.compression, file.path) as stream,
+                    unpack(packed, file.compression, file.path) as stream,
                 ):
                     columns = json_columns(stream, file.origin, columns)
         return columns
-
-
-@contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    """Say which file can't be read."""
-    try:
-        yield
-    except UNREADABLE as error:
-        if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
-            raise
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{path} can't be read: {detail}", fix="check that the file is complete") from None
-
-
-def flatten(frame: pl.DataFrame, origin: str) -> pl.DataFrame:
-    """Return a frame in which the parts of a struct are columns of their own: `b` inside `a` becomes `a.b`."""
-    while any(isinstance(kind, pl.Struct) for kind in frame.dtypes):
-        columns: list[pl.Series] = []
-        for series in frame:
-            if isinstance(series.dtype, pl.Struct):
-                columns += [part.alias(f"{series.name}.{part.name}") for part in series.struct.unnest()]
-            else:
-                columns.append(series)
-        if (name := first_repeated(series.name for series in columns)) is not None:
-            raise InputError(
-                f"{origin}: column {name!r} is there twice once structs are flattened",
-                fix="rename one of them",
-            )
-        frame = pl.DataFrame(columns)
-    return frame
 
 
 def _add_partitions(frame: pl.DataFrame, partitions: Mapping[str, str | None]) -> pl.DataFrame:
@@ -369,81 +276,6 @@ class MappedSource(FileSource):
             yield replace(block, frame=function(block)), size
 
 
-def _expand(patterns: Sequence[str | Path]) -> list[_InputFile]:
-    """Return the files that the patterns name, those of one pattern or directory sorted."""
-    files: list[_InputFile] = []
-    for pattern in map(str, patterns):
-        if pattern == "-":
-            files.append(_InputFile.of(Path("-")))
-            continue
-        if is_remote(pattern):
-            files += _files_in_store(pattern)
-            continue
-        is_pattern = glob.has_magic(pattern) and not Path(pattern).exists()
-        names = sorted(glob.glob(pattern, recursive=True)) if is_pattern else [pattern]
-        if not names:
-            raise InputError(f"no file matches {pattern}")
-        for path in map(Path, names):
-            if not path.exists():
-                raise InputError(f"no file {path}")
-            files += _files_below(path) if path.is_dir() else [_InputFile.of(path)]
-    if not files:
-        raise InputError("no source file given")
-    return files
-
-
-def _files_below(directory: Path) -> list[_InputFile]:
-    """Return all files below a directory that hold rows; refuse files of different formats.
-
-    Hidden files, those whose names start with an underscore (such as _SUCCESS), and those of other formats don't
-    hold rows.
-    """
-    if (directory / "manifest.json").is_file():
-        raise InputError(f"{directory} was written by recap, and holds no raw rows", fix="name the raw files")
-    paths = [path for path in sorted(directory.rglob("*")) if path.is_file()]
-    return _with_rows([_InputFile.of(path, directory) for path in paths], str(directory))
-
-
-def _files_in_store(pattern: str) -> list[_InputFile]:
-    """Return copies of the objects that a URL, a pattern or a prefix names; of a prefix, those that hold rows."""
-    files = [_InputFile.of(path, root) for path, root in input_files(pattern)]
-    is_prefix = not glob.has_magic(pattern) and not pattern.endswith(files[0].origin)
-    return _with_rows(files, pattern) if is_prefix else files
-
-
-def _with_rows(files: list[_InputFile], directory: str) -> list[_InputFile]:
-    """Return those files of a directory that hold rows; refuse files of different formats."""
-    by_kind: dict[str, list[_InputFile]] = {}
-    for file in files:
-        if file.suffix in FORMATS and not any(part[0] in "._" for part in Path(file.origin).parts):
-            by_kind.setdefault(file.kind, []).append(file)
-    if not by_kind:
-        raise InputError(
-            f"{directory} is a directory without rows: no file in it ends in {', '.join(FORMATS)}",
-            fix="name its files one by one, or by a pattern",
-        )
-    if len(by_kind) > 1:
-        examples = " and ".join(files[0].origin for files in by_kind.values())
-        raise InputError(
-            f"{directory} holds files of different formats, such as {examples}",
-            fix=f"name those that hold rows, such as '{directory}/*{next(iter(by_kind.values()))[0].suffix}'",
-        )
-    return next(iter(by_kind.values()))
-
-
-@contextmanager
-def open_text(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
-    """Open a text file that is not a table, plain or compressed, with any line ends."""
-    compression = path.suffix if path.suffix in COMPRESSIONS else None
-    try:
-        with path.open("rb") as file, io.TextIOWrapper(_unpack(file, compression, path), encoding) as text:
-            yield text
-    except PermissionError:
-        raise
-    except (UnicodeDecodeError, *UNREADABLE) as error:
-        raise InputError(f"{path} can't be read: {error}", fix="check that the file is complete") from None
-
-
 def _read_stream(source: BinaryIO, origin: str, text: TextOptions) -> Iterator[tuple[pl.DataFrame, int]]:
     """Yield the rows of a stream without a file name; its first bytes tell the format."""
     stream = source if isinstance(source, io.BufferedReader) else io.BufferedReader(source)  # type: ignore[type-var]
@@ -458,7 +290,7 @@ def _read_stream(source: BinaryIO, origin: str, text: TextOptions) -> Iterator[t
         elif magic.startswith(ARROW_STREAM):
             yield from _table_blocks(pl.read_ipc_stream(io.BytesIO(stream.read())).lazy(), 0)
         elif compression := {b"\x1f\x8b": ".gz", b"\x28\xb5": ".zst"}.get(magic[:2]):
-            with _unpack(stream, compression, Path(origin)) as unpacked:
+            with unpack(stream, compression, Path(origin)) as unpacked:
                 yield from _read_text_stream(unpacked, origin, text)
         else:
             yield from _read_text_stream(stream, origin, text)
@@ -502,42 +334,6 @@ def _parquet_blocks(lazy: pl.LazyFrame, size: int) -> Iterator[tuple[pl.DataFram
             yield frame, size * frame.height // rows
 
 
-def _unpack(file: BinaryIO, compression: str | None, path: Path) -> BinaryIO:
-    """Return a stream of the bytes inside `file`, which lies at `path`."""
-    if compression == ".gz":
-        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
-    if compression == ".zst":
-        return io.BufferedReader(_ZstdStream(file))
-    return path.open("rb")
-
-
-class _ZstdStream(io.RawIOBase):
-    """A zstd stream, frame after frame; zstandard's own reader does not notice that a file was cut short."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw, self._packed, self._unpacked = raw, b"", b""
-        self._frame: zstandard.ZstdDecompressionObj | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._unpacked:
-            # Small reads bound memory, for a block of zstd may unpack to 32,000 times its size.
-            packed = self._packed or self._raw.read(2048)
-            if not packed:
-                if self._frame is not None:
-                    raise EOFError("Compressed file ended before the end-of-stream marker was reached")
-                return 0
-            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
-            self._unpacked, self._packed = self._frame.decompress(packed), b""
-            if self._frame.eof:
-                self._packed, self._frame = self._frame.unused_data, None
-        size = min(len(buffer), len(self._unpacked))
-        buffer[:size], self._unpacked = self._unpacked[:size], self._unpacked[size:]
-        return size
-
-
 def _check_lengths(block: Block) -> None:
     """Refuse values of more than `MAX_VALUE_BYTES`."""
     text = block.frame.select(pl.col(pl.String))
@@ -552,60 +348,3 @@ def _check_lengths(block: Block) -> None:
                 f" (at most {MAX_VALUE_BYTES:,} are allowed)",
                 fix="drop the column or shorten the value",
             )
-
-
-def as_frame(table: Any, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """Return a table as a polars frame: a polars or pandas frame, a numpy array, or a mapping of columns.
-
-    `columns` names the columns of an array. Structs are flattened.
-    """
-    return flatten(_as_frame(table, columns), "the data frame")
-
-
-def _as_frame(table: Any, columns: Sequence[str] | None) -> pl.DataFrame:
-    if isinstance(table, pl.DataFrame):
-        return table
-    if isinstance(table, pl.LazyFrame):
-        return table.collect()
-    if hasattr(table, "iloc") and hasattr(table, "columns"):  # pandas, without importing it
-        names = [str(name) for name in table.columns]
-        _refuse_duplicates(names)
-        return pl.DataFrame([_pandas_series(name, table.iloc[:, i]) for i, name in enumerate(names)])
-    if isinstance(table, dict):
-        return pl.DataFrame(table)
-    if hasattr(table, "ndim") and hasattr(table, "dtype"):
-        if table.ndim != 2:
-            raise InputError(
-                f"Expected 2D array, got {table.ndim}D array instead", fix="reshape it to rows × columns"
-            )
-        names = list(columns) if columns is not None else [f"x{i}" for i in range(table.shape[1])]
-        return pl.DataFrame([_series(name, table[:, i]) for i, name in enumerate(names)])
-    raise InputError(f"can't read rows from {type(table).__name__}", fix="pass a polars or pandas data frame")
-
-
-def _pandas_series(name: str, column: Any) -> pl.Series:
-    # Of pandas' own types (nullable integers, strings, categories) only objects keep every value exact.
-    values = column.to_numpy(dtype=None if isinstance(column.dtype, np.dtype) else object)
-    return _series(name, values, column.isna().to_numpy())
-
-
-def _series(name: str, values: Any, is_missing: Any = None) -> pl.Series:
-    """Return a numpy array as a series; objects of different types become text."""
-    if values.dtype.kind in "biuf":
-        return pl.Series(name, values)
-    if values.dtype.kind == "M":
-        return pl.Series(name, values.astype("datetime64[us]"))
-    items = values.tolist()
-    if is_missing is None:
-        is_missing = [item is None or item != item for item in items]
-    items = [item.tolist() if isinstance(item, np.ndarray) else item for item in items]
-    items = [None if missing else item for missing, item in zip(is_missing, items, strict=True)]
-    kinds = {type(item) for item in items if item is not None}
-    if len(kinds) > 1 and not kinds <= {int, float, bool}:
-        items = [None if item is None else str(item) for item in items]
-    return pl.Series(name, items, strict=False)
-
-
-def _refuse_duplicates(names: Sequence[str]) -> None:
-    if (name := first_repeated(names)) is not None:
-        raise InputError(f"column {name!r} appears twice in the table", fix="rename one of them")

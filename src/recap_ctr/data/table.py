@@ -7,10 +7,11 @@ from typing import Any, Literal, Protocol
 
 import polars as pl
 
+from recap_ctr.data.frames import as_frame
 from recap_ctr.data.infer import Inferred, infer
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.data.source import FileSource, FrameSource, Source, as_frame
+from recap_ctr.data.source import FileSource, FrameSource, Source
 from recap_ctr.data.split import Split
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Schema, read_schema

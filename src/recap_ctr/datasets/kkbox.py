@@ -12,7 +12,8 @@ from typing import Literal
 import polars as pl
 
 from recap_ctr.data import csv
-from recap_ctr.data.source import Block, FileSource, MappedSource, RowFunction, Source, open_text
+from recap_ctr.data.compression import open_text
+from recap_ctr.data.source import Block, FileSource, MappedSource, RowFunction, Source
 from recap_ctr.datasets.protocol import FOLDS, Figures, Protocol, Published, integers
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import polars as pl
 
-from recap_ctr.data.source import FrameSource, Source, SourceFile, open_text
+from recap_ctr.data.compression import open_text
+from recap_ctr.data.source import FrameSource, Source, SourceFile
 from recap_ctr.data.split import Split
 from recap_ctr.datasets.download import Archive
 from recap_ctr.datasets.protocol import Figures, Protocol, expect

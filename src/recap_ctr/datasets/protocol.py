@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from recap_ctr.data.compression import COMPRESSIONS
 from recap_ctr.data.prepare import Preparation
 from recap_ctr.data.shards import SPLITS, PreparedData
-from recap_ctr.data.source import COMPRESSIONS, Block, FileSource, MappedSource, RowFunction, Source
+from recap_ctr.data.source import Block, FileSource, MappedSource, RowFunction, Source
 from recap_ctr.data.split import Split, folds
 from recap_ctr.data.spool import Counted
 from recap_ctr.datasets.download import Archive

@@ -3,55 +3,74 @@
 Reading one needs no torch: `torch_backend` builds the model from the weights, `onnx_backend` runs the graphs.
 """
 
-import hashlib
-import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import polars as pl
-from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
-from pydantic import Field as Checked
+from pydantic import ValidationError
 
-from recap_ctr.config import Frozen, parse
+from recap_ctr.config import Frozen
 from recap_ctr.data.encode import Encoder, vocabulary_file
 from recap_ctr.data.parquet import unpacked_size
 from recap_ctr.data.profile import PROFILE, Profile, read_profile
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.calibrate import Calibration, calibration_from_dict
 from recap_ctr.evaluation.evaluate import Metrics
-from recap_ctr.inference.setting import GRAPHS, Setting, dial_settings, shortfall
-from recap_ctr.models.catalogue import short_name
+from recap_ctr.inference.card import model_card
+from recap_ctr.inference.manifest import (
+    CARD,
+    COPY_AGAIN,
+    FORMAT,
+    MANIFEST,
+    MAX_SCHEMA_BYTES,
+    SCHEMA,
+    TRAINING_STATE,
+    WEIGHTS,
+    artifact_directory,
+    check_file,
+    check_routes,
+    dial_entries,
+    mismatch,
+    nearest_setting,
+    read_artifact_manifest,
+    read_checked,
+    refuse_countless_values,
+    shortfall_of,
+    trained_depths,
+    vocabularies,
+    whole_dial_of,
+)
+from recap_ctr.inference.setting import GRAPHS, Setting
 from recap_ctr.schema import Field, Schema, read_schema
 from recap_ctr.storage.arrays import Array, ArrayInParts, save_arrays
-from recap_ctr.storage.claims import INPUTS
-from recap_ctr.storage.files import (
-    atomic_directory,
-    atomic_file,
-    copy_file,
-    json_bytes,
-    make_directory,
-    write_json,
-)
+from recap_ctr.storage.files import atomic_directory, atomic_file, copy_file, make_directory, write_json
 from recap_ctr.storage.hashes import fingerprint, sha256
-from recap_ctr.storage.places import input_directory
 
-FORMAT = 1
-MANIFEST, WEIGHTS, SCHEMA, CARD = "manifest.json", "model.safetensors", "schema.toml", "MODEL_CARD.md"
-TRAINING_STATE = "state"  # The directory inside an artifact that updates go on from; scoring needs none.
-MAX_MANIFEST_BYTES, MAX_SCHEMA_BYTES = 64 << 20, 16 << 20
-MAX_VALUES = 1_000_000
-"""Values in a manifest or a schema: each takes up to a hundred times the bytes of its text once it is read."""
+# Parts of an artifact that other packages know by this address, whichever file of this package holds them.
+__all__ = [
+    "MANIFEST",
+    "TRAINING_STATE",
+    "WEIGHTS",
+    "Artifact",
+    "ExportedGraph",
+    "add_graphs",
+    "artifact_directory",
+    "check_num_routes",
+    "is_same_model",
+    "model_identity",
+    "read_artifact",
+    "read_artifact_manifest",
+    "write_artifact",
+]
 MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 64 << 20, 32
 """A vocabulary may unpack to so many bytes, and beyond that to so many times its size."""
 MAX_VALUES_A_BYTE = 8
 """Vocabulary entries in a byte of their file: several times what consecutive numbers, which pack well, come to."""
 POLARS_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)  # The latter is not an Exception.
-COPY_AGAIN = "copy the artifact again from where it was made"
 
 
 @dataclass(frozen=True)
@@ -119,7 +138,7 @@ class Artifact:
     @property
     def depths(self) -> tuple[int, ...]:
         """Return the depths that were trained; none for a model without routes."""
-        return _depths(self.manifest)
+        return trained_depths(self.manifest)
 
     @property
     def full(self) -> Setting:
@@ -129,7 +148,7 @@ class Artifact:
     @property
     def whole_dial(self) -> tuple[Setting, ...]:
         """Return the settings of the dial, most accurate first, good enough to be offered or not."""
-        return _whole_dial(self.manifest)
+        return whole_dial_of(self.manifest)
 
     @property
     def dial(self) -> tuple[Setting, ...]:
@@ -147,14 +166,14 @@ class Artifact:
 
         The full setting always is, and so is every setting of an artifact that does not say how good it is.
         """
-        return _shortfall(self.manifest, setting)
+        return shortfall_of(self.manifest, setting)
 
     def calibration_of(self, setting: Setting) -> Calibration:
         """Return the calibration of a setting: its own, or that of the next smaller number of routes at its depth.
 
         An older artifact has one calibration for all settings.
         """
-        calibrated = None if setting == self.full else _nearest(setting, self.calibrations)
+        calibrated = None if setting == self.full else nearest_setting(setting, self.calibrations)
         return self.calibration if calibrated is None else self.calibrations[calibrated]
 
     def setting(self, routes: int | None = None, depth: int | None = None) -> Setting:
@@ -200,37 +219,7 @@ class Artifact:
 
     def read_graph(self, setting: Setting) -> bytes:
         """Return the graph of a setting, after comparing these very bytes with their checksum."""
-        return _read_checked(self.path, setting.file, self.manifest["files"][setting.file])
-
-
-def _depths(manifest: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(manifest["model"]["config"]["train_depths"]) if manifest.get("routes") else ()
-
-
-def _whole_dial(manifest: dict[str, Any]) -> tuple[Setting, ...]:
-    return dial_settings(len(manifest.get("routes", [])), _depths(manifest))
-
-
-def _shortfall(manifest: dict[str, Any], setting: Setting) -> str | None:
-    full, qualities = _whole_dial(manifest)[0], _qualities(manifest)
-    measured = _nearest(setting, qualities)
-    if setting == full or measured is None or full not in qualities:
-        return None
-    valid = manifest["metrics"].get("valid", {})
-    return shortfall(qualities[measured], qualities[full], valid.get("base_rate_logloss"))
-
-
-def _qualities(manifest: dict[str, Any]) -> dict[Setting, dict[str, Any]]:
-    """Return the entries of the manifest's dial by their setting."""
-    return {Setting.from_dict(entry): entry for entry in manifest.get("dial", [])}
-
-
-def _nearest(setting: Setting, settings: Iterable[Setting]) -> Setting | None:
-    """Return the setting itself, or that with the next smaller number of routes at its depth; None without either."""
-    candidates = [
-        other for other in settings if other.depth == setting.depth and other.routes <= setting.routes
-    ]
-    return max(candidates, key=lambda other: other.routes, default=None)
+        return read_checked(self.path, setting.file, self.manifest["files"][setting.file])
 
 
 def check_num_routes(wanted: int | None, available: int) -> None:
@@ -356,93 +345,6 @@ def _write_card_and_manifest(directory: Path, manifest: dict[str, Any], encoder:
     write_json(directory / MANIFEST, manifest)
 
 
-class _Strict(Frozen):
-    """A part of the manifest; types must be exact, so text is refused where a number belongs."""
-
-    model_config = ConfigDict(strict=True)
-
-
-class _File(_Strict):
-    bytes: NonNegativeInt
-    sha256: str = Checked(pattern="^[0-9a-f]{64}$")
-
-
-class _Model(_Strict):
-    name: str
-    config: dict[str, Any]
-
-
-class _Field(_Strict):
-    name: str
-    size: PositiveInt
-    mean: float = 0.0
-    scale: PositiveFloat = 1.0
-    edges: tuple[float, ...] = Checked((), strict=False)
-    added: NonNegativeInt = 0
-
-
-class _Figures(_Strict):
-    model_config = ConfigDict(extra="allow")
-    auc: float
-    logloss: float
-    calibration_error: float
-    auc_error: float | None = None
-    group_auc: dict[str, float] | None = None
-
-
-class _Metrics(_Strict):
-    model_config = ConfigDict(extra="allow")
-    rows: PositiveInt
-    base_rate_logloss: float
-    raw: _Figures
-    calibrated: _Figures
-
-
-class _Data(_Strict):
-    model_config = ConfigDict(extra="allow")
-    name: str
-    fingerprint: str
-    rows: NonNegativeInt
-
-
-class _Position(_Strict):
-    """A setting of the dial. Its numbers become part of a file name, so they are bounded."""
-
-    routes: int = Checked(ge=1, le=1 << 20)
-    depth: int | None = Checked(ge=1, le=1 << 20)
-
-
-class _Graph(_Position):
-    precision: Literal["float32", "int8"]
-    parity: NonNegativeFloat
-
-
-class _Quality(_Position):
-    rows: PositiveInt
-    auc: float
-    logloss: float
-    calibration: dict[str, Any] | None = None
-
-
-class _Manifest(_Strict):
-    """What a manifest must hold before anything in it is used."""
-
-    kind: Literal["artifact"]
-    format: int = Checked(ge=FORMAT, le=FORMAT)
-    model: _Model
-    parameters: NonNegativeInt
-    fields: list[_Field]
-    routes: list[dict[str, list[int]]] = Checked(default_factory=list)
-    calibration: dict[str, Any]
-    shift: float
-    metrics: dict[str, _Metrics]
-    dial: list[_Quality] = Checked(default_factory=list)
-    data: _Data
-    training: dict[str, Any]
-    graphs: list[_Graph] = Checked(default_factory=list)
-    files: dict[str, _File]
-
-
 def read_artifact(path: Path) -> Artifact:
     """Read an artifact after checking its manifest and every file's checksum; needs no torch."""
     path = artifact_directory(path)
@@ -456,7 +358,7 @@ def read_artifact(path: Path) -> Artifact:
         calibration = calibration_from_dict(manifest["calibration"])
         calibrations = {
             setting: calibration_from_dict(entry["calibration"])
-            for setting, entry in _qualities(manifest).items()
+            for setting, entry in dial_entries(manifest).items()
             if entry.get("calibration") is not None
         }
         _refuse_bombs(path, schema.fields, manifest)
@@ -465,7 +367,7 @@ def read_artifact(path: Path) -> Artifact:
         profile = read_profile(path / PROFILE) if PROFILE in manifest["files"] else None
         if profile is not None:
             profile.bins(encoder)
-        _check_routes(manifest)
+        check_routes(manifest)
     except (KeyError, TypeError, ValueError, OverflowError, InputError, *POLARS_ERRORS) as error:
         raise InputError(f"{mismatch(path)}: {error}") from None
     artifact = Artifact(
@@ -480,16 +382,10 @@ def _read_schema(path: Path) -> Schema:
     if file.stat().st_size > MAX_SCHEMA_BYTES:
         raise InputError(f"{file} is larger than {MAX_SCHEMA_BYTES >> 20} MiB", fix=COPY_AGAIN)
     try:
-        _refuse_countless_values(file.read_bytes())
+        refuse_countless_values(file.read_bytes())
     except ValueError as error:
         raise InputError(f"{file}: {error}", fix=COPY_AGAIN) from None
     return read_schema(file)
-
-
-def _refuse_countless_values(text: bytes) -> None:
-    """Raise a ValueError for JSON or TOML whose values would take far more memory than its text."""
-    if sum(text.count(mark) for mark in (b"[", b"{", b",", b"=")) > MAX_VALUES:
-        raise ValueError(f"it holds more than {MAX_VALUES:,} values")
 
 
 def _refuse_bombs(path: Path, fields: Sequence[Field], manifest: dict[str, Any]) -> None:
@@ -503,87 +399,6 @@ def _refuse_bombs(path: Path, fields: Sequence[Field], manifest: dict[str, Any])
             raise ValueError(f"the vocabulary of field {field.name!r} does not hold {num_values:,} values")
         if unpacked.bytes > MAX_UNPACKED_BYTES + MAX_UNPACKED_RATIO * size:
             raise ValueError(f"the vocabulary of field {field.name!r} unpacks to {unpacked.bytes:,} bytes")
-
-
-def mismatch(path: Path) -> str:
-    """Return the beginning of an error about files that are whole but contradict each other."""
-    return f"{path}: the parts of the artifact don't fit together"
-
-
-def _check_routes(manifest: dict[str, Any]) -> None:
-    """Refuse graphs and settings of the dial whose routes or depths the model does not have."""
-    num_routes = len(manifest.get("routes", []))
-    depths = manifest["model"]["config"].get("train_depths") if num_routes else None
-    has_depths = isinstance(depths, list) and depths and all(type(depth) is int for depth in depths)
-    if num_routes and not has_depths:
-        raise ValueError(f"{manifest['model']['name']} has no routes")
-    for entry in (*manifest.get("graphs", []), *manifest.get("dial", [])):
-        if entry["routes"] > max(num_routes, 1) or entry["depth"] not in (depths or [None]):
-            raise ValueError(f"the dial names {Setting.from_dict(entry)}, which the model doesn't have")
-
-
-def artifact_directory(path: Path) -> Path:
-    """Return the directory of the artifact that `path` names: itself, or the one inside a run's directory."""
-    path = input_directory(path, "artifact")
-    inside = path / "artifact"
-    return inside if not (path / MANIFEST).is_file() and (inside / MANIFEST).is_file() else path
-
-
-def read_artifact_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of an artifact after checking it, but not the other files."""
-    path = artifact_directory(path)
-    file = path / MANIFEST
-    not_an_artifact = InputError(f"{path} holds no artifact", fix="give a directory that `recap train` wrote")
-    if not file.is_file() or file.is_symlink():
-        if (path / INPUTS).is_file():
-            raise InputError(f"{path} is an unfinished run", fix="finish it with the command that began it")
-        raise not_an_artifact
-    damaged = InputError(f"{file} is damaged", fix=COPY_AGAIN)
-    if file.stat().st_size > MAX_MANIFEST_BYTES:
-        raise damaged
-    raw = file.read_bytes()
-    try:
-        _refuse_countless_values(raw)
-        manifest = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise damaged from None
-    if not isinstance(manifest, dict) or manifest.get("kind") != "artifact":
-        raise not_an_artifact
-    if manifest.get("format") != FORMAT:
-        raise InputError(
-            f"{path} is an artifact of format {manifest.get('format')!r}; this version reads {FORMAT}",
-            fix="upgrade recap-ctr, or write the artifact again with this version",
-        )
-    checksum = manifest.pop("checksum", None)
-    try:
-        canonical = json_bytes({**manifest, "checksum": checksum})
-        is_whole = checksum == fingerprint(manifest) and raw == canonical
-    except (ValueError, RecursionError):  # JSON that we never write: NaN, or nesting without end.
-        raise damaged from None
-    if not is_whole:
-        raise damaged
-    parse(_Manifest, manifest, str(file))
-    if not _has_the_right_files(manifest):
-        raise damaged
-    return manifest
-
-
-def _has_the_right_files(manifest: dict[str, Any]) -> bool:
-    """Return whether the manifest lists every file that it must, none that it may not, and no graph twice."""
-    graphs = [Setting.from_dict(entry).file for entry in manifest.get("graphs", [])]
-    vocabularies = (vocabulary_file(i) for i in range(len(manifest["fields"])))
-    required = {WEIGHTS, SCHEMA, *graphs}
-    allowed = required | {CARD, PROFILE, *vocabularies}
-    return required <= set(manifest["files"]) <= allowed and len(set(graphs)) == len(graphs)
-
-
-def vocabularies(fields: Iterable[Field]) -> dict[str, int]:
-    """Return the files of the vocabularies with the numbers of their fields; numbers and hashed fields have none."""
-    return {
-        vocabulary_file(i): i
-        for i, field in enumerate(fields)
-        if not field.is_value and not field.hash_buckets
-    }
 
 
 def _check_values(encoder: Encoder) -> None:
@@ -600,89 +415,6 @@ def _check_values(encoder: Encoder) -> None:
             raise ValueError(f"the edges of field {fitted.field.name!r} are out of order")
 
 
-def check_file(path: Path, name: str, entry: dict[str, Any]) -> None:
-    """Refuse a file that is missing, a link, or other than its checksum says."""
-    file = path / name
-    is_link = file.is_symlink() or (file.parent != path and file.parent.is_symlink())
-    if is_link or not file.is_file():
-        raise InputError(f"{file} is missing", fix=COPY_AGAIN)
-    if file.stat().st_size != entry["bytes"] or sha256(file) != entry["sha256"]:
-        raise InputError(f"{file} is damaged: it differs from its checksum", fix=COPY_AGAIN)
-
-
-def _read_checked(path: Path, name: str, entry: dict[str, Any]) -> bytes:
-    """Return a file's content, which is checked itself: the file may have changed since it was verified."""
-    check_file(path, name, entry)
-    content = (path / name).read_bytes()
-    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise InputError(f"{path / name} is damaged: it differs from its checksum", fix=COPY_AGAIN)
-    return content
-
-
 def _is_statistic(key: str) -> bool:
     """Return whether a stored array holds a norm's running statistics, which are not parameters."""
     return key.rpartition(".")[2].startswith(("running_", "num_batches"))
-
-
-def _describe_data(data: dict[str, Any], schema: Schema, profile: Profile | None) -> list[str]:
-    """Return sentences on the training rows: label, base rate, split and dates, as far as they are known."""
-    means = f"; {schema.positive!r} means a click" if schema.positive is not None else ""
-    lines = [f"The label is {schema.label}{means}."]
-    if data["rows"] and "clicks" in data:
-        lines.append(f"The base rate is {data['clicks'] / data['rows']:.4f}.")
-    if "split" in data:
-        lines.append(f"Rows were divided {data['split']}.")
-    if profile is not None and profile.starts:
-        first, last = (
-            datetime.fromtimestamp(start, UTC).date() for start in (profile.starts[0], profile.starts[-1])
-        )
-        lines.append(f"Training rows are from {first} to {last} (UTC).")
-    return lines
-
-
-def model_card(manifest: dict[str, Any], encoder: Encoder, profile: Profile | None = None) -> str:
-    """Return the text of the model card: what the model is, its training data, and how good it was."""
-    lines = [
-        f"# {short_name(manifest['model']['name']).upper()} click model",
-        "",
-        f"{manifest['parameters']:,} parameters over {encoder.layout.num_fields} fields"
-        f" and {encoder.layout.num_rows:,} vocabulary entries.",
-        f"Trained on {manifest['data']['rows']:,} rows of {manifest['data']['name']}"
-        f" (fingerprint {manifest['data']['fingerprint']}), seed {manifest['training']['seed']}.",
-        *_describe_data(manifest["data"], encoder.schema, profile),
-        "",
-        "| rows | AUC | logloss | calibrated logloss | base rate logloss |",
-        "|---|---|---|---|---|",
-    ]
-    for split, figures in manifest["metrics"].items():
-        lines.append(
-            f"| {split}, {figures['rows']:,} | {figures['raw']['auc']:.5f} | {figures['raw']['logloss']:.5f} |"
-            f" {figures['calibrated']['logloss']:.5f} | {figures['base_rate_logloss']:.5f} |"
-        )
-    if len(manifest.get("dial", [])) > 1:
-        lines += ["", "| setting | AUC on validation rows | logloss, calibrated |", "|---|---|---|"]
-        qualities = {
-            setting: quality
-            for setting, quality in _qualities(manifest).items()
-            if setting in _whole_dial(manifest)
-        }
-        lines += [
-            f"| {setting} | {quality['auc']:.5f} | {quality['logloss']:.5f} |"
-            for setting, quality in qualities.items()
-        ]
-        poor = [str(setting) for setting in qualities if _shortfall(manifest, setting) is not None]
-        if poor:
-            lines += ["", f"Not offered, because they lose too much: {', '.join(poor)}."]
-    fields = [fitted.field for fitted in encoder.fields]
-    stored = [field.name for field in fields if not field.is_value and not field.hash_buckets]
-    lines += [
-        "",
-        "`score` is the calibrated probability of a click;"
-        " unseen and missing values are scored through a shared vector.",
-        f"Raw values are stored for: {', '.join(stored) or 'none'}.",
-        "",
-        "Not for decisions about people (credit, housing, employment);"
-        " scores drift as the traffic does: evaluate often.",
-        "",
-    ]
-    return "\n".join(lines)

@@ -16,17 +16,8 @@ import polars as pl
 from recap_ctr.data.encode import Encoder, write_vocabulary
 from recap_ctr.data.grow import row_map
 from recap_ctr.errors import InputError
-from recap_ctr.inference.artifact import (
-    CARD,
-    MANIFEST,
-    SCHEMA,
-    WEIGHTS,
-    Artifact,
-    check_file,
-    model_identity,
-    read_artifact,
-    vocabularies,
-)
+from recap_ctr.inference.artifact import Artifact, model_identity, read_artifact
+from recap_ctr.inference.manifest import CARD, MANIFEST, SCHEMA, WEIGHTS, check_file, vocabularies
 from recap_ctr.storage.arrays import Array, array_names, load_arrays, save_arrays
 from recap_ctr.storage.files import (
     atomic_directory,

@@ -15,7 +15,8 @@ from recap_ctr.data.encode import Floats as Values
 from recap_ctr.data.encode import Ints
 from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
-from recap_ctr.inference.artifact import WEIGHTS, Artifact, mismatch
+from recap_ctr.inference.artifact import Artifact
+from recap_ctr.inference.manifest import WEIGHTS, mismatch
 from recap_ctr.inference.operators import check_operators
 from recap_ctr.inference.setting import Setting
 from recap_ctr.storage.arrays import Array, load_arrays

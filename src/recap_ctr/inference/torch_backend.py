@@ -14,7 +14,8 @@ from recap_ctr.axes.routes import FoldedRoutes, Routed
 from recap_ctr.config import Frozen, parse
 from recap_ctr.data.encode import Floats, Ints
 from recap_ctr.errors import InputError
-from recap_ctr.inference.artifact import WEIGHTS, Artifact, check_num_routes, mismatch, read_artifact
+from recap_ctr.inference.artifact import Artifact, check_num_routes, read_artifact
+from recap_ctr.inference.manifest import WEIGHTS, mismatch
 from recap_ctr.inference.setting import Setting
 from recap_ctr.jobs.machine import memory_bytes, num_cores
 from recap_ctr.models.catalogue import build, count_parameters, parse_model

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from recap_ctr.data.source import UNREADABLE
+from recap_ctr.data.compression import UNREADABLE
 from recap_ctr.serve.config import Limits
 from recap_ctr.serve.problem import Problem
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from recap_ctr.errors import InputError
-from recap_ctr.inference.artifact import TRAINING_STATE
 from recap_ctr.inference.delta import apply_delta, is_delta
+from recap_ctr.inference.manifest import TRAINING_STATE
 from recap_ctr.storage.places import input_directory, is_remote, signature
 
 Signature = tuple[Any, ...]

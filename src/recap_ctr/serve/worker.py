@@ -19,12 +19,13 @@ import msgspec
 import uvicorn
 
 from recap_ctr.errors import InputError
-from recap_ctr.serve.app import Service, make_app
+from recap_ctr.serve.app import make_app
 from recap_ctr.serve.check import SHADOW_SECONDS
 from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.connection import limited_protocol
 from recap_ctr.serve.counters import SWAPS, Counters, labelled
 from recap_ctr.serve.log import JsonHandler
+from recap_ctr.serve.service import Service
 from recap_ctr.serve.versions import Version, check_fields, compare, load_version
 
 LOAD_NICENESS = 10

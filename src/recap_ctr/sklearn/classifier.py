@@ -13,12 +13,14 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from recap_ctr.data.frames import as_frame
 from recap_ctr.data.prepare import write_prepared_data
-from recap_ctr.data.source import Block, as_frame
+from recap_ctr.data.source import Block
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.metrics import sigmoid
-from recap_ctr.inference.artifact import MANIFEST, read_artifact_manifest, write_artifact
+from recap_ctr.inference.artifact import write_artifact
 from recap_ctr.inference.engine import Engine
+from recap_ctr.inference.manifest import MANIFEST, read_artifact_manifest
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.jobs.progress import say
 from recap_ctr.schema import Schema
@@ -36,7 +38,7 @@ from recap_ctr.sklearn.rows import (
 if TYPE_CHECKING:
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.recipe.config import RecipeConfig
-    from recap_ctr.training.run import RunConfig
+    from recap_ctr.training.config import RunConfig
 
 # Torch takes seconds to import. So whatever needs it is imported where it is used, not with the class.
 
@@ -193,8 +195,8 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         from recap_ctr.inference.torch_backend import load_artifact
         from recap_ctr.recipe.config import RecipeConfig
         from recap_ctr.sklearn.training import recipe_to_repeat, train
+        from recap_ctr.training.config import ARTIFACT
         from recap_ctr.training.report import FitReport
-        from recap_ctr.training.run import ARTIFACT
 
         parameters = self.get_params(deep=False)
         self.report_ = train(config, parameters, data, out)

@@ -16,8 +16,9 @@ from recap_ctr.jobs.machine import pick_device
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe.config import TEACHER_SEEDS, RecipeConfig
 from recap_ctr.recipe.stages import Recipe
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.report import FitReport, RouteChoice, RunReport
-from recap_ctr.training.run import RunConfig, run
+from recap_ctr.training.run import run
 
 TRAINING = (
     "learning_rate",

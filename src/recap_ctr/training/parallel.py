@@ -9,14 +9,15 @@ import torch
 
 from recap_ctr.axes.logits import Estimator
 from recap_ctr.axes.predict import write_logits
-from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.shards import PreparedData, held_out_shards
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.jobs.engines import LOCAL, executor_for
 from recap_ctr.jobs.executor import Executor, Job
 from recap_ctr.models.rates import Rates
+from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig
 from recap_ctr.training.rates import training_rows
 from recap_ctr.training.report import RunReport, parse_report
-from recap_ctr.training.run import ARTIFACT, LOGITS, RunConfig, held_out_shards, run
+from recap_ctr.training.run import run
 
 Runs = dict[Path, RunReport]
 """Reports of finished runs, by directory."""

@@ -17,8 +17,9 @@ from recap_ctr.errors import InputError
 from recap_ctr.jobs.executor import Executor, Job
 from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.nn.group import Group, joined
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.report import RunReport, parse_report
-from recap_ctr.training.run import RunConfig, run
+from recap_ctr.training.run import run
 
 TIMEOUT = timedelta(minutes=10)
 """How long to wait for a worker that is still there but doesn't answer. One that is gone is noticed at once."""

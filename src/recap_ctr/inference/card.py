@@ -1,0 +1,74 @@
+"""The model card: what a model is, its training data, and how good it was, for people to read."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from recap_ctr.data.encode import Encoder
+from recap_ctr.data.profile import Profile
+from recap_ctr.inference.manifest import dial_entries, shortfall_of, whole_dial_of
+from recap_ctr.models.catalogue import short_name
+from recap_ctr.schema import Schema
+
+
+def model_card(manifest: dict[str, Any], encoder: Encoder, profile: Profile | None = None) -> str:
+    """Return the text of the model card: what the model is, its training data, and how good it was."""
+    lines = [
+        f"# {short_name(manifest['model']['name']).upper()} click model",
+        "",
+        f"{manifest['parameters']:,} parameters over {encoder.layout.num_fields} fields"
+        f" and {encoder.layout.num_rows:,} vocabulary entries.",
+        f"Trained on {manifest['data']['rows']:,} rows of {manifest['data']['name']}"
+        f" (fingerprint {manifest['data']['fingerprint']}), seed {manifest['training']['seed']}.",
+        *_describe_data(manifest["data"], encoder.schema, profile),
+        "",
+        "| rows | AUC | logloss | calibrated logloss | base rate logloss |",
+        "|---|---|---|---|---|",
+    ]
+    for split, figures in manifest["metrics"].items():
+        lines.append(
+            f"| {split}, {figures['rows']:,} | {figures['raw']['auc']:.5f} | {figures['raw']['logloss']:.5f} |"
+            f" {figures['calibrated']['logloss']:.5f} | {figures['base_rate_logloss']:.5f} |"
+        )
+    if len(manifest.get("dial", [])) > 1:
+        lines += ["", "| setting | AUC on validation rows | logloss, calibrated |", "|---|---|---|"]
+        qualities = {
+            setting: quality
+            for setting, quality in dial_entries(manifest).items()
+            if setting in whole_dial_of(manifest)
+        }
+        lines += [
+            f"| {setting} | {quality['auc']:.5f} | {quality['logloss']:.5f} |"
+            for setting, quality in qualities.items()
+        ]
+        poor = [str(setting) for setting in qualities if shortfall_of(manifest, setting) is not None]
+        if poor:
+            lines += ["", f"Not offered, because they lose too much: {', '.join(poor)}."]
+    fields = [fitted.field for fitted in encoder.fields]
+    stored = [field.name for field in fields if not field.is_value and not field.hash_buckets]
+    lines += [
+        "",
+        "`score` is the calibrated probability of a click;"
+        " unseen and missing values are scored through a shared vector.",
+        f"Raw values are stored for: {', '.join(stored) or 'none'}.",
+        "",
+        "Not for decisions about people (credit, housing, employment);"
+        " scores drift as the traffic does: evaluate often.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _describe_data(data: dict[str, Any], schema: Schema, profile: Profile | None) -> list[str]:
+    """Return sentences on the training rows: label, base rate, split and dates, as far as they are known."""
+    means = f"; {schema.positive!r} means a click" if schema.positive is not None else ""
+    lines = [f"The label is {schema.label}{means}."]
+    if data["rows"] and "clicks" in data:
+        lines.append(f"The base rate is {data['clicks'] / data['rows']:.4f}.")
+    if "split" in data:
+        lines.append(f"Rows were divided {data['split']}.")
+    if profile is not None and profile.starts:
+        first, last = (
+            datetime.fromtimestamp(start, UTC).date() for start in (profile.starts[0], profile.starts[-1])
+        )
+        lines.append(f"Training rows are from {first} to {last} (UTC).")
+    return lines
