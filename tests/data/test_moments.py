@@ -9,12 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recap_ctr.data.moments import EPOCH, derived_categories, find_unit, read_seconds, write_moments
+from recap_ctr.data.moments import (
+    EPOCH,
+    derived_categories,
+    find_unit,
+    read_seconds,
+    seconds_of,
+    seconds_or_never,
+    write_moments,
+)
 from recap_ctr.schema import Field, TimeUnit
 
 UNITS: tuple[TimeUnit, ...] = get_args(TimeUnit)
 PRECISION = {"yyyymmdd": 86_400, "yymmddhh": 3_600, "yyyymmddhh": 3_600, "yyyymmddhhmm": 60}
-YEAR_2000 = 946_684_800
+YEAR_2000, YEAR_2010 = 946_684_800, 1_262_304_000
 MOMENTS = st.integers(EPOCH[0], EPOCH[1])
 
 
@@ -107,6 +115,7 @@ def test_dates_need_no_unit() -> None:
     assert derived([date(2026, 1, 31), None], "weekday", "ms") == ["5", None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS)
 def test_units_are_told_apart(unit: TimeUnit) -> None:
     seconds = 1_400_000_000 + 7_919 * np.arange(5_000)
@@ -124,3 +133,30 @@ def test_other_values_have_no_unit(values: list[str]) -> None:
 def test_a_few_unreadable_values_do_not_hide_a_unit() -> None:
     moments = write_moments(1_700_000_000 + np.arange(500), "ms")
     assert find_unit(pl.concat([moments, pl.Series(["0", "NA"])])) == "ms"
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_stored_times_are_the_moments_that_were_written(unit: TimeUnit) -> None:
+    """A shard keeps dates as microseconds since 1970, and all else as the number that it is written as."""
+    written = YEAR_2010 + 86_400 * 9_999 * np.arange(3)
+    numbers = written * 10**6 if unit == "iso" else write_moments(written, unit).cast(pl.Float64).to_numpy()
+    stored = np.asarray(numbers, np.float64)
+
+    seconds = seconds_of(stored, unit)
+
+    assert seconds is not None and seconds.tolist() == written.tolist()
+    assert seconds_or_never(stored, unit).tolist() == written.tolist()
+
+
+@pytest.mark.parametrize("unit", [unit for unit in UNITS if unit != "iso"])
+def test_stored_times_that_are_no_moments_are_never(unit: TimeUnit) -> None:
+    moment = write_moments(np.array([YEAR_2010]), unit).cast(pl.Float64).item()
+    assert seconds_or_never(np.array([moment, 7.0]), unit).tolist() == [YEAR_2010, -np.inf]
+    assert seconds_of(np.array([moment, 7.0]), unit) is None
+
+
+def test_stored_dates_keep_fractions_until_they_are_whole_seconds() -> None:
+    stored = np.array([1.5e6, -0.5e6])
+    assert seconds_or_never(stored, "iso").tolist() == [1.5, -0.5]
+    seconds = seconds_of(stored, "iso")
+    assert seconds is not None and seconds.tolist() == [1, -1]

@@ -94,28 +94,27 @@ def read_seconds(raw: pl.Series, unit: TimeUnit, missing: tuple[str, ...] = ()) 
 
 
 def seconds_of(times: npt.NDArray[np.float64], unit: TimeUnit) -> Seconds | None:
-    """Return the times of a split as seconds since 1970; None if some are no moments.
-
-    Dates (`iso`) were read as microseconds since 1970, and all else as the numbers that they are written as.
-    """
-    if unit == "iso" or unit in _PER_SECOND:
-        seconds = (times // _PER_SECOND["us" if unit == "iso" else unit]).astype(np.int64)
-        return seconds if unit == "iso" or _plausible(pl.Series(seconds)).null_count() == 0 else None
-    distinct, places = np.unique(times, return_inverse=True)
-    moments = read_seconds(as_text(pl.Series(distinct)), unit)
-    return None if moments.has_nulls() else moments.to_numpy()[places]
+    """Return the times of a split as whole seconds since 1970; None if some are no moments."""
+    seconds = seconds_or_never(times, unit)
+    return np.floor(seconds).astype(np.int64) if np.isfinite(seconds).all() else None
 
 
 def seconds_or_never(times: npt.NDArray[np.float64], unit: TimeUnit) -> npt.NDArray[np.float64]:
     """Return times as a shard keeps them as seconds since 1970; minus infinity for what can't be a moment.
 
-    >>> seconds_or_never(np.array([20260105.0]), "yyyymmdd").tolist()
-    [1767571200.0]
+    Dates (`iso`) were read as microseconds since 1970, and all else as the numbers that they are written as.
+
+    >>> seconds_or_never(np.array([20260105.0, 20260199.0]), "yyyymmdd").tolist()
+    [1767571200.0, -inf]
     """
     if unit == "iso":
-        return times / 1e6
-    text = pl.Series(times).cast(pl.Int64).cast(pl.String)
-    return read_seconds(text, unit).cast(pl.Float64).fill_null(-np.inf).to_numpy()
+        return times / _PER_SECOND["us"]
+    if unit in _PER_SECOND:
+        seconds = times // _PER_SECOND[unit]
+        return np.where((seconds >= EPOCH[0]) & (seconds <= EPOCH[1]), seconds, -np.inf)
+    distinct, places = np.unique(times, return_inverse=True)
+    moments = read_seconds(as_text(pl.Series(distinct)), unit)
+    return moments.cast(pl.Float64).fill_null(-np.inf).to_numpy()[places]
 
 
 def _plausible(seconds: pl.Series) -> pl.Series:
