@@ -142,13 +142,11 @@ def _unseen(encoder: Encoder, train: Shard, periods: Ints, num_periods: int) -> 
     """Return for the periods of the later half how many kept values the earlier half does not have, by field."""
     fields, half = encoder.layout.fields, num_periods // 2
     seen = np.zeros(encoder.layout.num_rows, np.bool_)
+    # Fields without a vocabulary have no kept values. They may have billions of buckets, which are left untouched.
+    has_vocabulary = [not (fitted.field.is_value or fitted.field.hash_buckets) for fitted in encoder.fields]
     for place, fitted in zip(fields, encoder.fields, strict=True):
-        no_vocabulary = fitted.field.is_value or fitted.field.hash_buckets
-        everywhere = [
-            place.offset,
-            place.offset + fitted.oov,
-        ]  # Padding is no value, and OOV is counted elsewhere.
-        seen[slice(place.offset, place.offset + place.size) if no_vocabulary else everywhere] = True
+        # Padding is no value, and OOV is counted elsewhere.
+        seen[[place.offset, place.offset + fitted.oov]] = True
     for at, ids_BW in _blocks(train):
         seen[ids_BW[periods[at] < half]] = True
     unseen_PF = np.zeros((num_periods, len(fields)), np.int64)
@@ -156,6 +154,8 @@ def _unseen(encoder: Encoder, train: Shard, periods: Ints, num_periods: int) -> 
         is_late = periods[at] >= half
         is_new_BW, late_periods = ~seen[ids_BW[is_late]], periods[at][is_late]
         for i, place in enumerate(fields):
+            if not has_vocabulary[i]:
+                continue
             new_B = is_new_BW[:, place.start : place.start + place.width].sum(axis=1)
             unseen_PF[:, i] += _sums(late_periods, new_B, num_periods)
     return unseen_PF
