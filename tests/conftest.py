@@ -1,5 +1,6 @@
 """A tiny click log, prepared and trained once for all tests that only read it; and the command, in this process."""
 
+import functools
 import gc
 import os
 import secrets
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -146,6 +148,17 @@ def in_process() -> Iterator[pytest.MonkeyPatch]:
 def one_process() -> Iterator[None]:
     """Run the jobs of all tests of a module in this process."""
     with in_process():
+        yield
+
+
+@pytest.fixture(scope="session")
+def one_registry() -> Iterator[None]:
+    """Let torch's exporter list its hundreds of operators once, instead of for every graph."""
+    from torch.onnx._internal.exporter import _registration
+
+    registry: Any = _registration.ONNXRegistry
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "from_torchlib", staticmethod(functools.cache(registry.from_torchlib)))
         yield
 
 

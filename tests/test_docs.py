@@ -2,6 +2,8 @@
 
 import os
 import re
+import runpy
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -16,6 +18,7 @@ from docs import generate
 from recap_ctr.cli.main import app
 from recap_ctr.pages.page import Page
 from recap_ctr.training.report import read_report
+from tests.conftest import Recap, in_process
 from tests.support.command_line import all_commands
 
 ROOT = Path(__file__).parents[1]
@@ -138,17 +141,28 @@ def test_the_tour_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_quickstart_runs(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("one_registry")
+def test_the_quickstart_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recap: Recap) -> None:
+    """Run every line in this process, but for those of the server: importing torch for each would take a minute."""
     with socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    script = "\n".join(command_lines(QUICKSTART)).replace("8000", str(port))
-    assert str(port) in script
-    run_script(in_seconds(script), tmp_path)
+    script = in_seconds("\n".join(command_lines(QUICKSTART)).replace("8000", str(port)))
+    before, serve, served = script.partition("recap serve")
+    assert str(port) in served
+    monkeypatch.chdir(tmp_path)
+    with in_process():
+        for line in before.splitlines():
+            program, *arguments = shlex.split(line)
+            assert program == "recap"
+            done = recap(*arguments)
+            assert done.code == 0, done.err
+        run_script(serve + served, tmp_path)
+        for number, block in enumerate(blocks(QUICKSTART, "python")):
+            (tmp_path / f"{number}.py").write_text(in_seconds(block))
+            runpy.run_path(str(tmp_path / f"{number}.py"))
     rows = {len((tmp_path / name).read_text().splitlines()) for name in ("scores.csv", "served.csv")}
     assert rows == {FEW_ROWS + 1}
-    for block in blocks(QUICKSTART, "python"):
-        run_python(in_seconds(block), tmp_path)
 
 
 @pytest.mark.slow

@@ -80,6 +80,7 @@ class TestPredict:
 
 
 class TestDrift:
+    @pytest.mark.slow
     def test_text_json_page_and_code(self, packed: Path, clean: Path, tmp_path: Path, recap: Recap) -> None:
         done = recap("drift", packed, clean, "--out", tmp_path / "page")
         assert (done.code, done.out) == (0, "900 rows in 1 period: everything is within its limits.\n")

@@ -36,6 +36,7 @@ def test_rows_without_labels_are_refused(raw: Path, packed: Path, recap: Recap) 
     assert_refused(recap("explain", packed, raw / "fresh.csv"), "no column 'click' (label)")
 
 
+@pytest.mark.slow
 def test_predictions_with_reasons(raw: Path, packed: Path, recap: Recap) -> None:
     done = recap("predict", packed, raw / "clicks.csv", "--out", raw / "scores.csv", "--explain", "2")
     assert done.code == 0 and "why_1 is the field" in done.err

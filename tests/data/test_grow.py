@@ -67,6 +67,7 @@ def ids_of(encoder: Encoder, field: int) -> dict[str, int]:
     return {name: number for number, name in names.items() if name is not None}
 
 
+@pytest.mark.slow
 def test_ids_stay_through_ten_updates_and_counts_add_up(tmp_path: Path) -> None:
     data = prepared(day(0), tmp_path / "0")
     counted = Counter(day(0)["ad"].to_list())

@@ -29,6 +29,7 @@ def test_a_small_file_that_unpacks_to_a_large_one(tmp_path: Path) -> None:
     assert unpacked_size(tmp_path / "w").bytes > 8_000_000
 
 
+@pytest.mark.slow
 def test_damage_is_a_value_error(tmp_path: Path) -> None:
     frame = pl.DataFrame({"value": [str(number) for number in range(50)], "count": range(50)})
     frame.write_parquet(tmp_path / "v", statistics=False)

@@ -526,6 +526,7 @@ class TestExistingData:
             (out / name).write_bytes(good)
         PreparedData(out)
 
+    @pytest.mark.slow
     def test_a_flipped_bit_of_the_manifest_is_found(self, source: Path) -> None:
         """The manifest holds means and scales, which decide what a row is to a model."""
         manifest = source.with_name("out") / "manifest.json"

@@ -77,6 +77,7 @@ def test_unseen_values_are_those_that_the_earlier_half_lacks(tmp_path: Path) -> 
     assert sum(later) == values[:-4].count("new")
 
 
+@pytest.mark.slow
 def test_size_is_bounded(tmp_path: Path) -> None:
     columns = {f"c{i}": [str(k % (i + 2)) for k in range(2_000)] for i in range(100)}
     fields = tuple(Field(name=name, kind="categorical") for name in columns)

@@ -68,12 +68,12 @@ def test_values_beyond_the_limit_change_nothing(
 ) -> None:
     monkeypatch.setattr(source_module, "BLOCK_ROWS", 50)
     rng = np.random.default_rng(1)
-    tags = [" ".join(f"t{tag}" for tag in rng.integers(0, 90, rng.integers(0, 4))) for _ in range(900)]
+    tags = [" ".join(f"t{tag}" for tag in rng.integers(0, 90, rng.integers(0, 4))) for _ in range(450)]
     frame = pl.DataFrame(
         {
-            "y": rng.integers(0, 2, 900),
-            "user": rng.zipf(1.4, 900) % 300,
-            "ad": rng.integers(0, 9, 900),
+            "y": rng.integers(0, 2, 450),
+            "user": rng.zipf(1.4, 450) % 300,
+            "ad": rng.integers(0, 9, 450),
             "tags": tags,
         }
     )

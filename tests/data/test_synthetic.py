@@ -72,6 +72,7 @@ def test_a_shorter_draw_is_the_beginning_of_a_longer_one(frame: pl.DataFrame, nu
     assert SyntheticData(replace(CONFIG, rows=num_rows)).frame().equals(frame.head(num_rows))
 
 
+@pytest.mark.slow
 def test_blocks_are_bounded_and_differ(data: SyntheticData) -> None:
     blocks = list(data.blocks())
     assert [block.height for block in blocks] == [BLOCK_ROWS, BLOCK_ROWS, CONFIG.rows - 2 * BLOCK_ROWS]
@@ -151,6 +152,7 @@ def explained(
     return float(1 - (target_N - fitted_N).var() / target_N.var())
 
 
+@pytest.mark.slow
 def test_interactions_are_of_their_order() -> None:
     """Additive models see half of the variance, models of all pairs 80 %, and only whole triples see all."""
     frame = SyntheticData(SyntheticConfig(rows=20_000, num_fields=3, max_values=6)).frame()

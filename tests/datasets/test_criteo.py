@@ -53,6 +53,7 @@ def test_fields_and_tokens(tmp_path: Path) -> None:
             assert layouts.decoded(data, shard)[name] == [values[row] for row in shard.rows]
 
 
+@pytest.mark.slow
 def test_a_token_seen_ten_times_is_kept(tmp_path: Path) -> None:
     lines = layouts.criteo(tmp_path)
     train = layouts.splits([int(line[0]) for line in lines])[0]

@@ -93,6 +93,7 @@ def test_fields_and_tokens(name: str, tmp_path: Path) -> None:
             ]
 
 
+@pytest.mark.slow
 def test_whole_cells_are_dead_rows_of_the_vocabulary(tmp_path: Path) -> None:
     generate(tmp_path)
     data = prepared(tmp_path)

@@ -32,6 +32,7 @@ def test_columns() -> None:
     assert ",".join(movielens_latest.COLUMNS) == "label,user_id,item_id,tag_id"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COLUMNS)
 def test_fields_and_tokens(name: str, tmp_path: Path) -> None:
     columns = COLUMNS[name]
@@ -48,6 +49,7 @@ def test_fields_and_tokens(name: str, tmp_path: Path) -> None:
     assert data.test.labels.tolist() == [int(line[0]) for line in written["test"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COLUMNS)
 def test_published_files_give_the_same_rows(name: str, tmp_path: Path) -> None:
     written = layouts.libsvm(tmp_path, len(COLUMNS[name]) - 1)
@@ -58,6 +60,7 @@ def test_published_files_give_the_same_rows(name: str, tmp_path: Path) -> None:
     assert ready.fingerprint == prepared(name, tmp_path).fingerprint
 
 
+@pytest.mark.slow
 def test_packed_files(tmp_path: Path) -> None:
     layouts.libsvm(tmp_path, 10)
     plain = prepared("frappe-x1", tmp_path)

@@ -152,6 +152,7 @@ def test_md5_of_libsvm_files(tmp_path: Path) -> None:
     assert published_md5(sources, frappe.COLUMNS, None, tmp_path, quiet=True) == tuple(expected)
 
 
+@pytest.mark.slow
 def test_what_differs_is_named(tmp_path: Path) -> None:
     layouts.avazu(tmp_path)
     data, _ = write_prepared_data(
@@ -194,6 +195,7 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     replace(right, figures=near).check(data, tmp_path)
 
 
+@pytest.mark.slow
 def test_sums_are_not_taken_of_other_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layouts.criteo(tmp_path)
     data, _ = write_prepared_data(criteo.PROTOCOL.preparation(tmp_path), tmp_path / "out", quiet=True)
@@ -202,6 +204,7 @@ def test_sums_are_not_taken_of_other_rows(tmp_path: Path, monkeypatch: pytest.Mo
         criteo.PROTOCOL.check(data, tmp_path)
 
 
+@pytest.mark.slow
 def test_only_what_was_checked_bears_the_name(tmp_path: Path) -> None:
     layouts.avazu(tmp_path)
     preparation = avazu.PROTOCOL.preparation(tmp_path, check=False)

@@ -412,6 +412,7 @@ class TestBombs:
         forge(copy, lambda manifest: manifest["fields"][1].update(size=rows + 2))
         self.refused_quickly(copy, "does not hold 2,000,000 values")
 
+    @pytest.mark.slow
     def test_a_vocabulary_of_huge_values(self, copy: Path) -> None:
         values = pl.Series([f"{number:02d}" * 4_000_000 for number in range(12)])
         pl.DataFrame({"value": values, "count": range(12)}).write_parquet(copy / FIELD, statistics=False)

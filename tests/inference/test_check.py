@@ -38,6 +38,7 @@ def only(result: RowsCheck) -> Finding:
     return result.findings[0]
 
 
+@pytest.mark.slow
 def test_rows_like_the_training_rows_have_no_findings(data: PreparedData) -> None:
     for day in range(14, 24):
         result = check(data, daily_log(1, first_day=day))

@@ -44,6 +44,7 @@ def routed(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> 
     return out / ARTIFACT
 
 
+@pytest.mark.slow
 @given(st.integers(0, 40), st.sets(st.integers(1, 9), min_size=1))
 def test_settings_fall_in_routes_then_in_depth(routes: int, depths: set[int]) -> None:
     dial = dial_settings(routes, sorted(depths))

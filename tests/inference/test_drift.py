@@ -8,6 +8,7 @@ import pytest
 
 from recap_ctr.config import TrainConfig
 from recap_ctr.errors import InputError
+from recap_ctr.inference import drift
 from recap_ctr.inference.drift import RARE_ROWS, DriftLimits, DriftReport, measure_drift
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.models.catalogue import parse_model
@@ -89,11 +90,14 @@ def test_labels_may_be_late_or_absent(scorer: Scorer, clean: DriftReport) -> Non
     assert 0 < first.labelled < first.rows and first.calibration_ratio is not None
 
 
-def test_rows_without_moments(scorer: Scorer) -> None:
-    with pytest.raises(InputError, match="more than 400 periods"):
-        measure_drift(scorer, daily_log(30, 60), every=3_600)
+def test_too_many_periods_are_refused(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert drift.MAX_PERIODS == 400
+    monkeypatch.setattr(drift, "MAX_PERIODS", 20)
+    with pytest.raises(InputError, match="more than 20 periods"):
+        measure_drift(scorer, daily_log(2, 60), every=3_600)
 
 
+@pytest.mark.slow
 def test_the_page(clean: DriftReport, tmp_path: Path) -> None:
     page = drift_page(clean)
     assert [chart.name for chart in page.charts] == ["drift-psi", "drift-unseen", "drift-calibration"]

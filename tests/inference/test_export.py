@@ -51,7 +51,7 @@ from tests.conftest import Recap, contents
 from tests.support.forged_artifact import forge, refused_with_a_flipped_bit, swap_directories
 from tests.support.running_server import serve_in_thread
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_registry")]
 
 BACKBONE = {"dim": 8, "depth": 2, "train_depths": [1, 2], "num_adapters": 6, "lora_rank": 4}
 FULL, HOME, SHALLOW = Setting(2, 2), Setting(1, 2), Setting(1, 1)

@@ -18,6 +18,8 @@ from recap_ctr.nn.embedding import Embedding
 from recap_ctr.nn.interface import Inputs, Output
 from tests.support.checks import LAYOUT, check_export, fresh, rows
 
+pytestmark = pytest.mark.usefixtures("one_registry")
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)

@@ -230,6 +230,7 @@ class TestChosenNumberOfRoutes:
         assert len(stored_routes(tmp_path / "run")) == 8 and list(report.metrics_by_routes) == ["1", "8"]
         assert report.route_gain is not None and "8 routes ship" in report.route_gain.sentence
 
+    @pytest.mark.slow
     def test_the_choice_is_made_again_without_training_where_other_numbers_were_asked_for(
         self, four: Path, prepared: PreparedData, tmp_path: Path
     ) -> None:

@@ -263,6 +263,7 @@ def test_strided_inputs_and_gradients() -> None:
     torch.testing.assert_close(fused, plain)
 
 
+@pytest.mark.slow
 def test_eval_mode_is_differentiable_and_exports() -> None:
     torch.manual_seed(0)
     layer = Cross(8, dropout=0.5).eval()

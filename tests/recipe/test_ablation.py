@@ -19,6 +19,7 @@ from recap_ctr.recipe.ablation import (
 from tests.support.tiny_recipe import tiny_recipe
 
 
+@pytest.mark.slow
 def test_cells_differ_in_averaging_and_teaching(prepared: PreparedData, tmp_path: Path) -> None:
     recipe = tiny_recipe(prepared, tmp_path)
     plan = recipe.plan()

@@ -28,6 +28,7 @@ def verdict(
     return judge(NewestRows(labels, None, updated, shipped), IDENTITY, **settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_better_model_passes() -> None:
     found = verdict(TRUTH, TRUTH + NOISE)
     assert found.passes and found.better_than_shipped == found.better_than_recalibrated == 1.0
@@ -35,6 +36,7 @@ def test_a_better_model_passes() -> None:
     assert found.shipped.logloss == pytest.approx(metrics.logloss(LABELS, TRUTH + NOISE))
 
 
+@pytest.mark.slow
 def test_a_worse_model_and_the_same_model_are_refused() -> None:
     for updated, shipped in ((TRUTH + NOISE, TRUTH), (TRUTH, TRUTH)):
         found = verdict(updated, shipped)
@@ -65,6 +67,7 @@ def test_unknown_values_are_refused(missing: float, words: str) -> None:
     assert words in reason
 
 
+@pytest.mark.slow
 def test_churn_and_calibration_have_limits() -> None:
     strict = GateLimits(max_churn=0.1)
     assert verdict(TRUTH, TRUTH + NOISE, limits=strict).reasons[0].startswith("churn: scores change by")

@@ -74,6 +74,7 @@ def test_the_report_is_the_students_with_what_it_was_made_of(
     assert gain == pytest.approx(alone - report.ensembles[1].metrics.on("test").raw.logloss, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_one_teacher_has_nothing_to_be_averaged_with(
     recipe: Recipe, plan: Plan, teachers: Runs, students: Runs, prepared: PreparedData
 ) -> None:

@@ -46,6 +46,15 @@ SMALL: dict[str, Any] = {
         "dropouts": [],
     },
 }
+# The command, whose jobs share the process that imports torch: tests of `jobs` kill processes of their own.
+IN_ONE_PROCESS = """
+from recap_ctr.cli.main import main
+from recap_ctr.jobs.executor import InThisProcess
+from recap_ctr.jobs.local import LocalProcesses
+
+LocalProcesses.run = InThisProcess.run
+main()
+"""
 TWO_AT_A_TIME = Runner(InThisProcess(workers=2), quiet=True)
 
 
@@ -109,6 +118,7 @@ def test_teachers_and_student_have_seeds_of_their_own(done: Finished) -> None:
     assert len({*seeds, done.report.train.seed}) == 3
 
 
+@pytest.mark.slow
 def test_a_second_call_changes_nothing(done: Finished, prepared: PreparedData) -> None:
     out, report = done.out, done.report
     before = stages(out)
@@ -259,7 +269,7 @@ def bits(root: Path) -> dict[str, str]:
 
 def command(data: Path, out: Path, recipe: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "recap_ctr", "fit", str(data), "--config", str(recipe), "--out", str(out)],
+        [sys.executable, "-c", IN_ONE_PROCESS, "fit", str(data), "--config", str(recipe), "--out", str(out)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

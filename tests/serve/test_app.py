@@ -122,6 +122,7 @@ def test_a_fault_of_the_server_is_answered_and_counted(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("graphs", [False, True], ids=["torch", "graphs"])
+@pytest.mark.usefixtures("one_registry")
 def test_formats_agree_with_the_engine_on_a_trained_model(
     packed: Path, click_log: pl.DataFrame, tmp_path: Path, graphs: bool
 ) -> None:

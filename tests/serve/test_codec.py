@@ -375,6 +375,7 @@ class TestDuplicateKeys:
         max_size=4,
     ).map(tuple)
 
+    @pytest.mark.slow
     @given(rows=st.lists(ROW, max_size=3), context=st.none() | ROW, space=SPACE, twice=st.booleans())
     def test_they_are_refused_wherever_they_are(
         self, rows: list[Any], context: Any, space: str, twice: bool

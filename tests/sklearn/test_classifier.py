@@ -225,6 +225,7 @@ def test_a_table_without_features_is_refused_with_the_reasons() -> None:
         small().fit(frame.select("impression", "country"), clicked)
 
 
+@pytest.mark.slow
 def test_what_is_dropped_is_said_where_it_is_wanted(capfd: Any) -> None:
     frame, clicked = log()
 
@@ -304,6 +305,7 @@ def test_a_model_fitted_with_weights_can_be_fitted_without(tmp_path: Path) -> No
     np.testing.assert_array_equal(again.decision_function(X), loaded.decision_function(X))
 
 
+@pytest.mark.slow
 def test_held_out_rows_are_a_share_of_each_class() -> None:
     manifest = small(validation_fraction=0.25, max_epochs=1).fit(X, y).artifact_.manifest
 

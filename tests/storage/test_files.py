@@ -141,6 +141,7 @@ class TestOneWriter:
 class TestChecksum:
     VALUE: ClassVar[dict[str, object]] = {"mean": 3.25, "fields": [{"name": "é", "size": 12}], "on": True}
 
+    @pytest.mark.slow
     def test_every_flipped_bit_is_noticed(self, tmp_path: Path) -> None:
         path = tmp_path / "v.json"
         write_json(path, self.VALUE)

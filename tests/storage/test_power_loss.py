@@ -8,6 +8,7 @@ from benchmarks.reliability.power_loss import CASES, replay
 from recap_ctr.storage import files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replaces", [False, True], ids=["new", "replaced"])
 @pytest.mark.parametrize("name", ["a directory", "training state", "report of a run"])
 def test_every_prefix_of_the_changes(name: str, replaces: bool, tmp_path: Path) -> None:

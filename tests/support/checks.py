@@ -146,7 +146,10 @@ def check_learns(name: str) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             steps.step(1e-2)
             losses.append(loss.item())
-        assert sum(losses[-5:]) / 5 < 0.9 * losses[0]
+            if sum(losses[-5:]) / 5 < 0.9 * losses[0]:
+                break
+        else:
+            raise AssertionError(f"{update}: the loss went from {losses[0]} to {losses[-1]}")
 
 
 def shallow(name: str) -> Frozen:

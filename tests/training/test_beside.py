@@ -124,6 +124,7 @@ def test_towers_are_trained_beside_rates_that_know_no_rows_own_click(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_registry")
 def test_a_run_ships_them_and_their_size_is_counted(
     prepared: PreparedData, click_log: pl.DataFrame, counted_runs: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -36,7 +36,8 @@ def work(out, settings, before=lambda: None):
     from recap_ctr.config import TrainConfig
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.models.catalogue import parse_model
-    from recap_ctr.training.run import RunConfig, run
+    from recap_ctr.training.config import RunConfig
+    from recap_ctr.training.run import run
 
     train.SAVE_SECONDS = -1.0  # after every step
     model = parse_model("fcn", {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1})
