@@ -59,8 +59,10 @@ def swaps(address: Address) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_a_killed_worker_comes_back_and_the_others_answer(tmp_path: Path, start: Start) -> None:
+    begun = time.monotonic()
     server = start(write(tmp_path / "model", row_us=200), workers=2)
     server.wait("worker ready", 2)
+    first_start = time.monotonic() - begun
     address = server.address
     with Load(address, BODY, threads=4) as load:
         load.wait(20)
@@ -70,7 +72,8 @@ def test_a_killed_worker_comes_back_and_the_others_answer(tmp_path: Path, start:
         server.wait("worker ready", 3)
         back = time.monotonic() - killed
         load.wait(20)
-    assert back < 6, f"{back:.1f} s"  # On idle cores it takes one.
+    # On idle cores it takes a second; on busy ones the first start took longer, too.
+    assert back < 3 + 3 * first_start, f"{back:.1f} s"
     assert len(load.failures) <= 4, "at most the requests that the dead worker held"
     assert {answer.status for _, answer in load.answers} == {200}
     meanwhile = [sent for sent, _ in load.answers if killed < sent < killed + back]
@@ -154,7 +157,7 @@ def test_watching_takes_a_new_version_without_a_signal(tmp_path: Path, start: St
     first = serving_model(server.address)
     (tmp_path / "next").symlink_to("v2")
     (tmp_path / "next").replace(link)
-    assert server.wait("swapped", seconds=15)["model"] != first
+    assert server.wait("swapped")["model"] != first
 
 
 @pytest.mark.slow
@@ -213,7 +216,7 @@ def test_stopping_answers_accepted_requests(tmp_path: Path, start: Start) -> Non
     with Load(address, BODY, threads=3) as load:
         wait_until(all_are_queued, "three requests wait for their scores")
         server.send(signal.SIGTERM)
-        assert server.popen.wait(15) == 0
+        assert server.popen.wait(60) == 0
         stopped = time.monotonic()
     accepted = [answer for sent, answer in load.answers if sent < stopped]
     assert len(accepted) >= 3 and {answer.status for answer in accepted} == {200}

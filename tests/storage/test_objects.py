@@ -139,7 +139,7 @@ class TestTrees:
         monkeypatch.setattr(objects, "PUSH_SECONDS", 0.05)
         with output_directory(bucket) as work:
             (work / "checkpoint").write_text("epoch 1")
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while not places.has_directory(bucket):
                 assert time.monotonic() < deadline
                 time.sleep(0.02)

@@ -49,7 +49,7 @@ Supervisor(config, sys.argv[2] or None, lambda *_: None).run()
 """
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     """Poll until the condition holds; fail with `what` if it never does."""
     end = time.monotonic() + seconds
     while not condition():
@@ -86,7 +86,7 @@ class Address(NamedTuple):
         self, method: str, path: str, body: bytes | str | None = None, headers: dict[str, str] | None = None
     ) -> Answer:
         """Send one request on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
@@ -107,7 +107,7 @@ class Address(NamedTuple):
 
     def raw(self, *parts: bytes, pause: float = 0.0) -> bytes:
         """Send bytes that need not be HTTP, `pause` seconds apart, and return all that comes back until the end."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
             with suppress(ConnectionError):
                 for part in parts:
                     connection.sendall(part)
@@ -175,7 +175,7 @@ class Process:
         lines = self._log.read_bytes().split(b"\n")[:-1]
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
-    def wait(self, name: str, count: int = 1, seconds: float = 30.0) -> dict[str, Any]:
+    def wait(self, name: str, count: int = 1, seconds: float = 90.0) -> dict[str, Any]:
         """Return the event of that name, the `count`-th one, once it has happened."""
         end = time.monotonic() + seconds
         while len(events := self.events(name)) < count:
@@ -232,7 +232,7 @@ class Load:
         wait_until(lambda: len(self.answers) >= goal, f"{count} more answers")
 
     def _run(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._address.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self._address.port, timeout=60)
         while not self._stop.is_set():
             start = time.monotonic()
             try:
