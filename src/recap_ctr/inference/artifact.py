@@ -52,18 +52,13 @@ from recap_ctr.storage.hashes import fingerprint, sha256
 
 # Parts of an artifact that other packages know by this address, whichever file of this package holds them.
 __all__ = [
-    "MANIFEST",
-    "TRAINING_STATE",
-    "WEIGHTS",
     "Artifact",
     "ExportedGraph",
     "add_graphs",
-    "artifact_directory",
     "check_num_routes",
     "is_same_model",
     "model_identity",
     "read_artifact",
-    "read_artifact_manifest",
     "write_artifact",
 ]
 MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 64 << 20, 32

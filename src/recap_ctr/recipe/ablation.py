@@ -10,9 +10,11 @@ from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.parallel import Runs, teacher_tables
 from recap_ctr.training.report import REPORT, read_report
-from recap_ctr.training.run import MAX_ROUTES, RunConfig, is_finished
+from recap_ctr.training.routes import MAX_ROUTES
+from recap_ctr.training.run import is_finished
 
 PLAIN: dict[str, Any] = {
     "schedule": "plateau",

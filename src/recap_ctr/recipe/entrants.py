@@ -11,7 +11,8 @@ import torch
 from recap_ctr.axes.logits import Estimator
 from recap_ctr.axes.predict import write_logits
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.training.run import RunConfig, advance, epoch_seconds
+from recap_ctr.training.config import RunConfig
+from recap_ctr.training.run import advance, epoch_seconds
 
 RACE = "race"  # The logit table of an entrant's validation rows, in its run's directory.
 DECAY, MAX_DOUBLINGS = 0.6, 3.0

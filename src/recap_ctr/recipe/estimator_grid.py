@@ -12,7 +12,7 @@ from recap_ctr.axes.logits import LogitTable
 from recap_ctr.axes.predict import write_logits
 from recap_ctr.axes.routes import late_routes, random_routes, share_between_leaves
 from recap_ctr.config import Frozen
-from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.shards import PreparedData, held_out_shards
 from recap_ctr.diagnose import Cube, Diagnosis, diagnose, findings
 from recap_ctr.diagnose.diagnosis import FORECAST_COUNT
 from recap_ctr.evaluation.sampling import negative_rate_shift, sampling_weights
@@ -23,9 +23,10 @@ from recap_ctr.models.recap import RecapConfig
 from recap_ctr.pages.diagnosis import page
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.files import read_object, write_json
+from recap_ctr.training.config import LOGITS, RunConfig
 from recap_ctr.training.estimators import load_estimators
 from recap_ctr.training.parallel import Runs
-from recap_ctr.training.run import LOGITS, ROUTE_SEED, RunConfig, held_out_shards
+from recap_ctr.training.routes import ROUTE_SEED
 
 DIAGNOSIS, PAGES = "diagnosis.json", "diagnosis"  # The page has its own directory: a recipe has a page, too.
 

@@ -28,8 +28,8 @@ from recap_ctr.schema import Schema
 from recap_ctr.storage.claims import take
 from recap_ctr.storage.files import atomic_file
 from recap_ctr.storage.places import has_directory, output_directory
+from recap_ctr.training.config import ARTIFACT
 from recap_ctr.training.report import FitReport, record_command
-from recap_ctr.training.run import ARTIFACT
 
 MARK = "recipe.json"  # The file that says that a directory holds a recipe's stages.
 

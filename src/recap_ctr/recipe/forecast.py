@@ -40,10 +40,11 @@ from recap_ctr.recipe.estimator_grid import train_grid
 from recap_ctr.recipe.probe import RESULT, finalists
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.files import atomic_file, read_object, write_json
+from recap_ctr.training.config import ARTIFACT
 from recap_ctr.training.estimators import load_estimators
 from recap_ctr.training.parallel import Runs, teacher_tables
 from recap_ctr.training.report import FitReport, RunReport
-from recap_ctr.training.run import ARTIFACT, choose_routes
+from recap_ctr.training.routes import choose_routes
 
 Logits = npt.NDArray[np.floating[Any]]
 FORECAST, RECOMMENDED = "forecast.json", "recommended.toml"

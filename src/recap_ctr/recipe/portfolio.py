@@ -43,11 +43,11 @@ from recap_ctr.storage.files import make_directory, read_object, write_json
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
 from recap_ctr.training import trees
+from recap_ctr.training.config import LOGITS, WIDE, RunConfig
 from recap_ctr.training.parallel import Runs, run_job, run_many
 from recap_ctr.training.rates import RATES
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
 from recap_ctr.training.report import ArmSummary, FitReport, TeachingStep, parse_report, write_report
-from recap_ctr.training.run import LOGITS, WIDE, RunConfig
 
 JOURNAL = "journal.json"
 Floats = npt.NDArray[np.float64]

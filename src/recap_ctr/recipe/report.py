@@ -8,13 +8,14 @@ from typing import Any
 
 from recap_ctr.axes.logits import LogitTable, mean_logit
 from recap_ctr.data.quality import field_quality, repeated_rows
-from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.shards import PreparedData, held_out_shards
 from recap_ctr.diagnose import Cube, Curve, curve
 from recap_ctr.evaluation.calibrate import fitting
 from recap_ctr.evaluation.evaluate import Metrics, evaluate
 from recap_ctr.evaluation.sampling import negative_rate_shift, sampling_weights, undo_sampling
 from recap_ctr.recipe.choice import Choice
 from recap_ctr.recipe.config import RecipeConfig
+from recap_ctr.training.config import LOGITS
 from recap_ctr.training.parallel import Runs, teacher_tables
 from recap_ctr.training.references import compare_with_reference, held_out_logits
 from recap_ctr.training.report import (
@@ -25,7 +26,6 @@ from recap_ctr.training.report import (
     TeachingStep,
     read_report,
 )
-from recap_ctr.training.run import LOGITS, held_out_shards
 
 
 def fit_report(

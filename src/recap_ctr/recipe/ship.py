@@ -5,9 +5,10 @@ import shutil
 from pathlib import Path
 
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.inference.artifact import MANIFEST, is_same_model
+from recap_ctr.inference.artifact import is_same_model
+from recap_ctr.inference.manifest import MANIFEST
 from recap_ctr.storage.files import atomic_directory, copy_file, read_object
-from recap_ctr.training.run import ARTIFACT
+from recap_ctr.training.config import ARTIFACT
 
 
 def ship(run: Path, out: Path) -> None:

@@ -28,10 +28,11 @@ from recap_ctr.storage.files import make_directory, read_object, write_json
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
 from recap_ctr.training import trees
+from recap_ctr.training.config import LOGITS, RunConfig, default_threads
 from recap_ctr.training.parallel import Runs, run_many, teacher_tables
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
 from recap_ctr.training.report import FitReport, write_report
-from recap_ctr.training.run import LOGITS, RunConfig, default_threads, epoch_seconds
+from recap_ctr.training.run import epoch_seconds
 
 PLAN = "plan.json"
 MIN_EPOCHS = 6

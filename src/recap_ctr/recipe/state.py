@@ -24,7 +24,7 @@ from recap_ctr.data.moments import seconds_or_never
 from recap_ctr.data.rates import Entries, Rates
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.errors import InputError
-from recap_ctr.inference.artifact import (
+from recap_ctr.inference.manifest import (
     MANIFEST,
     TRAINING_STATE,
     WEIGHTS,
@@ -39,9 +39,9 @@ from recap_ctr.schema import TimeUnit
 from recap_ctr.storage.arrays import Array, load_arrays, save_arrays
 from recap_ctr.storage.files import atomic_directory, read_json, write_json
 from recap_ctr.storage.hashes import sha256
+from recap_ctr.training.config import ARTIFACT, LOGITS
 from recap_ctr.training.loop import STATE as RUN_STATE
 from recap_ctr.training.report import FitReport, read_report
-from recap_ctr.training.run import ARTIFACT, LOGITS
 
 FORMAT = 1
 REPLAY_ROWS, PENDING_ROWS = 100_000, 100_000

@@ -24,8 +24,8 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe.spaces import Choices, Range, Space, parse_space, space_to_json
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.loop import derive_seed
-from recap_ctr.training.run import RunConfig
 
 STUDY = "study.db"
 BASE, SETTINGS, REASON, EXHAUSTED = "base", "settings", "reason", "exhausted"  # Attributes in the study.

@@ -49,10 +49,10 @@ from recap_ctr.storage.claims import claim
 from recap_ctr.storage.files import atomic_file, make_directory, read_object, write_json
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
+from recap_ctr.training.config import RunConfig
 from recap_ctr.training.loop import BEST, train
 from recap_ctr.training.optimizer import DIVERGED
 from recap_ctr.training.report import DataSummary, Epoch, ModelSummary
-from recap_ctr.training.run import RunConfig
 
 RESULT, TOML, TRIALS = "tune.json", "best.toml", "trials"
 

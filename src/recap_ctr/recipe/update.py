@@ -32,8 +32,9 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.calibrate import fitting
 from recap_ctr.evaluation.evaluate import Metrics, evaluate
 from recap_ctr.evaluation.sampling import undo_sampling
-from recap_ctr.inference.artifact import MANIFEST, TRAINING_STATE, WEIGHTS, write_artifact
+from recap_ctr.inference.artifact import write_artifact
 from recap_ctr.inference.delta import write_delta
+from recap_ctr.inference.manifest import MANIFEST, TRAINING_STATE, WEIGHTS
 from recap_ctr.inference.measure import measure_settings
 from recap_ctr.inference.setting import measured_settings
 from recap_ctr.inference.torch_backend import PackedModel, load_artifact
@@ -46,7 +47,7 @@ from recap_ctr.recipe.state import TrainingState, read_state, unknown_shares, wr
 from recap_ctr.storage.claims import claim
 from recap_ctr.storage.files import atomic_directory, copy_file, read_json
 from recap_ctr.storage.locks import locked
-from recap_ctr.training.run import ARTIFACT
+from recap_ctr.training.config import ARTIFACT
 
 NEWEST = (4, 1, 0)  # Rows that train, and newest ones that judge.
 FINISHED = "finished"  # No update has such a file: a finished one leaves no working directory.

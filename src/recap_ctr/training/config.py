@@ -11,7 +11,7 @@ from recap_ctr.data.layout import Layout
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.sampling import negative_rate_shift
-from recap_ctr.inference.artifact import WEIGHTS
+from recap_ctr.inference.manifest import WEIGHTS
 from recap_ctr.jobs import machine
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.recap import RecapConfig

@@ -10,7 +10,7 @@ import torch
 
 from recap_ctr.axes.teachers import teacher_targets
 from recap_ctr.config import Frozen
-from recap_ctr.data.shards import PreparedData, Rows, held_out_shards
+from recap_ctr.data.shards import PreparedData, Rows
 from recap_ctr.errors import InputError
 from recap_ctr.inference.manifest import MANIFEST
 from recap_ctr.inference.torch_backend import load_artifact
@@ -20,27 +20,17 @@ from recap_ctr.nn.group import current_group
 from recap_ctr.storage.claims import claim
 from recap_ctr.storage.files import remove_directory
 from recap_ctr.storage.locks import locked
-from recap_ctr.training.config import ARTIFACT, LOGITS, WIDE, RunConfig, default_threads
+from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig
 from recap_ctr.training.finish import finish
 from recap_ctr.training.linear import train_linear
 from recap_ctr.training.loop import Start, Trained, Trainer, train
 from recap_ctr.training.rates import RATES, train_rates, with_rates
 from recap_ctr.training.report import REPORT, RunReport, read_report
-from recap_ctr.training.routes import MAX_ROUTES, ROUTE_SEED, choose_routes
 
 # Parts of a run that other packages know by this address, whichever file of this package holds them.
 __all__ = [
-    "ARTIFACT",
-    "LOGITS",
-    "MAX_ROUTES",
-    "ROUTE_SEED",
-    "WIDE",
-    "RunConfig",
     "advance",
-    "choose_routes",
-    "default_threads",
     "epoch_seconds",
-    "held_out_shards",
     "is_finished",
     "run",
 ]
