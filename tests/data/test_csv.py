@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recap_ctr.data import csv
-from recap_ctr.data.csv import ColumnNames, TextOptions, read_text_blocks
+from recap_ctr.data.csv import ColumnNames, TextOptions, cut_text, read_span, read_text_blocks
 from recap_ctr.data.source import FileSource, Source
 from recap_ctr.errors import InputError
 
@@ -254,3 +254,51 @@ class TestBombs:
     def test_a_header_of_40000_columns(self) -> None:
         names = [f"column_{number}" for number in range(40_000)]
         self.refuse(",".join([*names, names[-1]]).encode() + b"\n", "column 'column_39999' appears twice")
+
+
+def spans(path: Path, size: int, names: ColumnNames | None = None) -> list[csv.TextSpan]:
+    return cut_text(path, path.name, b",", TextOptions(names), size)
+
+
+class TestSpans:
+    @pytest.mark.parametrize("block_bytes", [3, 8, 50, 1 << 20])
+    @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+    @pytest.mark.parametrize("has_header", [True, False])
+    def test_together_they_are_the_table(
+        self, block_bytes: int, line_end: str, has_header: bool, tmp_path: Path
+    ) -> None:
+        """Whatever their size, also with line ends and quotes in values, and blank lines at the end of the file."""
+        cells = ["a", 'b"c', "d\ne", "f,\n\n", "é", ""]
+        table = [[cells[i % 6], cells[i // 6 % 6]] for i in range(40)]
+        lines = [",".join(map(quoted, row)) for row in ([["x", "y"]] if has_header else []) + table]
+        names = None if has_header else ColumnNames(["x", "y"])
+        path = tmp_path / "t.csv"
+        path.write_bytes(b"\xef\xbb\xbf" + (line_end.join(lines) + line_end * 3).encode())
+        whole = read(FileSource([path], names))
+        with patch.object(csv, "BLOCK_BYTES", block_bytes):
+            for size in (1, 20, 100, 10**6):
+                first_row, end, frames = 1, None, []
+                cuts = spans(path, size, names)
+                assert len(cuts) == 1 or size < 10**6
+                for span in cuts:
+                    assert span.first_row == first_row
+                    assert end in (None, span.start)
+                    frame = pl.concat([frame for frame, _ in read_span(path, "t.csv", span)])
+                    first_row, end = first_row + frame.height, span.stop
+                    frames.append(frame)
+                assert pl.concat(frames).equals(whole)
+                assert end == path.stat().st_size
+        assert len(spans(path, 20, names)) > 5
+
+    def test_a_blank_line_between_rows_is_refused_in_spans_too(self, tmp_path: Path) -> None:
+        (path := tmp_path / "t.csv").write_bytes(b"x,y\n" + b"1,2\n" * 5 + b"\r\n\n" + b"3,4\n" * 5)
+        with pytest.raises(InputError, match="row 6 has 0 fields"):
+            read(FileSource([path]))
+        with pytest.raises(InputError, match="row 6 has 0 fields"):
+            for span in spans(path, 1):
+                list(read_span(path, "t.csv", span))
+
+    def test_one_column_is_not_cut(self, tmp_path: Path) -> None:
+        """There a blank line is a row."""
+        (path := tmp_path / "t.csv").write_bytes(b"x\n" + b"1\n\n" * 5)
+        assert spans(path, 1) == []

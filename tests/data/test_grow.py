@@ -8,8 +8,9 @@ import polars as pl
 import pytest
 
 from recap_ctr.data.encode import Encoder, FittedField
-from recap_ctr.data.grow import Base, changes, grow_field, load_rare, row_map
+from recap_ctr.data.grow import Base, changes, grow_field, row_map
 from recap_ctr.data.prepare import Preparation, write_prepared_data
+from recap_ctr.data.rare import load_rare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import Block, FrameSource
 from recap_ctr.data.split import Split

@@ -36,53 +36,9 @@ from recap_ctr.schema import Field, Schema, TimeUnit
 from recap_ctr.storage.arrays import NpyFile
 from recap_ctr.storage.files import atomic_directory
 from recap_ctr.storage.hashes import sha256
-from tests.support.preparing import PLAIN, arrays, contents, prepared, shards, simple
+from tests.support.preparing import EVERY_KIND, PLAIN, arrays, contents, every_kind, prepared, shards, simple
 
 # One table, many shapes
-
-EVERY_KIND = Schema(
-    label="y",
-    weight="w",
-    group="user",
-    time="t",
-    row_id="id",
-    fields=(
-        Field(name="user", kind="categorical"),
-        Field(name="item", kind="categorical", min_count=2),
-        Field(name="site", kind="categorical", hash_buckets=11),
-        Field(name="tags", kind="multi", separator="|", max_len=3),
-        Field(name="words", kind="multi", max_len=2, pooling="sum", hash_buckets=5),
-        Field(name="price", kind="numeric"),
-        Field(name="visits", kind="numeric", transform="log-square", missing=("0",)),
-        Field(name="age", kind="numeric", transform="quantiles", num_buckets=4, missing=("-1", "3")),
-        Field(name="t", kind="numeric", transform="quantiles", num_buckets=3),
-    ),
-)
-
-
-def every_kind(rows: int, seed: int = 0) -> pl.DataFrame:
-    """Return rows for `EVERY_KIND`; sums of the prices are exact in any order, whatever the block boundaries."""
-    rng = np.random.default_rng(seed)
-
-    def gaps(values: Any, share: float = 0.1) -> pl.Series:
-        return pl.Series(values).set(pl.Series(rng.random(rows) < share), None)
-
-    return pl.DataFrame(
-        {
-            "id": np.arange(rows) + 2**60,
-            "y": rng.integers(0, 2, rows),
-            "w": rng.integers(0, 9, rows) / 4,
-            "t": rng.integers(0, 50, rows),
-            "user": gaps(rng.zipf(1.5, rows) % 20 + 2**60),
-            "item": gaps([f'it"em,\n{i}' for i in rng.zipf(1.3, rows) % 40]),
-            "site": gaps([f"site-{i}" for i in rng.integers(0, 30, rows)]),
-            "tags": gaps(["|".join(rng.choice(["a", "b", "ü"], rng.integers(1, 5))) for _ in range(rows)]),
-            "words": gaps([" ".join(rng.choice(["p", "q"], rng.integers(1, 4))) for _ in range(rows)]),
-            "price": gaps(rng.integers(-100, 100, rows) / 4),
-            "visits": gaps(rng.integers(-2, 500, rows)),
-            "age": gaps(rng.integers(-1, 90, rows)),
-        }
-    )
 
 
 def _parts(table: pl.DataFrame, directory: Path) -> list[Path]:

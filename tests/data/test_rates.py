@@ -80,6 +80,22 @@ def test_a_row_sees_the_clicks_of_other_folds_and_the_number_of_all_other_rows()
             assert codes[row, column : column + 2].tolist() == expected[0].tolist()
 
 
+def test_folds_by_time_are_stretches_that_hide_all_clicks_of_their_rows() -> None:
+    times = np.random.default_rng(3).permutation(400).astype(np.float64)
+    rows = replace(random_shard(400), times=times)
+    rates = Rates(rows, LAYOUT, by_time=True)
+    order = np.argsort(times)
+    folds = rates._fold_N[order]
+    assert (np.diff(folds) >= 0).all() and np.bincount(folds).tolist() == [80] * 5
+    flipped = rows.labels.copy()
+    flipped[order[:80]] ^= 1
+    changed = Rates(replace(rows, labels=flipped), LAYOUT, by_time=True)
+    changed.rate = rates.rate
+    codes, others = rates.training_codes([("f0",)]), changed.training_codes([("f0",)])
+    assert codes[order[:80]].tolist() == others[order[:80]].tolist()
+    assert codes[order[80:]].tolist() != others[order[80:]].tolist()
+
+
 def test_its_own_click_changes_nothing_that_a_row_sees() -> None:
     rows = random_shard(300)
     flipped = rows.labels.copy()

@@ -14,8 +14,8 @@ from sklearn.model_selection import KFold
 from recap_ctr.data import spool as spool_module
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import SPLITS
-from recap_ctr.data.source import FrameSource, Source
-from recap_ctr.data.split import Split, folds, parse_ratio
+from recap_ctr.data.source import Block, FrameSource, Source
+from recap_ctr.data.split import Split, folds, hash_splits, parse_ratio, parse_rule
 from recap_ctr.datasets.catalogue import find_protocol
 from recap_ctr.errors import InputError
 from tests.support import layouts
@@ -177,6 +177,7 @@ class TestSplits:
         [
             {"kind": "column"},
             {"column": "s"},
+            {"kind": "hash"},
             {"ratio": (0, 1, 1)},
             {"seed": -1},
             {"ratio": (1, 1, -1)},
@@ -187,8 +188,59 @@ class TestSplits:
         with pytest.raises(ValidationError):
             Split.model_validate(values)
 
+    def test_rule(self) -> None:
+        assert parse_rule("hash:a:b") == ("hash", "a:b")
+        for text in ("hash", "hash:", "odd", "time:t", ""):
+            with pytest.raises(InputError, match=f"--split {text}: no such rule"):
+                parse_rule(text)
+
     def test_ratio(self) -> None:
         assert parse_ratio("8:1:1") == (8, 1, 1)
         for text in ("8:1", "8:1:1:1", "a:b:c", "0:1:1", "1:0:1", "-1:1:1", "8.5:1:1", ""):
             with pytest.raises(InputError, match="--ratio"):
                 parse_ratio(text)
+
+
+def codes(keys: pl.Series, split: Split) -> list[int]:
+    """Return the split codes of rows with these keys."""
+    return [int(code) for code in hash_splits(Block(keys.to_frame("k"), 1, "log.csv"), split)]
+
+
+GOLDEN_CODES = [0, 0, 0, 0, 1, 0, 0, 0, 1, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+
+
+class TestHash:
+    RULE = Split(kind="hash", column="k", seed=3)
+
+    def test_same_in_every_version(self) -> None:
+        """Data that are prepared again, or tomorrow, must not move a key into another split."""
+        assert codes(pl.Series([f"u{i}" for i in range(20)]), self.RULE) == GOLDEN_CODES
+        assert codes(pl.Series([7, 8, 9]), self.RULE) == codes(pl.Series(["7", "8.0", "9"]), self.RULE)
+
+    def test_follows_ratio_and_seed(self) -> None:
+        keys = pl.Series([f"u{i}" for i in range(4_000)])
+        shares = np.bincount(codes(keys, self.RULE)) / len(keys)
+        assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.02)
+        without_test = self.RULE.model_copy(update={"ratio": (1, 1, 0)})
+        assert np.bincount(codes(keys, without_test)) / len(keys) == pytest.approx([0.5, 0.5], abs=0.03)
+        other = np.array(codes(keys, self.RULE.model_copy(update={"seed": 4})))
+        both_train = ((other == 0) & (np.array(codes(keys, self.RULE)) == 0)).mean()
+        assert both_train == pytest.approx(0.64, abs=0.03)
+
+    def test_rows_of_a_key_stay_together(self, tmp_path: Path) -> None:
+        """Whatever their order, and whichever other rows there are; the key needs no field."""
+        table = simple(600, k=[f"u{i * 7 % 51}" for i in range(600)])
+        whole = prepared(table, tmp_path / "whole", split=self.RULE)
+        names = [{table["k"][int(row)] for row in shard.rows} for shard in shards(whole)]
+        assert sum(map(len, names)) == len(set.union(*names)) == 51
+        part = prepared(table.reverse().head(300), tmp_path / "part", split=self.RULE)
+        for shard, keys in zip(shards(part), names, strict=True):
+            assert {table["k"][599 - int(row)] for row in shard.rows} <= keys
+        assert whole.split == "by the hash of 'k', about 8:1:1, seed 3"
+
+    def test_a_row_without_a_key_is_refused(self, tmp_path: Path) -> None:
+        table = simple(40, k=["a"] * 30 + [None] * 10)
+        with pytest.raises(InputError, match=r"row 31, column 'k': the key of the split is missing\n  fix:"):
+            prepared(table, tmp_path / "out", split=self.RULE)
+        with pytest.raises(InputError, match=r"no column 'k' \(key of the split\)"):
+            prepared(simple(40), tmp_path / "out", split=self.RULE)

@@ -8,12 +8,13 @@ import pytest
 
 from recap_ctr.data import source as source_module
 from recap_ctr.data import spool as spool_module
+from recap_ctr.data.count import CountedValues, seen_file
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.source import FrameSource
-from recap_ctr.data.spool import Dictionary, Spool
+from recap_ctr.data.spool import Spool, SpooledRows
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
-from tests.support.preparing import contents
+from tests.support.preparing import PLAIN, contents
 
 
 def spooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Spool, np.ndarray]:
@@ -21,7 +22,9 @@ def spooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Spool, np.
     rows = np.arange(22, dtype=np.int32).reshape(11, 2)
     spool = Spool(tmp_path / "0000", np.int32, 2)
     spool.append(rows[:3])
+    spool.end_part()
     spool.append(rows[3:])
+    spool.end_part()
     return spool, rows
 
 
@@ -30,36 +33,44 @@ def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = list(spool.blocks())
     assert [len(block) for block in blocks] == [4, 4, 3]
     assert np.array_equal(np.concatenate(blocks), rows)
+    assert np.array_equal(np.concatenate(list(spool.blocks(2, 9))), rows[2:9])
 
 
-@pytest.mark.parametrize("length", [0, 1, 32, 87])
+@pytest.mark.parametrize("length", [0, 1, 32, 63])
 def test_a_short_read_is_an_error(length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that gives back less than was written must not look like a table with fewer values."""
     spool, _ = spooled(tmp_path, monkeypatch)
-    with spool.path.open("r+b") as file:
+    with Path(spool.parts[1].path).open("r+b") as file:
         file.truncate(length)
     with pytest.raises(InputError, match=r"shorter than it was written.*\n  fix: check the disk"):
         list(spool.blocks())
 
 
-def test_a_dictionary_on_disk(tmp_path: Path) -> None:
-    """Every code has its value, and all codes of a value come together."""
+def test_counts_of_parts(tmp_path: Path) -> None:
+    """A value of several parts is counted once, whatever the number of ranges, and seen if one part's rows train."""
     rng = np.random.default_rng(0)
-    dictionary, words = Dictionary(tmp_path / "0000", 10), []
-    codes: list[int] = []
+    spool, words = Spool(tmp_path / "0000", np.int32, has_values=True), []
     for _ in range(12):
         block = pl.Series([f"w{number}" for number in rng.integers(0, 60, 20)])
-        codes += dictionary.codes(block.cast(dictionary.dtype)).tolist()
+        spool.append(spool.dictionary.codes(block.cast(spool.dictionary.dtype)))
+        spool.end_part()
         words += block.to_list()
-    assert dictionary.is_spilled
-    assert dictionary.num_values > 60
-    for parts in (list(dictionary.parts()), list(dictionary.ranges())):
-        table = pl.concat(part.select("code", "value") for part in parts)
-        value_of = dict(table.iter_rows())
-        assert len(value_of) == dictionary.num_values
-        assert [value_of[code] for code in codes] == words
-    places = [set(part["value"]) for part in parts]
-    assert sum(map(len, places)) == len(set(words))
+    splits = rng.integers(0, 3, len(words)).astype(np.uint8)
+    expected = {
+        word: (sum(w == word and not code for w, code in zip(words, splits, strict=True)), words.count(word))
+        for word in words
+    }
+    for max_values in (1, 50, 10**6):
+        rows = SpooledRows(PLAIN, {}, {"field:c": spool}, max_values, len(words))
+        counted = CountedValues(rows, "field:c", splits, tmp_path / str(max_values))
+        table = pl.concat(counted.ranges())
+        assert len(table) == len(expected)
+        assert {value: (train, total) for value, train, total in table.rows()} == expected
+        counted.write_seen()
+        for number, part in enumerate(spool.parts):
+            values = pl.read_ipc(part.dictionary)["value"]
+            seen = np.fromfile(seen_file(tmp_path / str(max_values), number), np.uint8)
+            assert seen.tolist() == [int(expected[value][0] > 0) for value in values]
 
 
 @pytest.mark.parametrize("max_values", [1, 40])

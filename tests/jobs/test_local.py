@@ -16,7 +16,7 @@ import pytest
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.executor import Job, JobError
 from recap_ctr.jobs.local import LocalProcesses
-from recap_ctr.jobs.progress import say
+from recap_ctr.jobs.progress import announce_epoch, heard_by, say
 from recap_ctr.storage.hashes import fingerprint
 from tests.support import job_functions
 
@@ -70,6 +70,16 @@ def test_results_come_in_the_order_of_the_jobs() -> None:
     ]
     jobs.append(job("last", fingerprint, value=values))
     assert run_jobs(jobs, workers=3) == [*values, fingerprint(values)]
+
+
+@pytest.mark.slow
+def test_epochs_are_heard_of_in_the_process_that_gave_out_the_jobs() -> None:
+    epochs: list[tuple[str, Any]] = []
+    jobs = [job("run", announce_epoch, directory="runs/a", figures={"epoch": 1})]
+    with heard_by(lambda directory, figures: epochs.append((directory, figures))):
+        run_jobs(jobs, workers=1)
+    run_jobs(jobs, workers=1)  # Nobody listens any more.
+    assert epochs == [("runs/a", {"epoch": 1})]
 
 
 def test_no_jobs() -> None:
@@ -136,6 +146,22 @@ def test_a_job_that_dies_takes_the_others_along(tmp_path: Path) -> None:
     fails_and_leaves_nobody(
         lock, job("dies", job_functions.die, after=f"{lock}.held"), JobError, "dies ended"
     )
+
+
+def test_a_killed_worker_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    echo = {"function": "tests.support.job_functions:echo", "arguments": {"value": 7}}
+    jobs = [
+        job("other", job_functions.echo, value=1),
+        Job("killed once", job_functions.die_then_do, {"mark": str(tmp_path / "mark"), **echo}),
+    ]
+    assert LocalProcesses(1, retries=1).run(jobs, title="test") == [1, 7]
+    assert "killed once: its worker was lost; it begins again with another\n" in capfd.readouterr().err
+    with pytest.raises(JobError, match=f"always ended without a result, with code {-signal.SIGKILL}"):
+        LocalProcesses(1, retries=1).run([job("always", job_functions.die)], title="test", quiet=True)
+    with pytest.raises(JobError, match="fails ended without a result, with code 3"):
+        LocalProcesses(1, retries=1).run(
+            [job("fails", job_functions.leave, code=3)], title="test", quiet=True
+        )
 
 
 def test_a_worker_that_never_reads_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.source import FileSource
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.engines import device_for, executor_for
 from recap_ctr.jobs.executor import Executor, Job, JobError
@@ -20,6 +22,7 @@ from recap_ctr.training.config import RunConfig
 from recap_ctr.training.parallel import run_job
 from tests.support import job_functions
 from tests.support.killed_runs import run_killed_once
+from tests.support.preparing import EVERY_KIND, contents, every_kind
 from tests.support.ray_cluster import ray_cluster
 
 pytestmark = pytest.mark.slow
@@ -32,6 +35,17 @@ def engine() -> Iterator[Executor]:
         patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
         with ray_cluster(nodes=2):
             yield executor_for("ray", 1, "cpu")
+
+
+def test_prepared_data_have_the_same_bytes(engine: Executor, tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    table = every_kind(400)
+    for start in range(0, 400, 100):
+        table.slice(start, 100).write_csv(tmp_path / "raw" / f"{start}.csv")
+    preparation = Preparation(EVERY_KIND, {"all": FileSource([tmp_path / "raw"])})
+    for name, executor in (("one", None), ("many", engine)):
+        write_prepared_data(preparation, tmp_path / name, quiet=True, executor=executor)
+    assert contents(tmp_path / "one") == contents(tmp_path / "many")
 
 
 def job(name: str, function: Callable[..., Any], **arguments: object) -> Job:

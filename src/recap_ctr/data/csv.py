@@ -9,12 +9,15 @@ import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from pydantic import NonNegativeInt, PositiveInt
 
+from recap_ctr.config import Frozen
 from recap_ctr.errors import InputError
 from recap_ctr.schema import first_repeated
 
@@ -156,7 +159,14 @@ def read_text_blocks(
     that the file's name implies; without one the first line decides between tab and comma.
     """
     table, text = _open_table(stream, origin, expected, options)
-    first_row, position = 1, 0
+    yield from _read_rows(stream, file, table, text, 1)
+
+
+def _read_rows(
+    stream: "BinaryIO | _Bytes", file: BinaryIO | None, table: _Table, text: bytes, first_row: int
+) -> Iterator[tuple[pl.DataFrame, int]]:
+    """Yield the rows in `text` and then in `stream`, of which the first has the number `first_row`."""
+    origin, position = table.origin, 0
     at_end = False
     while not at_end:
         following = stream.read(BLOCK_BYTES)
@@ -187,6 +197,86 @@ def read_text_blocks(
             new_position = position + len(rows)
         yield frame, max(new_position - position, 0)
         position = max(new_position, position)
+
+
+class TextSpan(Frozen):
+    """Some rows of a text file without compression: where their bytes are, and how they are to be parsed."""
+
+    start: NonNegativeInt
+    stop: NonNegativeInt
+    first_row: PositiveInt
+    columns: tuple[str, ...]
+    separator: str
+
+
+def cut_text(
+    path: Path, origin: str, expected: bytes | None, options: TextOptions, size: int
+) -> list[TextSpan]:
+    """Return the rows of a text file in spans of about `size` bytes, by reading it once without parsing it.
+
+    A span begins after a line end outside quotes, as counted from the beginning of the file, and neither it nor the one
+    before has a blank line there: within a file that is an error, and at its end it is not.
+    """
+    spans: list[TextSpan] = []
+    with path.open("rb") as file:
+        table, text = _open_table(file, origin, expected, options)
+        begin = position = file.tell() - len(text)
+        if len(table.columns) < 2:
+            return []
+        how = {"columns": tuple(table.columns), "separator": table.separator.decode()}
+        first_row, num_rows, num_quotes = 1, 0, 0
+        file.seek(begin)
+        while chunk := file.read(BLOCK_BYTES):
+            has_cut = position + len(chunk) > begin + size
+            if not has_cut and num_quotes & 1 == 0 and b'"' not in chunk:
+                num_rows += chunk.count(b"\n")
+            else:
+                ends = _row_ends_between(chunk, 0, len(chunk), num_quotes)
+                for end in _cuts(chunk, ends) if has_cut else ():
+                    if position + end < begin + size:
+                        continue
+                    spans.append(TextSpan(start=begin, stop=position + end, first_row=first_row, **how))
+                    begin = position + end
+                    first_row = 1 + num_rows + int(np.searchsorted(ends, end))
+                num_rows += len(ends)
+                num_quotes += chunk.count(b'"')
+            position += len(chunk)
+        return [*spans, TextSpan(start=begin, stop=position, first_row=first_row, **how)]
+
+
+def _cuts(chunk: bytes, ends: npt.NDArray[np.int64]) -> list[int]:
+    """Return the positions after those line ends of a chunk that no blank line is next to."""
+    part = np.frombuffer(chunk, np.uint8)
+    ends = ends[(ends >= 2) & (ends < len(part) - 1)]
+    follows_blank = (part[ends - 1] == ord("\n")) | (
+        (part[ends - 1] == ord("\r")) & (part[ends - 2] == ord("\n"))
+    )
+    precedes_blank = (part[ends + 1] == ord("\n")) | (part[ends + 1] == ord("\r"))
+    return [int(end) + 1 for end in ends[~(follows_blank | precedes_blank)]]
+
+
+class _Bytes:
+    """So many bytes of a file from where it stands."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._left = file, size
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(min(size, self._left))
+        self._left -= len(data)
+        return data
+
+
+def read_span(path: Path, origin: str, span: TextSpan) -> Iterator[tuple[pl.DataFrame, int]]:
+    """Yield the rows of a span in blocks, each with the bytes that it takes in the file."""
+    table = _Table(span.columns, span.separator.encode(), origin)
+    with path.open("rb") as file:
+        file.seek(span.start)
+        position = span.start
+        stream = _Bytes(file, span.stop - span.start)
+        for frame, _ in _read_rows(stream, None, table, b"", span.first_row):
+            yield frame, file.tell() - position
+            position = file.tell()
 
 
 def _open_table(

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from recap_ctr.data.count import CountedValues, may_lack_values
 from recap_ctr.data.encode import FittedField
+from recap_ctr.data.rare import NO_VALUES, most_frequent
 from recap_ctr.data.split import SplitCodes
-from recap_ctr.data.spool import Spool, SpooledRows, counted_training_blocks, training_blocks
+from recap_ctr.data.spool import Spool, SpooledRows, training_blocks
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field
 
@@ -18,35 +21,47 @@ _NO_VALUES = pl.Series("value", [], dtype=pl.String)
 _NO_COUNTS = np.zeros(0, np.int64)
 
 
-def fit_field(rows: SpooledRows, field: Field, splits: SplitCodes) -> FittedField:
-    """Learn a field from the training rows of the spool; `splits` has the split code of each row."""
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """What was learnt about a field, and the counts of values that its vocabulary lacks, if it can grow."""
+
+    fitted: FittedField
+    rare: pl.DataFrame | None = None
+
+
+def fit_field(rows: SpooledRows, field: Field, splits: SplitCodes, directory: Path) -> Fit:
+    """Learn a field from the training rows of the spool; `splits` has the split code of each row.
+
+    `directory` is where counts go meanwhile, and what `UnknownValues` needs of them.
+    """
     spool = rows.columns[f"field:{field.name}"]
     if field.is_value:
-        return _fit_scale(field, spool, splits)
+        return Fit(_fit_scale(field, spool, splits))
     if field.transform == "quantiles":
-        return _fit_quantiles(field, spool, splits, rows.num_rows)
+        return Fit(_fit_quantiles(field, spool, splits, rows.num_rows))
     if field.hash_buckets:
-        return FittedField(field, _NO_VALUES, _NO_COUNTS)
-    name, blocks = f"field:{field.name}", training_blocks(spool, splits)
-    if field.name in rows.counted:
-        name = f"counted:{field.name}"
-        blocks = counted_training_blocks(
-            rows.columns[name], rows.columns[f"counted rows:{field.name}"], splits
-        )
-    dictionary = rows.dictionaries[name]
-    counts = np.zeros(dictionary.num_values, np.int64)
-    for codes in blocks:
-        counts += np.bincount(codes[codes >= 0], minlength=len(counts))
-    if not dictionary.is_spilled:
-        return _keep_frequent(field, dictionary.values(), counts)
-    totals = pl.concat(_frequent(part, counts, field.min_count) for part in dictionary.ranges())
-    return _keep_frequent(field, totals["value"], totals["count"].to_numpy())
+        return Fit(FittedField(field, _NO_VALUES, _NO_COUNTS))
+    is_counted = field.name in rows.counted
+    values = count_field(rows, field, splits, directory)
+    if is_counted:
+        values = CountedValues(rows, f"counted:{field.name}", splits, directory / "counted")
+    kept, rare = [NO_VALUES], NO_VALUES
+    for counts in values.ranges():
+        is_kept = pl.col("train") >= field.min_count
+        kept.append(counts.filter(is_kept).select("value", count="train"))
+        lacking = counts.filter(~is_kept & (pl.col("total") > 0)).select("value", count="total")
+        rare = most_frequent(pl.concat([rare, lacking]))
+    frequent = pl.concat(kept)
+    fitted = _keep_frequent(field, frequent["value"], frequent["count"].to_numpy())
+    return Fit(fitted, None if is_counted else rare)
 
 
-def _frequent(values: pl.DataFrame, counts: npt.NDArray[np.int64], min_count: int) -> pl.DataFrame:
-    """Return the frequent ones of some values, which may have several codes each, with their counts."""
-    counted = values.select("value", count=pl.Series(counts[values["code"].to_numpy()]))
-    return counted.group_by("value").agg(pl.col("count").sum()).filter(pl.col("count") >= min_count)
+def count_field(rows: SpooledRows, field: Field, splits: SplitCodes, directory: Path) -> CountedValues:
+    """Count the values of a field, and write which of them training rows have if its vocabulary may lack some."""
+    values = CountedValues(rows, f"field:{field.name}", splits, directory)
+    if may_lack_values(rows, field):
+        values.write_seen()
+    return values
 
 
 def _keep_frequent(

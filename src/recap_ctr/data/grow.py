@@ -1,13 +1,12 @@
 """A vocabulary that grows: ids stay, values that have become frequent are added, forgotten ones leave their row.
 
 A value is added once it has occurred `min_count` times in all rows seen so far, so the counts of values that are still
-too rare are kept: of each field the most frequent `MAX_RARE`, which bounds them. An added value takes the id of a
+too rare are kept (`rare`). An added value takes the id of a
 forgotten one, or else the next id after all others; in the table it starts from its field's OOV vector.
 
 Shapes: V rows of the table before, G rows of the grown table.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from recap_ctr.data.count import field_directory
 from recap_ctr.data.encode import Encoder, FittedField
+from recap_ctr.data.fit import count_field
 from recap_ctr.data.moments import seconds_or_never
+from recap_ctr.data.rare import NO_VALUES, Rare, most_frequent
+from recap_ctr.data.split import SplitCodes
 from recap_ctr.data.spool import SpooledRows
 from recap_ctr.errors import InputError
 from recap_ctr.schema import TimeUnit
-from recap_ctr.storage.files import make_directory, new_file
 
-MAX_RARE = 1_000_000
 Array = npt.NDArray[Any]
-Rare = Mapping[int, pl.DataFrame]
-"""Values that a field's vocabulary lacks, with their counts, by the number of the field."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +41,13 @@ class Base:
     forget_after: float | None = None
     """Seconds after which a value that was not seen again is forgotten."""
 
-    def grown(self, rows: SpooledRows, unit: TimeUnit | None) -> tuple[Encoder, Rare]:
+    def grown(
+        self, rows: SpooledRows, unit: TimeUnit | None, splits: SplitCodes, directory: Path
+    ) -> tuple[Encoder, Rare]:
         """Return the encoder with the values that have become frequent, and the counts of all others.
 
-        `unit` says how the time column of the rows writes moments.
+        `unit` says how the time column of the rows writes moments, `splits` the split of each row. What is needed to
+        encode the rows is left below `directory`, for each field as by `fit_field`.
         """
         limit = -np.inf
         if self.forget_after is not None and unit is not None:
@@ -56,7 +58,11 @@ class Base:
             if not fitted.grows:
                 fields.append(fitted)
                 continue
-            seen, lacking = count_values(rows, fitted), self.rare.get(number, NO_VALUES)
+            values = count_field(rows, fitted.field, splits, field_directory(directory, number))
+            ranges = (
+                part.filter(pl.col("total") > 0).select("value", count="total") for part in values.ranges()
+            )
+            seen, lacking = pl.concat(ranges), self.rare.get(number, NO_VALUES)
             is_old = np.zeros(len(fitted.values), np.bool_)
             if self.last_V is not None:
                 ids = fitted.ids(np.arange(len(fitted.values), dtype=np.int32))
@@ -65,40 +71,6 @@ class Base:
             grown, rare[number] = grow_field(fitted, seen, lacking, np.flatnonzero(is_old))
             fields.append(grown)
         return Encoder(self.encoder.schema, fields), rare
-
-
-NO_VALUES = pl.DataFrame(schema={"value": pl.String, "count": pl.Int64})
-
-
-def count_values(rows: SpooledRows, fitted: FittedField) -> pl.DataFrame:
-    """Return the values of a field in all spooled rows, and how often each occurs."""
-    name = f"field:{fitted.field.name}"
-    dictionary = rows.dictionaries[name]
-    counts = np.zeros(dictionary.num_values, np.int64)
-    for codes in rows.columns[name].blocks():
-        counts += np.bincount(codes[codes >= 0].ravel(), minlength=len(counts))
-    counted = (
-        part.select("value", count=pl.Series(counts[part["code"].to_numpy()]))
-        .group_by("value", maintain_order=True)  # A value that went to disk and came again has several codes.
-        .agg(pl.col("count").sum())
-        .filter(pl.col("count") > 0)
-        for part in dictionary.ranges()
-    )
-    return pl.concat(counted)
-
-
-def unkept(rows: SpooledRows, encoder: Encoder) -> Rare:
-    """Return the values of all spooled rows that the vocabularies lack, with their counts."""
-    rare = {}
-    for number, fitted in enumerate(encoder.fields):
-        if fitted.grows and fitted.field.name not in rows.counted:
-            frame = count_values(rows, fitted)
-            rare[number] = _most_frequent(frame.filter(pl.Series(fitted.codes(frame["value"]) < 0)))
-    return rare
-
-
-def _most_frequent(rare: pl.DataFrame) -> pl.DataFrame:
-    return rare.sort(["count", "value"], descending=[True, False]).head(MAX_RARE)
 
 
 def grow_field(
@@ -150,7 +122,7 @@ def grow_field(
         np.array(counts, np.int64),
         num_added=fitted.num_added + len(values) - len(fitted.values),
     )
-    return grown, _most_frequent(others.filter(~is_frequent))
+    return grown, most_frequent(others.filter(~is_frequent))
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,23 +170,6 @@ def row_map(old: Encoder, new: Encoder) -> RowMap:
         kept = np.where(is_fresh[: before.size], after.oov, local[: before.size])
         target_V[place.offset : place.offset + before.size] = kept + grown_place.offset
     return RowMap(np.concatenate(sources), np.concatenate(fresh), target_V)
-
-
-def save_rare(rare: Rare, directory: Path) -> list[Path]:
-    """Write the counts of values that the vocabularies lack below `directory`, and return the files."""
-    make_directory(directory / "rare")
-    files = []
-    for number, frame in rare.items():
-        files.append(directory / f"rare/{number:04d}.parquet")
-        with new_file(files[-1]) as file:
-            frame.write_parquet(file, statistics=False)
-    return files
-
-
-def load_rare(directory: Path, encoder: Encoder) -> Rare:
-    """Return what `save_rare` wrote, of the fields that have a file."""
-    files = {number: directory / f"rare/{number:04d}.parquet" for number in range(len(encoder.fields))}
-    return {number: pl.read_parquet(file, glob=False) for number, file in files.items() if file.is_file()}
 
 
 def changes(old: Encoder, new: Encoder) -> tuple[dict[str, int], dict[str, int]]:

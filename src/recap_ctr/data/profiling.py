@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from recap_ctr.data.moments import DAY, HOUR, Seconds, seconds_of
 from recap_ctr.data.profile import FieldProfile, Profile, Repeats
 from recap_ctr.data.shards import Shard
 from recap_ctr.data.split import SplitCodes
-from recap_ctr.data.spool import SPOOL_ROWS, SpooledRows, training_blocks
+from recap_ctr.data.spool import SPOOL_ROWS, Part, PartTables, SpooledRows, training_blocks
 from recap_ctr.schema import TimeUnit
 
 MAX_COUNTS = 100_000
@@ -202,24 +201,28 @@ def _repeats(rows: SpooledRows, splits: SplitCodes, times: npt.NDArray[np.float6
 def _hash_spooled(
     rows: SpooledRows, names: Sequence[str], positions: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint64]:
-    """Return a hash of each row at `positions`, over the spooled columns `names`."""
-    first = {
-        name: codes
-        for name in names
-        if name in rows.dictionaries and (codes := rows.dictionaries[name].first_codes()) is not None
-    }
+    """Return a hash of each row at `positions`, over the spooled columns `names`; of values, of their hashes."""
+    hashes = np.zeros(len(positions), np.uint64)
+    for name in names:
+        column = rows.columns[name]
+        tables = PartTables(_value_hashes)
+        for number, part, chosen, entries in column.take(positions):
+            entries = tables.table(number, part)[entries] if column.has_values else entries
+            bits = [np.ascontiguousarray(cells).view(f"i{cells.itemsize}") for cells in entries.T]
+            frame = pl.DataFrame(
+                [pl.Series(str(i), cells) for i, cells in enumerate([hashes[chosen], *bits])]
+            )
+            hashes[chosen] = frame.hash_rows(0).to_numpy()
+    return hashes
 
-    def read(name: str, at: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        values = rows.columns[name].take(at).reshape(len(at), -1)
-        return np.where(values < 0, values, first[name][values]) if name in first else values
 
-    parts = []
-    for start in range(0, len(positions), SPOOL_ROWS):
-        at = positions[start : start + SPOOL_ROWS]
-        columns = [column for name in names for column in read(name, at).T]
-        bits = [np.ascontiguousarray(column).view(f"i{column.itemsize}") for column in columns]
-        parts.append(pl.DataFrame({str(i): column for i, column in enumerate(bits)}).hash_rows(0).to_numpy())
-    return np.concatenate(parts)
+def _value_hashes(_: int, part: Part) -> npt.NDArray[np.uint64]:
+    """Return the hash of each value of a part: the same value has other codes in other parts."""
+    table = pl.read_ipc(part.dictionary, columns=["hash", "code"])
+    hashes = np.empty(part.num_values + 2, np.uint64)
+    hashes[table["code"].to_numpy()] = table["hash"].to_numpy()
+    hashes[-2:] = 0, 1  # Padding and missing values.
+    return hashes
 
 
 def _largest_share(hashes: npt.NDArray[np.uint64], size: int) -> float:

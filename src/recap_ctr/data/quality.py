@@ -8,11 +8,9 @@ import numpy.typing as npt
 import polars as pl
 
 from recap_ctr.config import Record
-from recap_ctr.data.encode import MISSING_CODE, Encoder, FittedField, Ints
+from recap_ctr.data.encode import Ints
 from recap_ctr.data.layout import FieldLayout
 from recap_ctr.data.shards import SPLITS, PreparedData, Shard
-from recap_ctr.data.split import SplitCodes
-from recap_ctr.data.spool import SpooledRows, training_blocks
 
 MAX_ROWS = 1_000_000  # evenly spaced rows of each split: enough for figures with two digits
 MAX_COMPARED_ROWS = 10_000_000  # of training, with 8 bytes each, to look for repeated rows
@@ -86,54 +84,6 @@ def _share(ids_RW: Ints, field: FieldLayout) -> np.ndarray[Any, np.dtype[np.floa
     counts_V = np.bincount(ids_RW.ravel() - field.offset, minlength=field.size).astype(np.float64)
     counts_V[0] = 0.0  # padding is not a value
     return np.asarray(counts_V / max(counts_V.sum(), 1.0))
-
-
-class UnknownValues:
-    """Counts of missing and of rare values, by split and field, while rows are encoded.
-
-    A rare value is in the training rows, but the vocabulary does not keep it. The other values without a vector of
-    their own are unseen: no training row has them.
-    """
-
-    def __init__(self, rows: SpooledRows, encoder: Encoder, splits: SplitCodes) -> None:
-        self._fields, self._splits = encoder.fields, splits
-        self._seen = [_seen_codes(rows, fitted, splits) for fitted in encoder.fields]
-        self.missing, self.rare = np.zeros((2, len(SPLITS), len(encoder.fields)), np.int64)
-
-    def add(self, index: int, column: npt.NDArray[Any], ids: Ints, start: int) -> None:
-        """Count a block of one field's spooled column, whose first row has number `start`, with the ids made of it."""
-        fitted, seen = self._fields[index], self._seen[index]
-        is_missing = np.isnan(column) if column.dtype == np.float64 else column == MISSING_CODE
-        is_oov = ids.reshape(column.shape) == fitted.oov
-        is_rare = np.zeros_like(is_oov)
-        if seen is not None:
-            is_rare = is_oov & seen[column]
-        elif fitted.edges:  # a quantile has training rows by its nature
-            is_rare = is_oov & ~is_missing
-        for counts, mask in ((self.missing, is_missing), (self.rare, is_rare)):
-            per_row = mask.reshape(len(column), -1).sum(axis=1)
-            splits = self._splits[start : start + len(column)]
-            counts[:, index] += np.bincount(splits, per_row, minlength=len(SPLITS)).astype(np.int64)
-
-
-def _seen_codes(rows: SpooledRows, fitted: FittedField, splits: SplitCodes) -> npt.NDArray[np.bool_] | None:
-    """Return whether a training row has each spooled code of a field; None if it keeps all values.
-
-    The last two entries serve the codes of padding and of missing values.
-    """
-    name, field = f"field:{fitted.field.name}", fitted.field
-    keeps_all = field.min_count == 1 and field.name not in rows.counted
-    if name not in rows.dictionaries or keeps_all:
-        return None
-    seen = np.zeros(rows.dictionaries[name].num_values + 2, np.bool_)
-    for codes in training_blocks(rows.columns[name], splits):
-        seen[codes[codes >= 0]] = True
-    if rows.dictionaries[name].is_spilled:  # A value with several codes is seen if one of them is.
-        for part in rows.dictionaries[name].ranges():
-            codes = part["code"].to_numpy()
-            marked = part.with_columns(seen=pl.Series(seen[codes]))
-            seen[codes] = marked.select(pl.col("seen").any().over("value"))["seen"].to_numpy()
-    return seen
 
 
 def repeated_rows(data: PreparedData) -> dict[str, int] | None:

@@ -1,7 +1,8 @@
 """Click rates of values and of pairs of values: which pairs are worth it, what each row may know, and a packed table.
 
 A training row's own click must not be part of the rates that it is explained by. So the rows are divided into folds,
-and a row sees the rates of the other folds. Later rows see the rates of all training rows.
+and a row sees the rates of the other folds. Later rows see the rates of all training rows. Where a model is for rows
+to come, the folds are stretches of time: rows of the same hour have more in common than later ones will have with them.
 
 An entry of the table has 32 bits: 15 of a mark that tells it from others in its bucket, 8 for the rate's log odds, 8
 for the logarithm of the number of rows. Numpy fills the table; torch and ONNX read it by the same arithmetic.
@@ -72,9 +73,24 @@ def encode_rates(clicks: Floats, rows: Floats, rate: float, count: Floats | None
     return np.stack([np.where(count_codes > 0, odds_codes, 0), count_codes], axis=-1).astype(np.uint8)
 
 
+def neutral_where_unseen(codes: Codes) -> Codes:
+    """Return codes with the odds of all rows for a value without rows, for those who look at the order of odds."""
+    pairs = codes.reshape(len(codes), -1, 2).copy()
+    pairs[..., 0] = np.where(pairs[..., 1] > 0, pairs[..., 0], NEUTRAL)
+    return pairs.reshape(codes.shape)
+
+
 def _inner_rate(rate: float) -> float:
     """Return a share of clicks that has log odds."""
     return min(max(rate, 1e-6), 1 - 1e-6)
+
+
+def _stretches(rows: Shard) -> Ints:
+    """Return the stretch of time of each row; all have the same number of rows."""
+    assert rows.times is not None
+    folds = np.empty(len(rows), np.int64)
+    folds[np.argsort(rows.times, kind="stable")] = np.arange(len(rows)) * FOLDS // len(rows)
+    return folds
 
 
 def crossable(layout: Layout) -> list[FieldLayout]:
@@ -140,6 +156,23 @@ class Entries:
         cross, left, right = (key[starts][chosen] for key in keys)
         return Entries(left, right, cross, rows[chosen], clicks[chosen])
 
+    def fill(
+        self,
+        figures: npt.NDArray[np.float32],
+        wanted: Sequence[Cross],
+        crosses: Sequence[Cross],
+        layout: Layout,
+    ) -> None:
+        """Write the two codes of each value of the wanted fields to its row, NEUTRAL and 0 for a value without rows.
+
+        `crosses` are all that the entries are of.
+        """
+        for cross, (field, _) in zip(wanted, fields_of(wanted, layout), strict=True):
+            entries = self.take(self.cross == crosses.index(cross))
+            figures[field.offset : field.offset + field.size] = (NEUTRAL, 0)
+            codes = encode_rates(entries.clicks, entries.rows, self.rate)
+            figures[field.offset + entries.left] = neutral_where_unseen(codes)
+
     def table(self) -> npt.NDArray[np.int32]:
         """Return the packed table, buckets × slots; where a bucket is full, the rarest are left out."""
         order = np.argsort(-self.rows.astype(np.int64), kind="stable")
@@ -157,27 +190,29 @@ class Measured:
     """The packed table of all entries, buckets × slots."""
 
 
-def choose_crosses(train: Shard, layout: Layout) -> list[Cross]:
+def choose_crosses(train: Shard, layout: Layout, *, by_time: bool = False) -> list[Cross]:
     """Return the fields and pairs of fields whose rates are worth their entries, by a sample of the training rows."""
     room = max(ENTRIES_PER_VALUE * layout.num_rows, MIN_ENTRIES) - layout.num_rows
     share = min(CHOICE_ROWS / len(train), 1.0)
     if share < 1.0:
         positions = np.random.default_rng(2).choice(len(train), CHOICE_ROWS, replace=False)
         train = train.take(np.sort(positions))
-    return Rates(train, layout).choose(share * room)
+    return Rates(train, layout, by_time=by_time).choose(share * room)
 
 
 class Rates:
     """The rates of crosses over training rows."""
 
-    def __init__(self, train: Shard, layout: Layout, *, seed: int = 1) -> None:
-        """Divide the rows into folds; nothing is counted yet."""
+    def __init__(self, train: Shard, layout: Layout, *, by_time: bool = False, seed: int = 1) -> None:
+        """Divide the rows into folds, at random or by their times; nothing is counted yet."""
         self._train, self._layout = train, layout
         self._labels_N = np.asarray(train.labels, np.float64)
         self._masses_N = (
             np.ones(len(train)) if train.weights is None else np.asarray(train.weights, np.float64)
         )
-        self._fold_N = np.random.default_rng(seed).integers(0, FOLDS, len(train))
+        self._fold_N = (
+            _stretches(train) if by_time else np.random.default_rng(seed).integers(0, FOLDS, len(train))
+        )
         self.rate = _inner_rate(float(np.average(self._labels_N, weights=self._masses_N)))
 
     def keys(self, shard: Shard, cross: Cross) -> Ints:

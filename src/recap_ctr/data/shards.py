@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from mmap import mmap
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +37,11 @@ class Batch:
     labels_B: Floats
     weights_B: Floats | None
 
+    def part(self, rows: slice) -> "Batch":
+        """Return some of the rows, without copying them."""
+        weights = None if self.weights_B is None else self.weights_B[rows]
+        return Batch(self.ids_BW[rows], self.values_BN[rows], self.labels_B[rows], weights)
+
 
 @dataclass(frozen=True, eq=False)
 class Shard:
@@ -60,6 +66,12 @@ class Shard:
             np.array(self.ids[at]), np.array(self.values[at]), self.labels[at].astype(np.float32), weights
         )
 
+    def read(self, rows: slice) -> Batch:
+        """Return a copy of neighbouring rows, read from their files, as pages of a map would stay in memory."""
+        weights = None if self.weights is None else _read(self.weights, rows)
+        labels = _read(self.labels, rows).astype(np.float32)
+        return Batch(_read(self.ids, rows), _read(self.values, rows), labels, weights)
+
     def take(self, at: npt.NDArray[np.integer[Any]]) -> "Shard":
         """Return a shard of the rows at the positions `at`, in memory."""
         columns: dict[str, Any] = {}
@@ -72,6 +84,19 @@ class Shard:
         """Yield all rows in order; the last batch may be short."""
         for start in range(0, len(self), size):
             yield self.batch(slice(start, start + size))
+
+
+def _read(column: npt.NDArray[Any], rows: slice) -> npt.NDArray[Any]:
+    """Return a copy of neighbouring rows of a column, from its file if it is the map of a whole one."""
+    if not isinstance(column, np.memmap) or not isinstance(column.base, mmap):
+        return np.array(column[rows])
+    block = np.empty((rows.stop - rows.start, *column.shape[1:]), column.dtype)
+    row_bytes = column.strides[0]
+    with Path(str(column.filename)).open("rb") as file:
+        file.seek(column.offset + rows.start * row_bytes)
+        if file.readinto(block.data.cast("B")) != block.nbytes:
+            raise InputError(f"{column.filename} is cut short", fix="prepare the data again, with --force")
+    return block
 
 
 class Rows(Protocol):
@@ -175,6 +200,14 @@ class PreparedData:
     def test(self) -> Shard:
         """The test rows; there may be none."""
         return self._open("test")
+
+    @cached_property
+    def is_in_time_order(self) -> bool:
+        """Whether the validation rows are later than nearly all training rows, as those to come will be."""
+        train, valid = self.train.times, self.valid.times
+        if train is None or valid is None or not (len(train) and len(valid)):
+            return False
+        return bool(np.median(valid) >= np.quantile(train, 0.99))
 
     def _open(self, split: str) -> Shard:
         return open_shard(self.path, split, self.manifest["splits"][split]["rows"], self.manifest["files"])

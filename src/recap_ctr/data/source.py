@@ -154,7 +154,9 @@ class FileSource:
         self.columns = None if names is None else names.columns
         self.separator = None if separator is None else parse_separator(separator)
         self.notes: list[str] = []
-        self._text = TextOptions(names, self.separator.encode() if self.separator else None, self._note)
+        self.text_options = TextOptions(
+            names, self.separator.encode() if self.separator else None, self._note
+        )
         self.total_bytes = sum(path.stat().st_size for path in self.paths if path.is_file())
 
     def _note(self, text: str) -> None:
@@ -193,10 +195,10 @@ class FileSource:
     def _read(self, file: InputFile) -> Iterator[tuple[pl.DataFrame, int]]:
         """Yield the rows of one file in blocks, each with the bytes that it takes in the file."""
         if str(file.path) == "-":
-            yield from _read_stream(sys.stdin.buffer, file.origin, self._text)
+            yield from _read_stream(sys.stdin.buffer, file.origin, self.text_options)
         elif not file.path.is_file():
             with file.path.open("rb") as pipe:
-                yield from _read_stream(pipe, file.origin, self._text)
+                yield from _read_stream(pipe, file.origin, self.text_options)
         else:
             with named_errors(file.path):
                 yield from self._read_file(file)
@@ -206,7 +208,7 @@ class FileSource:
         if file.kind is TEXT:
             with path.open("rb") as packed, unpack(packed, compression, path) as stream:
                 expected = SEPARATORS.get(file.suffix)
-                yield from read_text_blocks(stream, packed, file.origin, expected, self._text)
+                yield from read_text_blocks(stream, packed, file.origin, expected, self.text_options)
         elif file.kind is JSON:
             with path.open("rb") as packed, unpack(packed, compression, path) as stream:
                 tell = packed.tell if compression else None

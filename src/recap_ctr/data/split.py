@@ -3,6 +3,7 @@
 Split codes are 0 for train, 1 for valid and 2 for test, as in `SPLITS`.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Self
 
@@ -16,15 +17,17 @@ from recap_ctr.data.moments import DAY, read_seconds
 from recap_ctr.data.shards import SPLITS
 from recap_ctr.data.source import Block
 from recap_ctr.data.text import as_text
-from recap_ctr.errors import InputError
+from recap_ctr.errors import InputError, did_you_mean
 from recap_ctr.schema import TimeUnit
 
 SplitCodes = npt.NDArray[np.uint8]
 ReadBlocks = Callable[[], Iterator[npt.NDArray[Any]]]
 """Reads one column of all rows, block by block."""
+SplitKind = Literal["random", "time", "hash", "column", "files", "folds"]
 _TO_GET_BOTH_CLASSES = {
     "random": "give more rows, or another --ratio or --seed to recap prepare",
     "time": "give more rows, another --ratio to recap prepare, or --split random",
+    "hash": "give more rows, or another --ratio or --seed to recap prepare, or a key with more values",
 }
 
 
@@ -32,19 +35,21 @@ class Split(Frozen):
     """How rows are divided into train, valid and test.
 
     - `random` and `time` follow the ratio, `time` in the order of the time column.
+    - `hash` follows the ratio about: the hash of the text in the key `column` decides, so that rows with the same key
+      stay together, also those of a later log, and no row's split depends on other rows.
     - `column` reads train, valid or test from a column; `files` has one source for each.
     - `folds` cuts as many stratified folds as the ratio has parts; test takes the first, valid the next ones.
     """
 
-    kind: Literal["random", "time", "column", "files", "folds"] = "random"
+    kind: SplitKind = "random"
     ratio: tuple[PositiveInt, PositiveInt, NonNegativeInt] = (8, 1, 1)
     seed: NonNegativeInt = 1
     column: str | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.kind == "column") != (self.column is not None):
-            raise ValueError("column names the split column of kind = 'column', and only of that kind")
+        if (self.kind in ("column", "hash")) != (self.column is not None):
+            raise ValueError("column names the column of kind = 'column' and 'hash', and only of these kinds")
         if self.kind == "folds" and sum(self.ratio) > 256:
             raise ValueError("at most 256 folds")
         return self
@@ -63,6 +68,24 @@ def parse_ratio(text: str) -> tuple[int, int, int]:
     if len(parts) == 3 and all(part.isdigit() for part in parts) and int(parts[0]) and int(parts[1]):
         return int(parts[0]), int(parts[1]), int(parts[2])
     raise InputError(f"--ratio {text}: expected train:valid:test as whole numbers, such as 8:1:1")
+
+
+def parse_rule(text: str) -> tuple[SplitKind, str | None]:
+    """Parse the name of a rule that follows a ratio: random, time, or hash:COLUMN with the key's column.
+
+    >>> parse_rule("time"), parse_rule("hash:user")
+    (('time', None), ('hash', 'user'))
+    """
+    kind, _, column = text.partition(":")
+    if kind == "hash" and column:
+        return "hash", column
+    rules: dict[str, SplitKind] = {"random": "random", "time": "time"}
+    if text not in rules:
+        raise InputError(
+            f"--split {text}: no such rule{did_you_mean(text, rules)}",
+            fix="choose random, time or hash:COLUMN",
+        )
+    return rules[text], None
 
 
 def folds(labels: npt.NDArray[np.uint8], count: int, seed: int) -> npt.NDArray[np.uint8]:
@@ -96,26 +119,55 @@ def read_split_column(block: Block, name: str) -> SplitCodes:
     return codes.to_numpy()
 
 
-def assign_splits(
-    split: Split, labels: npt.NDArray[np.uint8], read_times: ReadBlocks | None, read_codes: ReadBlocks
-) -> SplitCodes:
-    """Return the split code of each row, and refuse splits that a model can't be trained or judged on.
+def hash_splits(block: Block, split: Split) -> SplitCodes:
+    """Return the split codes by the hash of the key column, the same on every machine; a row without a key is an error.
 
-    `read_times` reads the time column, if there is one; `read_codes` the codes that a split column or the files gave.
+    The seed is part of what is hashed, so that splits of different seeds, and hashed fields, have nothing in common.
+    """
+    name = split.column or ""
+    keys = as_text(block.column(name, "key of the split")).alias("")
+    missing = keys.is_null().arg_true()
+    if len(missing):
+        raise InputError(
+            f"{block.origin}: row {block.row(missing[0])}, column {name!r}: the key of the split is missing",
+            fix="split by a key that all rows have, or fill it",
+        )
+    total = sum(split.ratio)
+    bounds = [split.ratio[0] * 2**64 // total, (split.ratio[0] + split.ratio[1]) * 2**64 // total]
+    distinct = keys.unique()
+    codes = []
+    for key in distinct:
+        digest = hashlib.blake2b(f"{split.seed}\0{key}".encode(), digest_size=8).digest()
+        codes.append(sum(int.from_bytes(digest, "little") >= bound for bound in bounds))
+    return keys.replace_strict(distinct, pl.Series(codes, dtype=pl.UInt8), return_dtype=pl.UInt8).to_numpy()
+
+
+def assign_splits(
+    split: Split,
+    num_rows: int,
+    read_labels: ReadBlocks,
+    read_times: ReadBlocks | None,
+    read_codes: ReadBlocks,
+) -> Iterator[SplitCodes]:
+    """Yield the split codes of the rows in order.
+
+    The arguments read the labels, the time column, if there is one, and the codes that a split column, a key or the
+    files gave.
     """
     if split.kind == "random":
-        codes = np.repeat(np.arange(3, dtype=np.uint8), split.sizes(len(labels)))
+        codes = np.repeat(np.arange(3, dtype=np.uint8), split.sizes(num_rows))
         np.random.default_rng(split.seed).shuffle(codes)
+        blocks = iter([codes])
     elif split.kind == "time":
-        codes = _split_by_time(split, read_times)
+        blocks = iter([_split_by_time(split, read_times)])
     elif split.kind == "folds":
         train, valid, test = split.ratio
         code_of_fold = np.repeat(np.array([2, 1, 0], np.uint8), [test, valid, train])
-        codes = code_of_fold[folds(labels, len(code_of_fold), split.seed)]
+        labels = np.concatenate(list(read_labels()))
+        blocks = iter([code_of_fold[folds(labels, len(code_of_fold), split.seed)]])
     else:
-        codes = np.concatenate(list(read_codes()))
-    _check_classes(split, labels, codes)
-    return codes
+        blocks = read_codes()
+    yield from blocks
 
 
 def _split_by_time(split: Split, read_times: ReadBlocks | None) -> SplitCodes:
@@ -172,6 +224,7 @@ def describe_split(
         return {
             "random": f"at random, {ratio}, seed {split.seed}",
             "folds": f"in {sum(split.ratio)} stratified folds, {ratio}, seed {split.seed}",
+            "hash": f"by the hash of {split.column!r}, about {ratio}, seed {split.seed}",
             "column": f"by the column {split.column!r}",
         }.get(split.kind, "as given, a table for each part")
     last = np.full(3, -np.inf)
@@ -199,19 +252,27 @@ def _spell_times(times: npt.NDArray[np.float64], unit: TimeUnit | None) -> tuple
     return pl.from_epoch(seconds, "s").dt.strftime(spelling).to_list(), " (UTC)" if has_clock else ""
 
 
-def _check_classes(split: Split, labels: npt.NDArray[np.uint8], codes: SplitCodes) -> None:
-    """Refuse a split without rows, or with clicked or unclicked rows only; test may be empty."""
-    for code, name in enumerate(SPLITS):
-        split_labels = labels[codes == code]
-        if len(split_labels) == 0 and name == "test":
+def check_classes(split: Split, codes: SplitCodes, read_labels: ReadBlocks) -> None:
+    """Refuse a split without rows, or with clicked or unclicked rows only; test may be empty.
+
+    `codes` are the splits of the rows whose labels `read_labels` reads.
+    """
+    counts, start = np.zeros((len(SPLITS), 2), np.int64), 0
+    for labels in read_labels():
+        keys = codes[start : start + len(labels)] * np.uint8(2) + labels
+        counts += np.bincount(keys, minlength=counts.size).reshape(counts.shape)
+        start += len(labels)
+    for name, by_label in zip(SPLITS, counts, strict=True):
+        num_rows = int(by_label.sum())
+        if num_rows == 0 and name == "test":
             continue
-        if len(split_labels) == 0:
+        if num_rows == 0:
             raise InputError(f"no row is left for {name}", fix="give more rows, or another split")
-        if split_labels.min() == split_labels.max():
+        if not by_label.all():
             advice = _TO_GET_BOTH_CLASSES.get(split.kind, "give more rows, or move some there")
-            if labels.min() == labels.max():
+            if not counts.sum(axis=0).all():
                 advice = "check the label column"
             raise InputError(
-                f"all {len(split_labels):,} {name} rows have label {split_labels[0]}: one class only",
+                f"all {num_rows:,} {name} rows have label {by_label.argmax()}: one class only",
                 fix=f"a model needs clicked and unclicked rows in every split; {advice}",
             )

@@ -1,17 +1,22 @@
-"""The first pass of preparation: each column of the source, as provisional codes in a file.
+"""The first pass of preparation: each column of the source, as provisional codes in files.
 
 The source is read once, and every row checked. What a split or a vocabulary needs is known only at the end, so codes
-are provisional: values are numbered as they appear.
+are provisional: values are numbered as they appear, in each part of a column for itself. A part ends when memory holds
+as many values as it may; what several processes have read are further parts of the same columns.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from pydantic import NonNegativeInt
 
+from recap_ctr.config import Frozen
 from recap_ctr.data.encode import MISSING_CODE, Ints, Pieces, as_numbers, categories, hash_codes, pieces
 from recap_ctr.data.roles import (
     drop_unlabelled,
@@ -23,7 +28,7 @@ from recap_ctr.data.roles import (
 )
 from recap_ctr.data.shards import SPLITS
 from recap_ctr.data.source import Block, Source
-from recap_ctr.data.split import Split, SplitCodes, read_split_column
+from recap_ctr.data.split import Split, SplitCodes, hash_splits, read_split_column
 from recap_ctr.data.text import as_text
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.progress import meter
@@ -32,145 +37,258 @@ from recap_ctr.storage.files import append_file, new_file
 
 SPOOL_ROWS = 1 << 17
 MAX_VALUES = 2_000_000
-"""Distinct values of a field that memory holds while rows are read; more are kept on disk."""
+"""Distinct values of a field that memory holds while rows are read and counted."""
 Counted = Mapping[str, Literal["cells", "pieces"]]
 """Multi fields whose vocabulary is not counted over the values that a row keeps; see `Preparation.counted`."""
+
+
+class Part(Frozen):
+    """Some consecutive entries of a column in a file of their own; codes are those of the part's own dictionary."""
+
+    path: str
+    entries: NonNegativeInt
+    num_values: NonNegativeInt = 0
+    first_row: NonNegativeInt = 0
+    """What to add to entries that are numbers of rows."""
+
+    @property
+    def dictionary(self) -> Path:
+        """The file of a column of values that holds the `hash`, `code` and `value` of each, by rising hash."""
+        return Path(f"{self.path}.values")
+
+    def read(self, dtype: np.dtype[Any], width: int, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return some entries; refuse to go on if the disk gives back less than was written."""
+        size = width * dtype.itemsize
+        with Path(self.path).open("rb") as file:
+            file.seek(start * size)
+            data = file.read((stop - start) * size)
+        if len(data) < (stop - start) * size:
+            raise InputError(
+                f"{self.path} is shorter than it was written:"
+                f" {start * size + len(data):,} of {self.entries * size:,} bytes",
+                fix="check the disk, then run the same command again",
+            )
+        entries = np.frombuffer(data, dtype)
+        entries = entries if width == 1 else entries.reshape(-1, width)
+        return entries + self.first_row if self.first_row else entries
+
+
+class PartTables:
+    """What the codes of a column stand for, by part; only the table of the latest part is kept."""
+
+    def __init__(self, make: Callable[[int, Part], npt.NDArray[Any]]) -> None:
+        """Take what makes the table of a part, from its number among the parts and from the part."""
+        self._make = make
+        self._number: int | None = None
+        self._table: npt.NDArray[Any] = np.zeros(0)
+
+    def table(self, number: int, part: Part) -> npt.NDArray[Any]:
+        """Return the table of a part: an entry for each code, then two for padding and missing values."""
+        if number != self._number:
+            self._number, self._table = number, self._make(number, part)
+        return self._table
 
 
 class Spool:
     """One column of the first pass on disk, read back in blocks of `SPOOL_ROWS` rows.
 
-    Its file is open only while it is written to or read: a table may have more columns than a process may have files.
+    Its files are open only while they are written to or read: a table may have more columns than a process may have
+    files. A column with `has_values` numbers text values.
     """
 
-    def __init__(self, path: Path, dtype: npt.DTypeLike, width: int = 1) -> None:
-        self.path, self.dtype, self.width = path, np.dtype(dtype), width
-        self._bytes = 0
-        new_file(path).close()
+    def __init__(self, path: Path, dtype: npt.DTypeLike, width: int = 1, *, has_values: bool = False) -> None:
+        self.path, self.dtype, self.width, self.has_values = path, np.dtype(dtype), width, has_values
+        self.parts: list[Part] = []
+        self.dictionary = Dictionary()
+        self._entries = 0
 
     def append(self, values: npt.NDArray[Any]) -> None:
         """Write the values of further rows."""
         data = np.ascontiguousarray(values, self.dtype)
-        with append_file(self.path) as file:
+        with append_file(self._file) as file:
             file.write(data.data)
-        self._bytes += data.nbytes
+        self._entries += len(data)
 
-    def blocks(self) -> Iterator[npt.NDArray[Any]]:
-        """Read the column from its beginning; refuse to go on if the disk gives back less than was written."""
-        size = SPOOL_ROWS * self.width * self.dtype.itemsize
-        for start in range(0, self._bytes, size):
-            with self.path.open("rb") as file:
-                file.seek(start)
-                data = file.read(min(size, self._bytes - start))
-            if len(data) < min(size, self._bytes - start):
-                raise InputError(
-                    f"{self.path} is shorter than it was written: {start + len(data):,} of {self._bytes:,} bytes",
-                    fix="check the disk, then run the same command again",
-                )
-            block = np.frombuffer(data, self.dtype)
-            yield block if self.width == 1 else block.reshape(-1, self.width)
+    @property
+    def _file(self) -> Path:
+        return self.path.with_name(f"{self.path.name}-{len(self.parts):04d}")
 
-    def take(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return the values of the rows at `positions`."""
-        column = np.memmap(self.path, self.dtype, "r")
-        return np.array(column[positions] if self.width == 1 else column.reshape(-1, self.width)[positions])
+    def end_part(self) -> None:
+        """Let what was written since the last part be a part; its values go to disk."""
+        if self._entries == 0:
+            return
+        part = Part(path=str(self._file), entries=self._entries, num_values=self.dictionary.num_values)
+        if self.has_values:
+            with new_file(part.dictionary) as file:
+                self.dictionary.table().write_ipc(file)
+        self.parts.append(part)
+        self.dictionary, self._entries = Dictionary(), 0
+
+    def starts(self) -> list[int]:
+        """Return where each part begins, and where the last one ends."""
+        return [0, *accumulate(part.entries for part in self.parts)]
+
+    def blocks(
+        self, start: int = 0, stop: int | None = None, tables: PartTables | None = None
+    ) -> Iterator[npt.NDArray[Any]]:
+        """Read the entries from `start` to `stop`, by default all; with `tables`, what the codes stand for."""
+        starts = self.starts()
+        stop = starts[-1] if stop is None else stop
+        at = 0
+        for first in range(start, stop, SPOOL_ROWS):
+            last = min(first + SPOOL_ROWS, stop)
+            while starts[at + 1] <= first:
+                at += 1
+            sections, number = [], at
+            while number < len(self.parts) and starts[number] < last:
+                part, begin = self.parts[number], starts[number]
+                place = max(first - begin, 0), min(last - begin, part.entries)
+                section = part.read(self.dtype, self.width, *place)
+                sections.append(section if tables is None else tables.table(number, part)[section])
+                number += 1
+            yield sections[0] if len(sections) == 1 else np.concatenate(sections)
+
+    def take(
+        self, positions: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[int, Part, npt.NDArray[np.int64], npt.NDArray[Any]]]:
+        """Yield for some of the `positions` at a time the part they are in, which of them, and their entries."""
+        starts = self.starts()
+        for number, part in enumerate(self.parts):
+            inside = np.flatnonzero((positions >= starts[number]) & (positions < starts[number + 1]))
+            column = np.memmap(part.path, self.dtype, "r").reshape(-1, self.width)
+            for first in range(0, len(inside), SPOOL_ROWS):
+                chosen = inside[first : first + SPOOL_ROWS]
+                yield number, part, chosen, np.array(column[positions[chosen] - starts[number]])
 
 
 class Dictionary:
-    """Text values to codes in no particular order, growing from block to block.
+    """Text values to codes in no particular order, growing from block to block."""
 
-    Memory holds about `max_values` values. Beyond that they go to disk, and the dictionary starts empty again; from
-    then on, a value may have several codes.
-    """
-
-    def __init__(self, path: Path | None = None, max_values: int | None = None) -> None:
+    def __init__(self) -> None:
         self.num_values = 0
-        """How many codes there are."""
-        self._path, self._max_values = path, max_values
-        self._spilled: list[Path] = []
-        self._clear()
-
-    def _clear(self) -> None:
         self.dtype = pl.Categorical(pl.Categories.random())
-        self._first_code = self.num_values
         self._alive: pl.Series | None = None  # polars forgets categories that no series holds
-
-    @property
-    def is_spilled(self) -> bool:
-        """Whether some values went to disk."""
-        return bool(self._spilled)
 
     def codes(self, categorical: pl.Series) -> Ints:
         """Return the codes of a series that was cast to `dtype`."""
         self._alive = categorical
-        codes = categorical.to_physical().cast(pl.Int32) + self._first_code
+        codes = categorical.to_physical().cast(pl.Int32)
         if codes.count():
             self.num_values = max(self.num_values, int(codes.max() or 0) + 1)  # type: ignore[arg-type]
-        if self._max_values is not None and self.num_values - self._first_code > self._max_values:
-            self._spill()
         return codes.fill_null(MISSING_CODE).to_numpy()
 
-    def values(self) -> pl.Series:
-        """Return the values in memory, in the order of their codes."""
-        if self.num_values == self._first_code:
-            return pl.Series("value", [], dtype=pl.String)
-        codes = pl.Series("value", np.arange(self.num_values - self._first_code, dtype=np.uint32))
-        return codes.cat.to(self.dtype).cast(pl.String)
-
-    def _in_memory(self) -> pl.DataFrame:
-        """Return the values in memory with their codes, by rising hash."""
-        values = self.values()
-        codes = np.arange(self._first_code, self.num_values)
-        return pl.DataFrame({"hash": values.hash(0), "code": codes, "value": values}).sort("hash")
-
-    def _spill(self) -> None:
-        assert self._path is not None
-        path = self._path.with_name(f"{self._path.name}-{len(self._spilled):04d}.arrow")
-        with new_file(path) as file:
-            self._in_memory().write_ipc(file)
-        self._spilled.append(path)
-        self._clear()
-
-    def parts(self) -> Iterator[pl.DataFrame]:
-        """Yield all values with their codes, columns `value` and `code`, as many at a time as memory may hold."""
-        for path in self._spilled:
-            yield pl.read_ipc(path, columns=["code", "value"])
-        yield self._in_memory().select("code", "value")
-
-    def first_codes(self) -> Ints | None:
-        """Return the first code of the value of each code; None if every value has one code only."""
-        if not self.is_spilled:
-            return None
-        first = np.arange(self.num_values, dtype=np.int32)
-        for part in self.ranges():
-            codes = part["code"].to_numpy()
-            first[codes] = part.select(pl.col("code").min().over("value"))["code"].to_numpy()
-        return first
-
-    def ranges(self) -> Iterator[pl.DataFrame]:
-        """Yield the same so that all codes of a value come together."""
-        tables = [pl.scan_ipc(path, glob=False) for path in self._spilled]
-        tables.append(self._in_memory().lazy())
-        bounds = np.linspace(0, 2.0**64, len(tables) + 1)[1:-1].astype(np.uint64)
-        cuts = [
-            [0, *np.searchsorted(hashes, bounds).tolist(), len(hashes)]
-            for hashes in (table.select("hash").collect()["hash"].to_numpy() for table in tables)
-        ]
-        for at in range(len(tables)):
-            slices = (
-                table.slice(cut[at], cut[at + 1] - cut[at]).select("code", "value")
-                for table, cut in zip(tables, cuts, strict=True)
-            )
-            yield pl.concat(part.collect() for part in slices)
+    def table(self) -> pl.DataFrame:
+        """Return all values with their hashes and codes, by rising hash."""
+        codes = pl.Series("value", np.arange(self.num_values, dtype=np.uint32))
+        values = codes.cat.to(self.dtype).cast(pl.String) if self.num_values else codes.cast(pl.String)
+        code = np.arange(self.num_values, dtype=np.int32)
+        return pl.DataFrame({"hash": values.hash(0), "code": code, "value": values}).sort("hash")
 
 
-class SpooledRows:
-    """All rows of the sources in the files of a directory, one `Spool` a column.
+def spooled_columns(schema: Schema, counted: Counted, directory: Path) -> dict[str, Spool]:
+    """Return the columns of a spool in `directory`, without rows.
 
-    Columns are named after roles (`label`, `split`, `weight`, `time`, `group`) or, with a prefix that no role has,
+    They are named after roles (`label`, `split`, `weight`, `time`, `group`) or, with a prefix that no role has,
     after fields: `field:NAME`. A field of `counted` also has `counted:NAME`, what its vocabulary counts, and
     `counted rows:NAME`, the rows these values belong to.
     """
+    columns: dict[str, Spool] = {}
+
+    def add(name: str, dtype: npt.DTypeLike, width: int = 1, *, has_values: bool = False) -> None:
+        columns[name] = Spool(directory / f"{len(columns):04d}", dtype, width, has_values=has_values)
+
+    for field in schema.fields:
+        if field.is_value or field.transform == "quantiles":
+            add(f"field:{field.name}", np.float64)
+        else:
+            add(f"field:{field.name}", np.int32, field.width, has_values=not field.hash_buckets)
+        if field.name in counted:
+            add(f"counted:{field.name}", np.int32, has_values=True)
+            add(f"counted rows:{field.name}", np.int64)
+    add("label", np.uint8)
+    add("split", np.uint8)
+    if schema.weight:
+        add("weight", np.float32)
+    if schema.time:
+        add("time", np.float64)
+    if schema.group:
+        add("group", np.int32, has_values=True)
+    return columns
+
+
+class SpoolRecord(Frozen):
+    """What was spooled by one process: the parts of each column, and what was noticed on the way."""
+
+    num_rows: NonNegativeInt
+    num_unlabelled: NonNegativeInt
+    time_kind: str | None
+    """What the time column holds, "dates" or "numbers", if there is one."""
+    origin: str
+    """Where the rows begin, as errors name it."""
+    parts: dict[str, tuple[Part, ...]]
+
+
+@dataclass(frozen=True)
+class SpooledRows:
+    """All rows of the sources in files, one `Spool` a column."""
+
+    schema: Schema
+    counted: Counted
+    columns: dict[str, Spool]
+    max_values: int = MAX_VALUES
+    """Distinct values of a column that memory may hold."""
+    num_rows: int = 0
+    num_unlabelled: int = 0
+    time_kind: str | None = None
+    starts: tuple[int, ...] = ()
+    """The first row of each record, and the number of rows."""
+
+    @classmethod
+    def join(
+        cls, schema: Schema, counted: Counted, records: Sequence[SpoolRecord], max_values: int = MAX_VALUES
+    ) -> Self:
+        """Return the rows that were spooled under the `records`, one after the other."""
+        columns = spooled_columns(schema, counted, Path())
+        starts, first_row = [0], 0
+        kinds = [record for record in records if record.time_kind is not None]
+        for record in kinds[1:]:
+            _check_time_kind(record.origin, schema.time, record.time_kind, kinds[0].time_kind)
+        for record in records:
+            for name, column in columns.items():
+                is_rows = name.startswith("counted rows:")
+                parts = record.parts.get(name, ())
+                column.parts += [
+                    part.model_copy(update={"first_row": first_row}) if is_rows else part for part in parts
+                ]
+            first_row += record.num_rows
+            starts += [first_row] if record.num_rows else []
+        if first_row == 0:
+            raise InputError("the source holds no rows")
+        num_unlabelled = sum(record.num_unlabelled for record in records)
+        kind = kinds[0].time_kind if kinds else None
+        return cls(schema, counted, columns, max_values, first_row, num_unlabelled, kind, tuple(starts))
+
+    def spilled_fields(self) -> list[str]:
+        """Return the fields with more values than memory may hold."""
+        spilled = (
+            name.partition(":")[2]
+            for name, column in self.columns.items()
+            if name != "group" and any(part.num_values > self.max_values for part in column.parts)
+        )
+        return list(dict.fromkeys(spilled))
+
+
+def _check_time_kind(origin: str, name: str | None, kind: str | None, before: str | None) -> None:
+    """Refuse times that can't be ordered against those before them."""
+    if kind != before:
+        raise InputError(
+            f"{origin} on the time {name!r} holds {kind}, before that {before}",
+            fix="write all times in one way",
+        )
+
+
+class Spooler:
+    """Reads sources, checks every row, and writes it to the files of a directory."""
 
     def __init__(
         self,
@@ -180,69 +298,39 @@ class SpooledRows:
         directory: Path,
         max_values: int = MAX_VALUES,
     ) -> None:
-        self.schema, self.counted, self._max_values = schema, counted, max_values
-        self._split = split
-        self.num_rows = self.num_unlabelled = 0
-        self.columns: dict[str, Spool] = {}
-        self.dictionaries: dict[str, Dictionary] = {}
-        self.time_kind: str | None = None
-        """What the time column holds, "dates" or "numbers", if there is one."""
-        self._directory = directory
+        self.schema, self.split, self.counted, self.max_values = schema, split, counted, max_values
+        self.columns = spooled_columns(schema, counted, directory)
+        self._num_rows = self._num_unlabelled = 0
+        self._time_kind: str | None = None
+        self._origin = ""
 
     def read(
         self, sources: Mapping[str, Source], *, labelled_only: bool = False, quiet: bool = False
-    ) -> None:
-        """Write the rows of the sources, which are named `all` or after the splits, to the directory.
+    ) -> SpoolRecord:
+        """Write the rows of the sources, which are named `all` or after the splits; return the record of them.
 
         With `labelled_only` rows without a label are left out and counted; otherwise they are an error.
         """
         total = sum(source.total_bytes for source in sources.values())
         with meter("preparing", total, "rows", quiet=quiet) as shown:
-            self._open()
             for name, source in sources.items():
                 code = SPLITS.index(name) if name in SPLITS else 0
                 for whole, size in source.blocks():
                     block = drop_unlabelled(whole, self.schema.label) if labelled_only else whole
                     if block.frame.height:
                         self._write(block, code)
-                    self.num_rows += block.frame.height
-                    self.num_unlabelled += whole.frame.height - block.frame.height
+                    self._num_rows += block.frame.height
+                    self._num_unlabelled += whole.frame.height - block.frame.height
                     shown.advance(whole.frame.height, size)
-        if self.num_rows == 0:
-            raise InputError("the source holds no rows")
-
-    def spilled_fields(self) -> list[str]:
-        """Return the fields with more values than memory may hold."""
-        spilled = (name.partition(":")[2] for name, values in self.dictionaries.items() if values.is_spilled)
-        return list(dict.fromkeys(spilled))
-
-    def _open(self) -> None:
-        def add(name: str, dtype: npt.DTypeLike, width: int = 1) -> None:
-            self.columns[name] = Spool(self._directory / f"{len(self.columns):04d}", dtype, width)
-
-        def add_dictionary(name: str) -> None:
-            self.dictionaries[name] = Dictionary(self.columns[name].path, self._max_values)
-
-        for field in self.schema.fields:
-            if field.is_value or field.transform == "quantiles":
-                add(f"field:{field.name}", np.float64)
-            else:
-                add(f"field:{field.name}", np.int32, field.width)
-                if not field.hash_buckets:
-                    add_dictionary(f"field:{field.name}")
-            if field.name in self.counted:
-                add(f"counted:{field.name}", np.int32)
-                add(f"counted rows:{field.name}", np.int64)
-                add_dictionary(f"counted:{field.name}")
-        add("label", np.uint8)
-        add("split", np.uint8)
-        if self.schema.weight:
-            add("weight", np.float32)
-        if self.schema.time:
-            add("time", np.float64)
-        if self.schema.group:
-            add("group", np.int32)
-            self.dictionaries["group"] = Dictionary()
+        for column in self.columns.values():
+            column.end_part()
+        return SpoolRecord(
+            num_rows=self._num_rows,
+            num_unlabelled=self._num_unlabelled,
+            time_kind=self._time_kind,
+            origin=self._origin,
+            parts={name: tuple(column.parts) for name, column in self.columns.items()},
+        )
 
     def _write(self, block: Block, split_code: int) -> None:
         texts: dict[str, pl.Series] = {}  # by column, to be numbered by dictionaries
@@ -254,12 +342,15 @@ class SpooledRows:
         for name, codes in zip(texts, self._codes(texts), strict=True):
             spool = self.columns[name]
             spool.append(multi[name].matrix(codes, spool.width) if name in multi else codes)
+            # The order of groups is part of the result, so their values are compared in memory anyway.
+            if spool.dictionary.num_values > self.max_values and name != "group":
+                spool.end_part()
         schema = self.schema
         self.columns["label"].append(read_labels(block, schema.label, schema.positive, schema.negative))
         if self.schema.weight:
             self.columns["weight"].append(read_weights(block, self.schema.weight))
         if self.schema.time:
-            self._check_time_kind(block, self.schema.time)
+            self._note_time_kind(block, self.schema.time)
             self.columns["time"].append(read_times(block, self.schema.time))
         self.columns["split"].append(self._split_codes(block, split_code))
 
@@ -283,7 +374,7 @@ class SpooledRows:
                 multi[name] = flat
         if field.name in self.counted:
             texts[f"counted:{field.name}"], rows = self._counted_values(block, field)
-            self.columns[f"counted rows:{field.name}"].append(rows + self.num_rows)
+            self.columns[f"counted rows:{field.name}"].append(rows + self._num_rows)
 
     def _counted_values(self, block: Block, field: Field) -> tuple[pl.Series, npt.NDArray[np.int64]]:
         """Return what the vocabulary of a field in `counted` counts, each value with its row in the block."""
@@ -301,24 +392,22 @@ class SpooledRows:
         categorical: dict[str, pl.Series] = {}
         for names in by_length.values():
             frame = pl.DataFrame([texts[name].alias(str(i)) for i, name in enumerate(names)])
-            casts = (pl.col(str(i)).cast(self.dictionaries[name].dtype) for i, name in enumerate(names))
+            casts = (pl.col(str(i)).cast(self.columns[name].dictionary.dtype) for i, name in enumerate(names))
             categorical |= dict(zip(names, frame.select(casts), strict=True))
         for name in texts:
-            yield self.dictionaries[name].codes(categorical[name])
+            yield self.columns[name].dictionary.codes(categorical[name])
 
-    def _check_time_kind(self, block: Block, name: str) -> None:
-        kind = time_kind(block, name)
-        if self.time_kind not in (None, kind):
-            raise InputError(
-                f"{block.origin}: from row {block.first_row} on the time {name!r} holds {kind},"
-                f" before that {self.time_kind}",
-                fix="write all times in one way",
-            )
-        self.time_kind = kind
+    def _note_time_kind(self, block: Block, name: str) -> None:
+        kind, origin = time_kind(block, name), f"{block.origin}: from row {block.first_row}"
+        if self._time_kind is None:
+            self._time_kind, self._origin = kind, origin
+        _check_time_kind(origin, name, kind, self._time_kind)
 
     def _split_codes(self, block: Block, code: int) -> SplitCodes:
-        if self._split.column is not None:
-            return read_split_column(block, self._split.column)
+        if self.split.kind == "hash":
+            return hash_splits(block, self.split)
+        if self.split.column is not None:
+            return read_split_column(block, self.split.column)
         return np.full(block.frame.height, code, np.uint8)
 
 
@@ -328,9 +417,3 @@ def training_blocks(spool: Spool, splits: SplitCodes) -> Iterator[npt.NDArray[An
     for block in spool.blocks():
         yield block[splits[start : start + len(block)] == 0]
         start += len(block)
-
-
-def counted_training_blocks(values: Spool, rows: Spool, splits: SplitCodes) -> Iterator[npt.NDArray[Any]]:
-    """Yield the training values of a column of which each entry says its row in the column `rows`."""
-    for block, block_rows in zip(values.blocks(), rows.blocks(), strict=True):
-        yield block[splits[block_rows] == 0]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import polars as pl
 
@@ -12,12 +12,12 @@ from recap_ctr.data.infer import Inferred, infer
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FileSource, FrameSource, Source
-from recap_ctr.data.split import Split
+from recap_ctr.data.split import Split, parse_rule
 from recap_ctr.errors import InputError
+from recap_ctr.jobs.engines import LOCAL, workers_for
+from recap_ctr.jobs.executor import Executor
 from recap_ctr.schema import Schema, read_schema
 from recap_ctr.storage.places import output_directory
-
-SplitKind = Literal["random", "time"]
 
 
 class PandasFrame(Protocol):
@@ -63,10 +63,14 @@ class Table:
         return [*(self.inferred.notes if self.inferred else ()), *self.source.notes]
 
     def split_rule(
-        self, kind: SplitKind | None = None, ratio: tuple[int, int, int] = (8, 1, 1), seed: int = 1
+        self, split: str | None = None, ratio: tuple[int, int, int] = (8, 1, 1), seed: int = 1
     ) -> Split:
-        """Return the rule that divides the rows: by default by time if the schema has a time column, else at random."""
-        return Split(kind=kind or ("time" if self.schema.time else "random"), ratio=ratio, seed=seed)
+        """Return the rule that divides the rows: random, time or hash:COLUMN.
+
+        By default it is time if the schema has a time column, else random.
+        """
+        kind, column = parse_rule(split or ("time" if self.schema.time else "random"))
+        return Split(kind=kind, ratio=ratio, seed=seed, column=column)
 
     def preparation(self, split: Split) -> Preparation:
         """Return how the table is to be prepared as a whole, under a rule for the split."""
@@ -149,12 +153,14 @@ def prepare(
     positive: str | None = None,
     separator: str | None = None,
     drop_unlabelled: bool = False,
-    split: SplitKind | None = None,
+    split: str | None = None,
     ratio: tuple[int, int, int] = (8, 1, 1),
     valid: RawTable | None = None,
     test: RawTable | None = None,
     split_column: str | None = None,
     seed: int = 1,
+    workers: int | None = None,
+    executor: Executor | str = LOCAL,
     force: bool = False,
     quiet: bool = True,
 ) -> PreparedData:
@@ -163,8 +169,12 @@ def prepare(
     `rows` are files (names, patterns or directories of CSV, TSV, JSON lines, Parquet or Arrow) or a data frame.
     Without a `schema`, it is inferred, with `label` as the label, `positive` as its value that means a click, and
     `separator` between the columns of text. Rows without a label are an error unless `drop_unlabelled` leaves them
-    out. Rows are split by time or at random in the `ratio` of train, valid and test; by default by time if the schema
-    has a time column. Or a column says train, valid or test, or they come as tables of their own, `valid` and `test`.
+    out. `split` divides the rows in the `ratio` of train, valid and test: `time`, `random`, or `hash:COLUMN`, which
+    keeps rows with the same value of a column together; by default by time if the schema has a time column. Or
+    a column says train, valid or test, or they come as tables of their own, `valid` and `test`.
+
+    `workers` processes of this machine read, count and encode side by side, or those of the engine that `executor`
+    names: `ray` or `ray://HOST:PORT`. The result is the same to the last byte.
 
     Prepared data in `out` from the same inputs are returned as they are; those from others are replaced only with
     `force`.
@@ -181,13 +191,15 @@ def prepare(
         table, split=split, ratio=ratio, valid=valid, test=test, split_column=split_column, seed=seed
     )
     with output_directory(out) as directory:
-        return write_prepared_data(preparation, directory, force=force, quiet=quiet)[0]
+        return write_prepared_data(
+            preparation, directory, force=force, quiet=quiet, executor=workers_for(executor, workers)
+        )[0]
 
 
 def split_table(
     table: Table,
     *,
-    split: SplitKind | None = None,
+    split: str | None = None,
     ratio: tuple[int, int, int] | None = None,
     valid: RawTable | None = None,
     test: RawTable | None = None,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from recap_ctr.jobs.ray import Cluster
 
 LOCAL, RAY = "local", "ray"
+RETRIES = 3  # After so many lost workers it is the job that kills them.
 ADDRESS, SCHEME = "RAY_ADDRESS", "ray://"
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
@@ -28,6 +29,22 @@ def executor_for(engine: Executor | str, threads: int, device: str) -> Executor:
         gpus = visible_gpus() if device == "cuda" else ()
         return LocalProcesses(side_by_side(threads, device), gpus=gpus)
     return _cluster(engine).executor(threads, device)
+
+
+def workers_for(engine: Executor | str, workers: int | None, threads: int | None = None) -> Executor | None:
+    """Return what runs jobs that need no GPU; None if this process alone is to do them.
+
+    `workers` is how many processes of this machine; without it, this process works. A cluster has as many workers as it
+    has cores for `threads`. Jobs must be such that they can begin again: a killed worker is replaced.
+    """
+    if engine == LOCAL:
+        return None if workers is None else LocalProcesses(workers, retries=RETRIES)
+    if workers is not None and isinstance(engine, str):
+        raise InputError(
+            "--workers is for processes of this machine; a cluster has as many as its cores allow",
+            fix="remove --workers or --engine",
+        )
+    return executor_for(engine, threads or 1, "cpu")
 
 
 def device_for(engine: Executor | str, name: str | None) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
@@ -21,13 +22,16 @@ Event = tuple["_Worker", dict[str, Any]]
 class LocalProcesses:
     """Run jobs in `workers` processes, each of which takes one job after the other: importing torch takes seconds."""
 
-    def __init__(self, workers: int, *, gpus: Sequence[str] = ()) -> None:
-        """Set up so many processes; with `gpus`, by the names that CUDA has for them, each sees one of its own."""
+    def __init__(self, workers: int, *, gpus: Sequence[str] = (), retries: int = 0) -> None:
+        """Set up so many processes; with `gpus`, by the names that CUDA has for them, each sees one of its own.
+
+        A job whose worker is killed, by the system for its memory or by anybody, begins again up to `retries` times.
+        """
         if workers < 1:
             raise ValueError(f"{workers} workers would never finish")
         if gpus and len(gpus) < workers:
             raise ValueError(f"{workers} workers can't each have one of {len(gpus)} GPUs")
-        self.workers, self._gpus = workers, tuple(gpus)
+        self.workers, self._gpus, self._retries = workers, tuple(gpus), retries
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._idle: list[_Worker] = []
         weakref.finalize(self, _end_all, self._idle)
@@ -48,6 +52,7 @@ class LocalProcesses:
         results: dict[int, Any] = {}
         busy: dict[_Worker, int] = {}
         waiting = list(range(len(jobs)))
+        lost = Counter[int]()
         with board(title, len(jobs), quiet=quiet) as shown:
             try:
                 while waiting or busy:
@@ -61,13 +66,18 @@ class LocalProcesses:
                     index = busy[worker]
                     job = jobs[index]
                     match event["kind"]:
-                        case "progress" | "say":
+                        case "progress" | "say" | "epoch":
                             shown.receive(job.name, event)
                         case "input error":
                             raise InputError(f"{job.name}: {event['message']}", fix=event["fix"])
                         case "end":
                             code = worker.wait()
-                            raise JobError(f"{job.name} ended without a result, with code {code}")
+                            lost[index] += 1
+                            if code >= 0 or lost[index] > self._retries:
+                                raise JobError(f"{job.name} ended without a result, with code {code}")
+                            del busy[worker]
+                            waiting.insert(0, index)
+                            shown.say(f"{job.name}: its worker was lost; it begins again with another")
                         case "result":
                             results[index] = event["value"]
                             del busy[worker]

@@ -21,7 +21,10 @@ _COLUMNS = (  # The note is cut where a terminal is narrow, so that every task h
 )
 Send = Callable[[dict[str, Any]], None]
 """What takes progress and messages as events, which JSON can hold."""
+Listen = Callable[[str, dict[str, Any]], None]
+"""What hears of every epoch of every run: the directory of the run, and the figures of the epoch."""
 _send: Send | None = None
+_listen: Listen | None = None
 _brief = False
 _overall: "Overall | None" = None
 
@@ -67,6 +70,17 @@ def sent_to(send: Send) -> Iterator[None]:
         yield
     finally:
         _send = before
+
+
+@contextmanager
+def heard_by(listen: Listen) -> Iterator[None]:
+    """Tell `listen` of the epochs of all runs, in whichever process they are trained, while this context is open."""
+    global _listen
+    before, _listen = _listen, listen
+    try:
+        yield
+    finally:
+        _listen = before
 
 
 @contextmanager
@@ -168,7 +182,9 @@ class Board:
 
     def receive(self, name: str, event: dict[str, Any]) -> None:
         """Show the event of the job `name`: how far it is, or its message."""
-        if event["kind"] == "say":
+        if event["kind"] == "epoch":
+            _announce(event, self._send)
+        elif event["kind"] == "say":
             if not _brief:
                 self.say(f"{name}: {event['text']}")
         elif self._bars is None:
@@ -228,6 +244,18 @@ def board(title: str, num_jobs: int, *, quiet: bool = False) -> Iterator[Board]:
         yield shown
     finally:
         shown.close()
+
+
+def announce_epoch(directory: str, figures: dict[str, Any]) -> None:
+    """Tell whoever listens, here or in the process that gave out the job, that a run has ended an epoch."""
+    _announce({"kind": "epoch", "directory": directory, "figures": figures}, _send)
+
+
+def _announce(event: dict[str, Any], send: Send | None) -> None:
+    if send is not None:
+        send(event)
+    elif _listen is not None:
+        _listen(event["directory"], event["figures"])
 
 
 def say(text: str) -> None:

@@ -152,12 +152,12 @@ class NpyFile:
     """
 
     def __init__(self, path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
-        self._dtype = np.dtype(dtype)
+        self.dtype = np.dtype(dtype)
         make_directory(path.parent)
         self._file = new_file(path)
         self._digest, self._bytes = hashlib.sha256(), 0
         self._header = {
-            "descr": np.lib.format.dtype_to_descr(self._dtype),
+            "descr": np.lib.format.dtype_to_descr(self.dtype),
             "fortran_order": False,
             "shape": shape,
         }
@@ -171,7 +171,7 @@ class NpyFile:
     def write(self, rows: Array) -> None:
         """Append rows of the array."""
         if rows.size:
-            self.write_bytes(np.ascontiguousarray(rows, self._dtype).data)
+            self.write_bytes(np.ascontiguousarray(rows, self.dtype).data)
 
     @property
     def entry(self) -> dict[str, Any]:

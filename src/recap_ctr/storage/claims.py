@@ -13,6 +13,7 @@ from recap_ctr.storage.files import (
     make_directory,
     read_json,
     read_object,
+    remove_directory,
     write_json,
 )
 from recap_ctr.storage.hashes import fingerprint, sha256
@@ -53,6 +54,38 @@ def claim(out: Path, inputs: dict[str, Any], *, finished: str, force: bool) -> b
 def _is_of_a_claim(name: str) -> bool:
     """Return whether an entry was left by a claim that was killed before it was made."""
     return is_partial(name, INPUTS) or name == f".{INPUTS}.lock"
+
+
+@contextmanager
+def unfinished_work(path: Path, inputs: dict[str, Any]) -> Iterator[Path]:
+    """Yield a hidden directory beside `path`, which the caller must hold, with what an interrupted call left there.
+
+    It is empty if that was work on other inputs. It is removed when the block ends, or when the input turns out to be
+    wrong; whatever else ends the block leaves it for the next call.
+    """
+    work = path.resolve()
+    work = work.with_name(f".{work.name}.work")
+    if work.is_symlink():
+        work.unlink()
+    record = work / INPUTS
+    if not record.is_file() or _read_or_none(record) != inputs:
+        remove_directory(work)
+        make_directory(work)
+        write_json(record, inputs)
+    try:
+        yield work
+    except InputError:
+        remove_directory(work)
+        raise
+    remove_directory(work)
+
+
+def _read_or_none(record: Path) -> Any:
+    """Return the inputs in a record; None if it is damaged."""
+    try:
+        return read_json(record)
+    except InputError:
+        return None
 
 
 def take(out: Path, mark: str) -> None:

@@ -33,6 +33,13 @@ def sync_directory(path: Path) -> None:
         _sync(path)
 
 
+def sync_tree(path: Path) -> None:
+    """Make a directory survive a power cut, with everything in it."""
+    for entry in sorted(path.rglob("*")):
+        sync_directory(entry) if entry.is_dir() else _sync(entry)
+    sync_directory(path)
+
+
 def make_directory(path: Path) -> None:
     """Make a directory, and those above it, unless they are there; their names survive a power cut."""
     if path.is_dir():
@@ -113,9 +120,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         partial.mkdir()
         try:
             yield partial
-            for entry in sorted(partial.rglob("*")):
-                sync_directory(entry) if entry.is_dir() else _sync(entry)
-            sync_directory(partial)
+            sync_tree(partial)
             if path.exists():
                 _exchange(partial, path)
             else:
