@@ -32,6 +32,7 @@ from recap_ctr.nn.interface import Inputs, Output
 from recap_ctr.nn.lora import AdapterBank
 from recap_ctr.nn.losses import LOSSES, bce, distillation
 from recap_ctr.nn.mlp import Wide
+from recap_ctr.training.feed import Shuffled
 from recap_ctr.training.loop import Trainer
 from tests.support.small_recap import LAYOUT, recap_config, recap_model, recap_rows
 
@@ -317,7 +318,8 @@ def test_the_loss_of_a_step_by_loops(prepared: PreparedData, name: str, alphas: 
             parameter.add_(0.1)
     seen: list[Output] = []
     trainer.model.register_forward_hook(lambda _model, _inputs, output: seen.append(output))
-    at = trainer.order(0)[:64]
+    assert isinstance(trainer.feed, Shuffled)
+    at = trainer.feed.order(0)[:64]
 
     trainer.step()
 

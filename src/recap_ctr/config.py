@@ -126,6 +126,11 @@ class TrainConfig(Frozen):
     kd_from: Literal["mean", "column"] = "mean"
     """What a student learns from: its teachers' mean logit (Eq. 12), or, for RECAP whose rows have columns of their own
     (sampling `fixed`), column m from teacher m, so that the columns keep what the teachers disagree in."""
+    window_rows: NonNegativeInt | None = None
+    """Rows that are shuffled together in memory, while the next are read. 0: all rows. None: 1,048,576 where training
+    rows take more than 16 GiB or half of the machine's memory, otherwise all; see docs/decisions/0031."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """`bfloat16`: matrix products with 8 bits of mantissa (autocast), for GPUs; weights stay in 32 bits."""
     seed: int = Field(1, ge=0, lt=2**31)
     """Seed of everything random: initial weights, order of rows, dropout, routes."""
 
@@ -143,7 +148,14 @@ class TrainConfig(Frozen):
 
         A run's directory is named after its settings, so a new setting must not rename the runs of older versions.
         """
-        later = {"ema_warmup": WARMUP, "net_l2": 0.0, "validations": 1, "kd_from": "mean"}
+        later = {
+            "ema_warmup": WARMUP,
+            "net_l2": 0.0,
+            "validations": 1,
+            "kd_from": "mean",
+            "window_rows": None,
+            "precision": "float32",
+        }
         return {key: value for key, value in dump(self).items() if later.get(key, ...) != value}
 
     def with_horizons(self, factor: float) -> Self:

@@ -17,6 +17,7 @@ from recap_ctr.models.catalogue import parse_model
 from recap_ctr.nn.weights import load_tensors, to_arrays
 from recap_ctr.storage.arrays import save_arrays
 from recap_ctr.training import loop
+from recap_ctr.training.feed import Shuffled
 from recap_ctr.training.loop import Trainer, train
 from recap_ctr.training.report import Epoch
 from tests.support.golden import GOLDEN, SMALL, first_losses, small_data
@@ -38,13 +39,14 @@ def test_first_losses_are_the_golden_ones(data: PreparedData, update: str) -> No
 
 
 def test_an_epoch_takes_every_row_once_in_an_order_of_its_own(data: PreparedData) -> None:
-    run, other = trainer(data), trainer(data, seed=2)
-    first, second = run.order(0).copy(), run.order(1).copy()
+    run = trainer(data)
+    orders, others = (Shuffled(data.train, TrainConfig(seed=seed), None) for seed in (1, 2))
+    first, second = orders.order(0).copy(), orders.order(1).copy()
 
     assert sorted(first) == sorted(second) == list(range(len(data.train)))
     assert (first != second).any()
-    assert (other.order(0) != first).any()
-    assert (trainer(data).order(0) == first).all()
+    assert (others.order(0) != first).any()
+    assert (orders.order(0) == first).all()
     assert sum(run.step() for _ in range(run.steps_per_epoch)) == len(data.train)
 
 

@@ -21,6 +21,7 @@ from recap_ctr.storage.hashes import sha256
 FORMAT = 1
 MANIFEST, LOGITS, ROWS = "manifest.json", "logits.npy", "rows.npy"
 BLOCK_ROWS = 1 << 16
+ALL = slice(None)
 Floats = npt.NDArray[np.float32]
 
 
@@ -142,8 +143,10 @@ class LogitWriter:
         )
 
 
-def blocks(tables: Sequence[LogitTable], size: int = BLOCK_ROWS) -> Iterator[npt.NDArray[np.float64]]:
-    """Yield the columns of several tables side by side, `size` rows at a time; refuse tables of different rows."""
+def blocks(
+    tables: Sequence[LogitTable], size: int = BLOCK_ROWS, rows: slice = ALL
+) -> Iterator[npt.NDArray[np.float64]]:
+    """Yield the columns of several tables side by side, `size` rows at a time; refuse tables of other rows."""
     first = tables[0]
     for other in tables[1:]:
         if (other.data, other.split) != (first.data, first.split):
@@ -151,14 +154,16 @@ def blocks(tables: Sequence[LogitTable], size: int = BLOCK_ROWS) -> Iterator[npt
                 f"{other.path} and {first.path} hold different rows",
                 fix="join only logit tables of the same data and split",
             )
-    for start in range(0, len(first), size):
-        parts = [np.asarray(table.logits_NM[start : start + size], np.float64) for table in tables]
+    first_row, end, _ = rows.indices(len(first))
+    for start in range(first_row, end, size):
+        parts = [np.asarray(table.logits_NM[start : min(start + size, end)], np.float64) for table in tables]
         yield np.concatenate(parts, axis=1)
 
 
-def mean_logit(tables: Sequence[LogitTable]) -> Floats:
+def mean_logit(tables: Sequence[LogitTable], rows: slice = ALL) -> Floats:
     """Return the mean over all estimators of all tables, per row (Eqs. 2, 12 and 15)."""
-    return np.concatenate([block.mean(axis=1) for block in blocks(tables)]).astype(np.float32)
+    means = [block.mean(axis=1) for block in blocks(tables, rows=rows)]
+    return np.concatenate(means).astype(np.float32)
 
 
 def table_checksum(path: Path) -> str:

@@ -191,11 +191,12 @@ def route_logits(
     if not routes:
         raise InputError("no routes to score", fix="give one route at least")
     steps = depth or model.config.depth
+    inputs, codes_BQ = model.apart(inputs)
     h0_BHD = halved(model.embedding(inputs), 1)
     pairs = [(route.exponential[:steps], route.linear[:steps]) for route in routes]
     exponential_states = _leaf_states(model.exponential, h0_BHD, [leaf for leaf, _ in pairs], exponential)
     linear_states = _leaf_states(model.linear, h0_BHD, [leaf for _, leaf in pairs], linear)
-    beside_B = model.beside_logit(inputs)
+    beside_B = model.beside_logit(inputs, codes_BQ)
     if model.gate is not None:
         logits_KB = torch.stack([model.fuse(exponential_states[i], linear_states[j]) for i, j in pairs])
         return logits_KB if beside_B is None else logits_KB + beside_B

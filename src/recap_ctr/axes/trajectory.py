@@ -63,7 +63,7 @@ class MovingAverage:
             keep_U1 = torch.exp(self.log_decay - since_U).to(table.weight.dtype).unsqueeze(1)
             old_Ud = table.weight[rows_U]
             average.weight[rows_U] = old_Ud + keep_U1 * (average.weight[rows_U] - old_Ud)
-            settled_V[rows_U] = self.log_decay
+            settled_V.index_fill_(0, rows_U, self.log_decay)
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recap_ctr.data.layout import Layout
+from recap_ctr.nn.device import is_host
 from recap_ctr.nn.initial import normal_
 
 
@@ -18,6 +19,18 @@ class RowGradient(NamedTuple):
 
     rows_U: Tensor
     grad_Ud: Tensor
+    is_real_U: Tensor | None = None
+    """On a GPU there is an entry for each look-up, as counting the distinct rows would wait for it. This says which
+    entries count; the others name the first row, and their gradient is zero."""
+
+    def repeated(self) -> Tensor:
+        """Return the gradients with that of the first row for entries that don't count.
+
+        So all entries of a row lead to the same new weights, and it doesn't matter which of them is written last.
+        """
+        if self.is_real_U is None:
+            return self.grad_Ud
+        return torch.where(self.is_real_U.unsqueeze(1), self.grad_Ud, self.grad_Ud[:1])
 
 
 class Table(nn.Module):
@@ -72,11 +85,8 @@ class Table(nn.Module):
         return F.embedding(ids_BW, self.weight)
 
     def distinct(self, ids_BW: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distinct ids of a batch, and each id's place among them; on the CPU without sorting."""
+        """Return the distinct ids of a batch, and each id's place among them, on the CPU and without sorting."""
         flat = ids_BW.reshape(-1)
-        if flat.device.type != "cpu":
-            rows_U, places = torch.unique(flat, return_inverse=True)
-            return rows_U.long(), places
         if self._last_position_V is None:
             self._last_position_V = torch.empty(self.weight.shape[0], dtype=torch.int32)
         # For each table row, store its last position in the batch (numpy assigns in order); the occurrence at
@@ -91,12 +101,34 @@ class Table(nn.Module):
     def accumulate(self, ids_BW: Tensor, grad_BWd: Tensor) -> None:
         """Set `row_gradient` to the sum, per table row, of the gradients of its look-ups."""
         assert self.row_gradient is None, "a table may be looked up only once per step"
-        rows_U, places = self.distinct(ids_BW)
+        is_real_U = None
+        if is_host(ids_BW.device):
+            rows_U, places = self.distinct(ids_BW)
+        else:
+            rows_U, places, is_real_U = distinct_padded(ids_BW.reshape(-1))
         d = grad_BWd.shape[-1]
         grad_Ud = grad_BWd.new_zeros(len(rows_U), d).index_add_(0, places, grad_BWd.reshape(-1, d))
         if len(self.pad_rows_P):
-            grad_Ud[torch.isin(rows_U, self.pad_rows_P)] = 0.0
-        self.row_gradient = RowGradient(rows_U, grad_Ud)
+            is_pad_U = (rows_U.unsqueeze(1) == self.pad_rows_P).any(1)
+            grad_Ud.masked_fill_(is_pad_U.unsqueeze(1), 0.0)
+        self.row_gradient = RowGradient(rows_U, grad_Ud, is_real_U)
+
+
+def distinct_padded(ids_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the distinct ids, each id's place among them, and which of the first result are distinct ids.
+
+    It has as many entries as there are ids, and repeats the smallest one, so that its size is known beforehand.
+
+    >>> distinct_padded(torch.tensor([7, 2, 7]))
+    (tensor([2, 7, 2]), tensor([1, 0, 1]), tensor([ True,  True, False]))
+    """
+    sorted_N, order_N = torch.sort(ids_N.long())
+    is_new_N = torch.cat([torch.zeros_like(sorted_N[:1]), (sorted_N[1:] != sorted_N[:-1]).long()])
+    rank_N = is_new_N.cumsum(0)
+    rows_N = sorted_N[:1].repeat(len(ids_N)) if len(ids_N) else sorted_N.clone()
+    rows_N.scatter_(0, rank_N, sorted_N)
+    places_N = torch.empty_like(rank_N).scatter_(0, order_N, rank_N)
+    return rows_N, places_N, torch.arange(len(ids_N), device=ids_N.device) <= rank_N[-1:]
 
 
 class _LookUp(torch.autograd.Function):

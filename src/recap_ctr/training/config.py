@@ -82,8 +82,7 @@ class RunConfig:
     route_choice: RouteChoice = "late"
     """Routes that share all but their last steps, random ones, or those late ones that do best on validation."""
     beside: tuple[Path, ...] = ()
-    """Finished runs of lr and rates, which are put beside the towers of RECAP if that is better on validation rows."""
-
+    """Finished runs of lr, rates and boosted, put beside the towers of RECAP if that is better on validation rows."""
     on_top: Path | None = None
     """A finished run of rates, beside which RECAP's towers are trained from the start."""
 
@@ -143,6 +142,11 @@ class RunConfig:
             "threads": self.threads,
             "device": self.device,
             "teachers": [checksum(path) for path in self.teachers],
+            **(
+                {"parts": [sha256(run / ARTIFACT / WEIGHTS) for run in self.beside]}
+                if self.model == "blend"
+                else {}
+            ),
             **({"on_top": sha256(self.on_top / ARTIFACT / WEIGHTS)} if self.on_top else {}),
         }
 

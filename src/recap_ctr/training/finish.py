@@ -21,11 +21,15 @@ from recap_ctr.data.shards import PreparedData, held_out_shards
 from recap_ctr.evaluation.calibrate import Calibration, fitting
 from recap_ctr.evaluation.evaluate import Metrics, evaluate
 from recap_ctr.evaluation.sampling import negative_rate_shift, undo_sampling
+from recap_ctr.evaluation.slices import Breakdown
+from recap_ctr.inference.about import weak_slices
 from recap_ctr.inference.artifact import write_artifact
 from recap_ctr.inference.measure import measure_settings
 from recap_ctr.inference.setting import measured_settings
 from recap_ctr.jobs import machine
 from recap_ctr.jobs.progress import say
+from recap_ctr.models.blend import Blend
+from recap_ctr.models.boosted import Boosted
 from recap_ctr.models.catalogue import count_parameters, parse_model
 from recap_ctr.models.rates import Rates
 from recap_ctr.models.recap import Recap, RecapConfig, Route
@@ -59,17 +63,19 @@ from recap_ctr.training.report import (
 )
 from recap_ctr.training.routes import MAX_ROUTES, choose_routes, route_gain
 
+Logits = npt.NDArray[np.float32]
+
 
 @dataclass(frozen=True)
 class _Shipped:
-    """The model on the routes that ship, and what was measured to choose them."""
+    """The routes that ship, what was measured to choose them, and the logits for each held-out split."""
 
-    model: nn.Module
     routes: tuple[Route, ...]
     gain: RouteGain | None
     calibration: Calibration
     metrics: Metrics
     metrics_by_routes: dict[str, Metrics]
+    logits: dict[str, Logits]
 
 
 def finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, *, quiet: bool) -> RunReport:
@@ -79,26 +85,25 @@ def finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, *
     """
     started = time.monotonic()
     device = torch.device(config.device)
-    model, beside = trained.model, None
+    model, beside = trained.model, trained.parts
     if config.beside and isinstance(model, Recap):
         model, beside = put_beside(model, config.beside, data, device)
         if not quiet:
             say(beside.sentence)
-    if isinstance(model, Recap | Rates):  # What ships may be more than what was configured.
+    if isinstance(model, Recap | Blend | Rates | Boosted):  # What ships may be more than what was configured.
         config = replace(config, model_config=model.config)
     shipped = _choose_and_measure(config, model, data, device)
     calibration = shipped.calibration
     if shipped.gain is not None and not quiet:
         say(shipped.gain.sentence)
-    breakdown = held_out_breakdown(shipped.model, data, device, calibration, config.negative_rate)
-    logits = {split: predict(shipped.model, shard, device) for split, shard in held_out_shards(data).items()}
-    _pack(config, data, out, trained, model, shipped)
+    breakdown = held_out_breakdown(shipped.logits, data, calibration, config.negative_rate)
+    _pack(config, data, out, trained, model, shipped, breakdown)
     is_first = current_group().is_first
     report = RunReport(
         kind="report",
         format=1,
         **_origin(config, data),
-        reference=_references(config, logits, data, out, quiet)
+        reference=_references(config, shipped.logits, data, out, quiet)
         if config.train_baseline and is_first
         else None,
         calibrated_by=calibration.to_dict() if config.calibration == "affine" else {"kind": "isotonic"},
@@ -136,13 +141,21 @@ def _choose_and_measure(
     measured = {
         count: _calibrate_and_measure(config, routed, data, device) for count, routed in models.items()
     }
-    calibration, figures = measured[len(routes)]
-    by_routes = {str(count): entry.without_reliability() for count, (_, entry) in measured.items() if count}
-    return _Shipped(models[len(routes)], routes, gain, calibration, figures, by_routes)
+    calibration, figures, logits = measured[len(routes)]
+    by_routes = {
+        str(count): entry.without_reliability() for count, (_, entry, _) in measured.items() if count
+    }
+    return _Shipped(routes, gain, calibration, figures, by_routes, logits)
 
 
 def _pack(
-    config: RunConfig, data: PreparedData, out: Path, trained: Trained, model: nn.Module, shipped: _Shipped
+    config: RunConfig,
+    data: PreparedData,
+    out: Path,
+    trained: Trained,
+    model: nn.Module,
+    shipped: _Shipped,
+    breakdown: Breakdown,
 ) -> None:
     """Write the artifact and the history; workers other than the first give it their rows."""
     dial = _measure_dial(
@@ -152,6 +165,8 @@ def _pack(
     if not current_group().is_first:
         give_rows(weights)
         return
+    metrics = shipped.metrics.without_reliability().to_json()
+    metrics[breakdown.split] |= weak_slices(breakdown)
     write_artifact(
         out / ARTIFACT,
         name=config.model,
@@ -160,7 +175,7 @@ def _pack(
         encoder=data.encoder,
         calibration=shipped.calibration,
         shift=negative_rate_shift(config.negative_rate),
-        metrics=shipped.metrics.without_reliability().to_json(),
+        metrics=metrics,
         dial=dial,
         routes=shipped.routes,
         data=_about_data(data),
@@ -202,7 +217,7 @@ def _origin(config: RunConfig, data: PreparedData) -> dict[str, Any]:
 
 
 def _references(
-    config: RunConfig, logits: dict[str, npt.NDArray[np.float32]], data: PreparedData, out: Path, quiet: bool
+    config: RunConfig, logits: dict[str, Logits], data: PreparedData, out: Path, quiet: bool
 ) -> dict[str, dict[str, Reference]]:
     """Train what the model, which gave these `logits`, is compared with on the same rows: it shows its worth."""
     device, shards = torch.device(config.device), held_out_shards(data)
@@ -225,12 +240,12 @@ def _references(
 
 def _calibrate_and_measure(
     config: RunConfig, model: nn.Module, data: PreparedData, device: torch.device
-) -> tuple[Calibration, Metrics]:
-    """Calibrate on the validation rows, then measure on all held-out ones."""
+) -> tuple[Calibration, Metrics, dict[str, Logits]]:
+    """Calibrate on the validation rows, then measure on all held-out ones; return their logits, too."""
     shards = held_out_shards(data)
+    logits_of = {split: predict(model, shard, device) for split, shard in shards.items()}
     predictions = {
-        split: undo_sampling(predict(model, shard, device), shard, config.negative_rate)
-        for split, shard in shards.items()
+        split: undo_sampling(logits_of[split], shard, config.negative_rate) for split, shard in shards.items()
     }
     calibration = fitting(config.calibration)(data.valid.labels, *predictions["valid"])
     figures = {
@@ -244,7 +259,7 @@ def _calibrate_and_measure(
         )
         for split, (logits, weights) in predictions.items()
     }
-    return calibration, Metrics(**figures)
+    return calibration, Metrics(**figures), logits_of
 
 
 def _measure_dial(

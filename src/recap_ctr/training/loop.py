@@ -10,12 +10,13 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -26,20 +27,25 @@ from recap_ctr.data.shards import Rows
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
 from recap_ctr.jobs.machine import compute_reproducibly, keep_freed_memory
-from recap_ctr.jobs.progress import meter, say
+from recap_ctr.jobs.progress import announce_epoch, meter, say
 from recap_ctr.models.catalogue import build
+from recap_ctr.nn.device import is_host
 from recap_ctr.nn.group import current_group, refuse_parts_of_torch
 from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.losses import LOSSES, distillation
 from recap_ctr.training import checkpoint
-from recap_ctr.training.optimizer import DIVERGED, Update
-from recap_ctr.training.report import Epoch
+from recap_ctr.training.ahead import Batches, Place, batches_of
+from recap_ctr.training.feed import Feed, Targets, choose_window, derive_seed, feed_of
+from recap_ctr.training.optimizer import Update
+from recap_ctr.training.record import DIVERGED, StepRecord, require_finite
+from recap_ctr.training.report import Epoch, PartGain
 
 STATE, BEST = "state.safetensors", "best.safetensors"
 SAVE_SECONDS = 60.0
+READ_STEPS = 32  # Steps of a GPU after which their losses are read together.
 MIN_GAIN = 1e-6
 STATISTICS_ROWS = 65_536
-_INITIAL, _ORDER, _STATISTICS = 2**40, 2**41, 2**42  # Streams of random numbers apart from the steps'.
+_INITIAL, _STATISTICS = 2**40, 2**42  # Streams of random numbers apart from the steps' and the order's.
 
 
 def checkpoint_file(directory: Path, step: int) -> Path:
@@ -51,11 +57,6 @@ def checkpoints(directory: Path) -> list[tuple[int, Path]]:
     """Return the steps and files of the raw weights that a run kept, oldest first."""
     files = directory.glob("checkpoint-*.safetensors")
     return sorted((int(file.stem.removeprefix("checkpoint-")), file) for file in files)
-
-
-def derive_seed(seed: int, stream: int) -> int:
-    """Return the seed of one stream of random numbers of a run."""
-    return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> 1)
 
 
 @dataclass
@@ -96,6 +97,8 @@ class Trained:
     seconds: float
     finished: bool = True
     """Whether the schedule stopped the run; if not, it can go on."""
+    parts: PartGain | None = None
+    """The proportions of a model that is made of finished ones."""
 
 
 @runtime_checkable
@@ -133,14 +136,15 @@ class Trainer:
         config: TrainConfig,
         data: Rows,
         device: torch.device,
-        targets: npt.NDArray[np.float32] | None = None,
+        targets: Targets | None = None,
         start: Start | None = None,
     ) -> None:
         """Build the model and its update; `targets` are the teachers' probabilities, one for each training row."""
         keep_freed_memory()
         compute_reproducibly(device.type)
-        self.config, self.data, self.device, self.targets = config, data, device, targets
+        self.config, self.data, self.device = config, data, device
         self.group = current_group()
+        self.targets, self.window_rows = targets, choose_window(data.train, config, self.group)
         torch.manual_seed(derive_seed(config.seed, _INITIAL))
         self.model = build(name, model_config, data.layout)
         self.start = start or Start({})
@@ -167,46 +171,68 @@ class Trainer:
         self.update = Update(self.model, config, self.averages)
         if self.start.steps:
             self.update.start_from(self.start.moments, self.start.steps)
-        self.progress = Progress(learning_rate=config.learning_rate)
+        self.progress, self.record = Progress(learning_rate=config.learning_rate), StepRecord()
         self.selected = self.model
         """The model that is validated and shipped: the best average, or the model itself without averages."""
-        self._order: tuple[int, npt.NDArray[np.int64]] | None = None
 
-    def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the order of the training rows in an epoch, counted from 0."""
-        if self._order is None or self._order[0] != epoch:
-            generator = np.random.default_rng(derive_seed(self.config.seed, _ORDER + epoch))
-            self._order = epoch, generator.permutation(len(self.data.train))
-        return self._order[1]
+    @cached_property
+    def feed(self) -> Feed:
+        """The rows in the order of training, once it is known where a run goes on."""
+        return feed_of(self.data.train, self.config, self.targets, self.group, self.window_rows)
+
+    @cached_property
+    def batches(self) -> Batches:
+        """The same rows on the device."""
+        num_steps = self.config.max_epochs * self.steps_per_epoch
+        return batches_of(self.feed, self.device, self._place_of, num_steps)
 
     def step(self) -> int:
         """Update the weights on the next batch, and return its number of rows."""
         epoch, at = divmod(self.progress.step, self.steps_per_epoch)
         self._enter(epoch, begins=at == 0)
         size = self.config.batch_size
-        rows_of_all = self.order(epoch)[at * size : (at + 1) * size]
-        rows = rows_of_all[self.group.enter_batch(len(rows_of_all))]
-        batch = self.data.train.batch(rows)
+        num_rows = min(size, len(self.data.train) - at * size)
+        self.group.enter_batch(num_rows)
+        rows = self.batches.take(self.progress.step)
         torch.manual_seed(derive_seed(self.config.seed, self.progress.step))
         self.model.train()
-        labels_B = torch.from_numpy(batch.labels_B).to(self.device)
-        weights_B = None if batch.weights_B is None else torch.from_numpy(batch.weights_B).to(self.device)
-        output = self.model(to_inputs(batch, self.device))
-        loss = self.loss(output, labels_B, weights_B)
-        if self.targets is not None:  # Eq. 13
-            targets_B = torch.from_numpy(self.targets[rows]).to(self.device)
-            loss = loss + self.config.kd_weight * self.distillation(output, targets_B, weights_B)
+        with self._autocast():
+            output = self.model(rows.inputs)
+            loss = self.loss(output, rows.labels_B, rows.weights_B)
+            if rows.targets_B is not None:  # Eq. 13
+                distilled = self.distillation(output, rows.targets_B, rows.weights_B)
+                loss = loss + self.config.kd_weight * distilled
         loss.backward()  # type: ignore[no-untyped-call]
-        value = loss.item()
-        if not math.isfinite(value):
-            raise InputError(
-                f"the loss became {value} at step {self.progress.step + 1}",
-                fix=DIVERGED,
-            )
+        number = self.progress.step + 1
+        if is_host(self.device):  # Before any weight changes.
+            require_finite("loss", loss.item(), number)
         self.update.step(self.learning_rate())
-        self.progress.step += 1
-        self.progress.loss_sum += value
-        return len(rows_of_all)
+        self.record.add(number, loss, self.update.norm)
+        self.progress.step = number
+        if is_host(self.device) or len(self.record) >= READ_STEPS:
+            self.read_record()
+        return num_rows
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        """Let matrix products have the precision that the settings name."""
+        if self.config.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def read_record(self) -> None:
+        """Add up the losses of steps whose numbers were not read yet; refuse the first step that is not finite."""
+        self.progress.loss_sum += self.record.read()
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean loss since the last validation, of the steps that were read."""
+        return self.progress.loss_sum / max(self.steps_since_validation - len(self.record), 1)
+
+    def _place_of(self, step: int) -> Place:
+        """Return where the rows of a step are."""
+        epoch, at = divmod(step, self.steps_per_epoch)
+        size = self.config.batch_size
+        return Place(epoch, at, self.group.share(min(size, len(self.data.train) - at * size)))
 
     def _enter(self, epoch: int, *, begins: bool) -> None:
         """Tell models that change with the epoch which one it is."""
@@ -240,6 +266,7 @@ class Trainer:
         With several validations an epoch, each counts as an epoch here.
         """
         progress, config = self.progress, self.config
+        self.read_record()
         (auc, loss), beta, self.selected = max(
             ((self.validate(model), beta, model) for beta, model in self._candidates()),
             key=lambda candidate: candidate[0][0],
@@ -250,7 +277,7 @@ class Trainer:
                 epoch=epoch,
                 step=progress.step,
                 learning_rate=self.learning_rate(),
-                train_loss=progress.loss_sum / max(self.steps_since_validation, 1),
+                train_loss=self.mean_loss,
                 valid_auc=auc,
                 valid_logloss=loss,
                 beta=beta,
@@ -307,12 +334,17 @@ class Trainer:
         )
 
     def save(self, directory: Path) -> None:
-        """Save all that resuming needs."""
+        """Save all that resuming needs, if its numbers are finite."""
+        self.read_record()
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"update.{name}": value for name, value in self.update.state().items()}
         for at, average in enumerate(self.averages):
             tensors |= {f"average.{at}.{name}": value for name, value in average.state().items()}
-        metadata = {"progress": self.progress.to_json(), "torch": torch.__version__}
+        metadata = {
+            "progress": self.progress.to_json(),
+            "torch": torch.__version__,
+            "window_rows": str(self.window_rows),
+        }
         checkpoint.save(directory / STATE, tensors, self.rows, metadata)
 
     def save_selected(self, directory: Path) -> None:
@@ -342,6 +374,8 @@ class Trainer:
                 f"{directory} was begun with torch {saved.metadata['torch']}, this is {torch.__version__}",
                 fix="go on with that version, or start over in another --out",
             )
+        # A machine with more memory would choose another order.
+        self.window_rows = int(saved.metadata.get("window_rows", "0"))
         self.progress = Progress.from_json(saved.metadata["progress"])
         self.progress.finished = self._is_finished()  # It may go on if it now has more epochs.
         self.model.load_state_dict(saved.under("model."))
@@ -358,7 +392,7 @@ def train(
     out: Path,
     *,
     device: torch.device,
-    targets: npt.NDArray[np.float32] | None = None,
+    targets: Targets | None = None,
     start: Start | None = None,
     until: int | None = None,
     deadline: float | None = None,
@@ -381,9 +415,19 @@ def train(
         if not quiet and not trainer.progress.finished:
             say(f"resuming after step {trainer.progress.step:,}")
     progress = trainer.progress
-    if on_epoch is not None:
-        for past in progress.history:
-            on_epoch(past)
+    if trainer.window_rows and not quiet and not progress.finished:
+        say(
+            f"rows are read in random windows of {trainer.window_rows:,}; --window 0 shuffles all of them at once"
+        )
+
+    def tell(epoch: Epoch) -> None:
+        if group.is_first:
+            announce_epoch(str(out), epoch.model_dump())
+        if on_epoch is not None:
+            on_epoch(epoch)
+
+    for past in progress.history:
+        tell(past)
     pause_after = math.inf if until is None else until * trainer.steps_per_epoch
     lasted = 0.0
     while not progress.finished and progress.step < pause_after:
@@ -402,8 +446,7 @@ def train(
                 f" {rate:,.0f} rows/s, {epoch.seconds:.1f} s"
                 + (" *" if progress.best_epoch == epoch.epoch else "")
             )
-        if on_epoch is not None:
-            on_epoch(epoch)
+        tell(epoch)
     model = trainer.load_selected(out)
     return Trained(model, progress.history, progress.best_epoch, progress.seconds, progress.finished)
 
@@ -427,7 +470,7 @@ def _train_epoch(
         for index in range(steps):
             rows = trainer.step()
             auc = f", valid AUC {progress.history[-1].valid_auc:.5f}" if progress.history else ""
-            shown.advance(rows, 1, f"loss {progress.loss_sum / trainer.steps_since_validation:.4f}{auc}")
+            shown.advance(rows, 1, f"loss {trainer.mean_loss:.4f}{auc}")
             if on_step is not None:
                 on_step(progress.step)
             if index + 1 == steps:

@@ -7,7 +7,6 @@
 Where they differ, and by how much: docs/decisions/0003-two-updates.md. Shapes: V table rows, U rows of the batch.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -17,10 +16,11 @@ from torch.optim.adam import adam
 from recap_ctr.axes.trajectory import MovingAverage
 from recap_ctr.config import TrainConfig
 from recap_ctr.errors import InputError
+from recap_ctr.nn.device import is_host
 from recap_ctr.nn.group import current_group
 from recap_ctr.nn.table import RowGradient, Table
+from recap_ctr.training.record import require_finite
 
-DIVERGED = "lower --learning-rate or raise --l2; the last good state is kept"
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
@@ -51,6 +51,8 @@ class Update:
             else:
                 self._full_grad[name] = torch.zeros_like(table.weight)
         self.step_count = 0
+        self.norm = torch.zeros(())
+        """That of the last step's gradient, before it was clipped."""
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
@@ -69,11 +71,10 @@ class Update:
         squares = [self._square(self._tables[name].weight, gradient) for name, gradient in gradients.items()]
         for table_square in self._group.sum_(torch.stack(squares)) if squares else ():
             square = square + table_square
-        norm = float(square.sqrt())
-        if not math.isfinite(norm):  # This must come before any weight changes.
-            raise InputError(f"the gradient became {norm} at step {self.step_count}", fix=DIVERGED)
-        clip = min(1.0, self._config.clip / (norm + 1e-6))
-        if clip < 1.0:
+        self.norm = square.sqrt()
+        clip = self._clip()
+        is_clipped = isinstance(clip, Tensor) or clip < 1.0
+        if is_clipped:
             torch._foreach_mul_(dense, clip)
         self._adam(
             list(trained.values()),
@@ -83,7 +84,7 @@ class Update:
             learning_rate,
         )
         for name, gradient in gradients.items():
-            if clip < 1.0:
+            if is_clipped:
                 gradient.grad_Ud.mul_(clip)
             if self._fast:
                 self._step_rows(name, gradient, learning_rate)
@@ -94,6 +95,14 @@ class Update:
         for average in self._averages:
             average.after_step(self.step_count)
 
+    def _clip(self) -> float | Tensor:
+        """Return what gradients are multiplied by; on a GPU a tensor, as reading the norm would wait for it."""
+        if not is_host(self.norm.device):
+            return (self._config.clip / (self.norm + 1e-6)).clamp(max=1.0)
+        norm = float(self.norm)
+        require_finite("gradient", norm, self.step_count)  # This must come before any weight changes.
+        return min(1.0, self._config.clip / (norm + 1e-6))
+
     def _take(self, name: str, table: Table) -> RowGradient:
         gradient, table.row_gradient = table.row_gradient, None
         if gradient is None and table.weight.grad is not None:
@@ -103,8 +112,10 @@ class Update:
             )
         assert gradient is not None, f"{name} got no gradient"
         if self._fast and self._config.l2 > 0:
-            idle_U = (self.step_count - self._touched[name][gradient.rows_U]).unsqueeze(1)
-            gradient.grad_Ud.add_(table.weight[gradient.rows_U] * idle_U, alpha=self._config.l2)
+            idle_U = self.step_count - self._touched[name][gradient.rows_U]
+            if gradient.is_real_U is not None:
+                idle_U = idle_U * gradient.is_real_U
+            gradient.grad_Ud.add_(table.weight[gradient.rows_U] * idle_U.unsqueeze(1), alpha=self._config.l2)
         return gradient
 
     def _square(self, weight_Vd: Tensor, gradient: RowGradient) -> Tensor:
@@ -126,18 +137,23 @@ class Update:
             table_Vd.index_select(0, rows_U)
             for table_Vd in (weight_Vd, self._first[name], self._second[name])
         )
-        self._adam([weight_Ud], [gradient.grad_Ud], [first_Ud], [second_Ud], learning_rate)
+        self._adam([weight_Ud], [gradient.repeated()], [first_Ud], [second_Ud], learning_rate)
         weight_Vd.index_copy_(0, rows_U, weight_Ud)
         self._first[name].index_copy_(0, rows_U, first_Ud)
         self._second[name].index_copy_(0, rows_U, second_Ud)
         self._touched[name].index_fill_(0, rows_U, self.step_count)
 
-    def _step_table(self, name: str, gradient: RowGradient, learning_rate: float, l2: float) -> None:
+    def _step_table(self, name: str, gradient: RowGradient, learning_rate: float, l2: float | Tensor) -> None:
         grad_Vd = self._full_grad[name]
-        grad_Vd.index_copy_(0, gradient.rows_U, gradient.grad_Ud)
+        grad_Vd.index_copy_(0, gradient.rows_U, gradient.repeated())
         weight_Vd = self._tables[name].weight
-        self._adam([weight_Vd], [grad_Vd], [self._first[name]], [self._second[name]], learning_rate, l2)
-        grad_Vd.index_fill_(0, gradient.rows_U, 0.0)
+        moments = [self._first[name]], [self._second[name]]
+        if isinstance(l2, Tensor):  # Adam takes only a number.
+            self._adam([weight_Vd], [grad_Vd.addcmul_(weight_Vd, l2)], *moments, learning_rate)
+            grad_Vd.zero_()
+        else:
+            self._adam([weight_Vd], [grad_Vd], *moments, learning_rate, l2)
+            grad_Vd.index_fill_(0, gradient.rows_U, 0.0)
 
     def _adam(
         self,
@@ -150,16 +166,15 @@ class Update:
     ) -> None:
         if not weights:
             return
-        device = weights[0].device
         # Adam itself counts the step up by one.
-        steps = [torch.tensor(float(self.step_count - 1), device=device) for _ in weights]
+        steps = torch.full((len(weights),), float(self.step_count - 1), device=weights[0].device).unbind()
         adam(
             weights,
             grads,
             first,
             second,
             [],
-            steps,
+            list(steps),
             fused=True,
             amsgrad=False,
             beta1=BETA1,

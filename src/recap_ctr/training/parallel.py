@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from recap_ctr.axes.logits import Estimator
 from recap_ctr.axes.predict import write_logits
-from recap_ctr.data.shards import PreparedData, held_out_shards
+from recap_ctr.data.shards import PreparedData, Shard, held_out_shards
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.jobs.engines import LOCAL, executor_for
 from recap_ctr.jobs.executor import Executor, Job
+from recap_ctr.models.boosted import Boosted
 from recap_ctr.models.rates import Rates
+from recap_ctr.training.boosted import with_codes
 from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig
 from recap_ctr.training.rates import training_rows
 from recap_ctr.training.report import RunReport, parse_report
@@ -32,19 +35,20 @@ def run_many(
     quiet: bool = False,
     deadline: float | None = None,
     done: Callable[[Path, RunReport], None] | None = None,
+    teach: bool = True,
 ) -> Runs:
     """Do the runs side by side, each in its directory and with its logit tables; each resumes by itself.
 
     `executor` may be the name of an engine: as many run at a time as it has cores for their threads. At the
     `deadline`, a time of `time.time`, training ends with what it has. `done` is called with each run's directory and
-    report as it ends.
+    report as it ends. Without `teach` there are no logits of the training rows, which only students need.
     """
     if not configs:
         return {}
     threads = max(config.threads for config in configs.values())
     executor = executor_for(executor, threads, next(iter(configs.values())).device)
     directories = list(configs)
-    jobs = [run_job(directory, config, data, deadline) for directory, config in configs.items()]
+    jobs = [run_job(directory, config, data, deadline, teach=teach) for directory, config in configs.items()]
     reports: Runs = {}
 
     def receive(index: int, result: Any) -> None:
@@ -57,24 +61,36 @@ def run_many(
     return {directory: reports[directory] for directory in directories}
 
 
-def run_job(directory: Path, config: RunConfig, data: PreparedData, deadline: float | None = None) -> Job:
+def run_job(
+    directory: Path,
+    config: RunConfig,
+    data: PreparedData,
+    deadline: float | None = None,
+    *,
+    teach: bool = True,
+) -> Job:
     """Return the job of a run in a directory, with its logit tables; its result is the run's report as JSON."""
     arguments = {
         "data": str(data.path),
         "config": config.to_json(),
         "out": str(directory),
         "deadline": deadline,
+        "teach": teach,
     }
     return Job(_job_name(directory), run_and_write_logits, arguments)
 
 
 def run_and_write_logits(
-    data: str, config: dict[str, Any], out: str, deadline: float | None = None
+    data: str, config: dict[str, Any], out: str, deadline: float | None = None, teach: bool = True
 ) -> dict[str, Any]:
-    """Do a run and write its logits over all rows as tables next to it. The arguments are plain, for a job."""
+    """Do a run and write its logits as tables next to it, of all rows or of those that are held out.
+
+    The arguments are plain, for a job.
+    """
     settings, directory, prepared = RunConfig.from_json(config), Path(out), PreparedData(Path(data))
     report = run(settings, prepared, directory, deadline=deadline)
-    tables = {split: directory / LOGITS / split for split in ("train", *held_out_shards(prepared))}
+    splits = [*(["train"] if teach else []), *held_out_shards(prepared)]
+    tables = {split: directory / LOGITS / split for split in splits}
     missing = {split: path for split, path in tables.items() if not path.is_dir()}
     if missing:
         loaded = load_artifact(directory / ARTIFACT)
@@ -84,11 +100,16 @@ def run_and_write_logits(
             f"{settings.model}-seed-{settings.train.seed}", route=f"mean of {count}" if count > 1 else None
         )
         for split, path in missing.items():
-            rows = None
-            if split == "train" and isinstance(loaded.model, Rates):
-                rows = training_rows(loaded.model.config, prepared)
+            rows = _without_own_clicks(loaded.model, prepared) if split == "train" else None
             write_logits(path, {estimator: loaded.model.to(device)}, prepared, split, device, rows=rows)
     return report.to_json()
+
+
+def _without_own_clicks(model: nn.Module, data: PreparedData) -> Shard | None:
+    """Return the training rows as a model takes them that counts clicks; None for others."""
+    if isinstance(model, Rates):
+        return training_rows(model.config, data)
+    return with_codes(model.config, data) if isinstance(model, Boosted) else None
 
 
 def teacher_tables(directories: Sequence[Path], split: str) -> tuple[Path, ...]:

@@ -8,18 +8,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recap_ctr.axes.teachers import teacher_targets
+from recap_ctr.axes.teachers import TeacherTargets, teacher_targets
 from recap_ctr.config import Frozen
 from recap_ctr.data.shards import PreparedData, Rows
 from recap_ctr.errors import InputError
 from recap_ctr.inference.manifest import MANIFEST
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.jobs.progress import say
+from recap_ctr.models.catalogue import PARTS
 from recap_ctr.models.recap import RecapConfig, assign_columns
 from recap_ctr.nn.group import current_group
 from recap_ctr.storage.claims import claim
 from recap_ctr.storage.files import remove_directory
 from recap_ctr.storage.locks import locked
+from recap_ctr.training.beside import BLEND, train_blend
+from recap_ctr.training.boosted import BOOSTED, train_boosted
 from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig
 from recap_ctr.training.finish import finish
 from recap_ctr.training.linear import train_linear
@@ -73,7 +76,7 @@ def run(
 
 def _refuse_group(config: RunConfig) -> None:
     """Refuse what only one worker can do."""
-    if config.train.update == "convex" or config.model == RATES:
+    if config.train.update == "convex" or config.model in PARTS:
         raise InputError(f"{config.model} of this kind is trained by one worker", fix="remove --workers")
     if config.beside or config.on_top is not None:
         raise InputError("parts beside the towers are put there by one worker", fix="remove --workers")
@@ -113,6 +116,17 @@ def _train(
     device = torch.device(config.device)
     if config.train.update == "convex":
         return train_linear(config.model_config, data, device, config.train.seed, deadline=deadline)
+    if config.model == BLEND:
+        return train_blend(config.beside, data, device)
+    if config.model == BOOSTED:
+        return train_boosted(
+            config.model_config,
+            data,
+            device,
+            threads=config.threads,
+            seed=config.train.seed,
+            deadline=deadline,
+        )
     if config.model == RATES:
         return train_rates(
             config.model_config,
@@ -147,14 +161,19 @@ def _train(
     )
 
 
-def _targets(config: RunConfig, data: PreparedData) -> npt.NDArray[np.float32]:
+def _targets(config: RunConfig, data: PreparedData) -> TeacherTargets:
     """Return what a student learns from, one probability for each training row."""
-    columns_N = None
-    if config.train.kd_from == "column":
-        assert isinstance(config.model_config, RecapConfig)
-        ids = torch.from_numpy(np.array(data.train.ids))
-        columns_N = assign_columns(ids, config.model_config.num_adapters).numpy()
-    return teacher_targets(config.teachers, data, columns_N)
+    if config.train.kd_from == "mean":
+        return teacher_targets(config.teachers, data)
+    assert isinstance(config.model_config, RecapConfig)
+    num_adapters = config.model_config.num_adapters
+
+    def columns_of(rows: slice) -> npt.NDArray[np.int64]:
+        ids = torch.from_numpy(np.array(data.train.ids[rows]))
+        columns: npt.NDArray[np.int64] = assign_columns(ids, num_adapters).numpy()
+        return columns
+
+    return teacher_targets(config.teachers, data, columns_of)
 
 
 def is_finished(out: Path, config: RunConfig) -> bool:

@@ -1,0 +1,113 @@
+"""Batches on the device that trains: gathered when they are asked for, or in a thread, two batches ahead.
+
+A GPU must not wait for rows. There, a thread gathers them and copies them through pinned memory, in its own stream,
+while the steps before are computed. A CPU has its cores for the steps, and gathers between them.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from recap_ctr.nn.device import send
+from recap_ctr.nn.interface import Inputs
+from recap_ctr.training.feed import Feed
+
+AHEAD = 2
+
+
+class Rows(NamedTuple):
+    """This worker's rows of a batch, on the device."""
+
+    inputs: Inputs
+    labels_B: Tensor
+    weights_B: Tensor | None
+    targets_B: Tensor | None
+
+    def tensors(self) -> list[Tensor]:
+        """Return all that is on the device."""
+        columns = (*self.inputs, self.labels_B, self.weights_B, self.targets_B)
+        return [column for column in columns if isinstance(column, Tensor)]
+
+
+class Place(NamedTuple):
+    """Where a step's rows are: the step of an epoch, and this worker's part of its batch."""
+
+    epoch: int
+    step: int
+    part: slice
+
+
+class Batches(Protocol):
+    """The batches of a run by the number of their step."""
+
+    def take(self, step: int) -> Rows:
+        """Return this worker's rows of a step."""
+        ...
+
+
+def batches_of(feed: Feed, device: torch.device, place_of: Callable[[int], Place], num_steps: int) -> Batches:
+    """Return the way to get batches that suits the device."""
+    return (
+        Ahead(feed, device, place_of, num_steps) if device.type == "cuda" else Direct(feed, device, place_of)
+    )
+
+
+class Direct:
+    """Batches that are gathered when they are asked for."""
+
+    def __init__(self, feed: Feed, device: torch.device, place_of: Callable[[int], Place]) -> None:
+        self._feed, self._device, self._place_of = feed, device, place_of
+
+    def take(self, step: int) -> Rows:
+        """Gather this worker's rows of a step and copy them."""
+        batch, targets = self._feed.take(*self._place_of(step))
+
+        def copied(column: npt.NDArray[Any]) -> Tensor:
+            return send(torch.from_numpy(column), self._device)
+
+        return Rows(
+            Inputs(copied(batch.ids_BW), copied(batch.values_BN)),
+            copied(batch.labels_B),
+            None if batch.weights_B is None else copied(batch.weights_B),
+            None if targets is None else copied(targets),
+        )
+
+
+class Ahead:
+    """Batches that a thread gathers and copies, two ahead of the one that is asked for, up to the run's last one."""
+
+    def __init__(
+        self, feed: Feed, device: torch.device, place_of: Callable[[int], Place], num_steps: int
+    ) -> None:
+        self._direct, self._device, self._num_steps = Direct(feed, device, place_of), device, num_steps
+        self._stream = None if device.type != "cuda" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._thread = ThreadPoolExecutor(1, "recap-batches")
+        self._queue: deque[tuple[int, Future[tuple[Rows, torch.cuda.Event | None]]]] = deque()
+
+    def take(self, step: int) -> Rows:
+        """Return this worker's rows of a step; only the first one, and one after a jump, is waited for."""
+        if not self._queue or self._queue[0][0] != step:
+            self._queue.clear()
+        first = self._queue[-1][0] + 1 if self._queue else step
+        for following in range(first, max(min(step + AHEAD + 1, self._num_steps), step + 1)):
+            self._queue.append((following, self._thread.submit(self._gather, following)))
+        rows, copied = self._queue.popleft()[1].result()
+        if copied is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(copied)
+            for tensor in rows.tensors():
+                tensor.record_stream(
+                    stream
+                )  # Their memory is not given to later copies before this stream is done.
+        return rows
+
+    def _gather(self, step: int) -> tuple[Rows, "torch.cuda.Event | None"]:
+        if self._stream is None:
+            return self._direct.take(step), None
+        with torch.cuda.stream(self._stream):
+            return self._direct.take(step), self._stream.record_event()
