@@ -35,6 +35,7 @@ from recap_ctr.recipe.ablation import ablation_cells, train_cells
 from recap_ctr.recipe.config import recipe_config
 from recap_ctr.recipe.portfolio import Portfolio
 from recap_ctr.recipe.stages import Plan, Recipe
+from recap_ctr.recipe.work import Work
 from recap_ctr.storage.claims import claim
 from recap_ctr.storage.files import read_object, write_json
 from recap_ctr.training.config import ARTIFACT, LOGITS
@@ -64,7 +65,7 @@ def run_demo(
         return _read_finished(out, quiet)
     log = out / "clicks.csv"
     drawn, data = draw(config, log, out / "data", quiet=quiet)
-    portfolio = Portfolio(
+    work = Work(
         recipe_config("default", {"seed": seed}, "demo"),
         data,
         out,
@@ -73,7 +74,8 @@ def run_demo(
         started=started,
         quiet=quiet,
     )
-    portfolio.say(f"data: {rows:,} rows of {config.num_fields} fields, drawn and prepared")
+    work.say(f"data: {rows:,} rows of {config.num_fields} fields, drawn and prepared")
+    portfolio = Portfolio(work)
     report = portfolio.run()
     truth = drawn.frame()["bayes_logit"].to_numpy()[data.test.rows]
     table, finding = _compare(report, portfolio.references, data, truth, out)

@@ -12,6 +12,7 @@ from recap_ctr.jobs.executor import InThisProcess, Job
 from recap_ctr.recipe.config import recipe_config
 from recap_ctr.recipe.entrants import Standing
 from recap_ctr.recipe.portfolio import Portfolio
+from recap_ctr.recipe.work import Work
 from recap_ctr.training.report import FitReport, read_report
 from tests.support.tiny_recipe import TINY
 
@@ -29,9 +30,8 @@ def portfolio(
     data: PreparedData, out: Path, *, budget: float | None = None, executor: Any = None, **changes: Any
 ) -> Portfolio:
     config = recipe_config("default", {**SMALL, **changes}, "test")
-    return Portfolio(
-        config, data, out, threads=1, executor=executor or InThisProcess(), budget=budget, quiet=True
-    )
+    executor = executor or InThisProcess()
+    return Portfolio(Work(config, data, out, threads=1, executor=executor, budget=budget, quiet=True))
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ class TestBudget:
         self, prepared: PreparedData, tmp_path: Path
     ) -> None:
         report = portfolio(prepared, tmp_path / "fit", budget=0.001).run()
-        assert report.model.name in ("lr", "rates") and not report.arms
+        assert report.model.name in ("lr", "rates", "boosted", "blend") and not report.arms
         assert any("the race" in text for text in report.plan["given_up"])
         assert "the student" in report.plan["given_up"]
 

@@ -88,7 +88,7 @@ def check_finite_gradients(name: str) -> None:
             assert torch.isfinite(parameter.grad).all(), parameter_name
     for table in tables:
         assert table.row_gradient is not None
-        touched, grad = table.row_gradient
+        touched, grad, _ = table.row_gradient
         assert torch.isfinite(grad).all()
         assert grad.abs().sum() > 0
         pads = [field.offset for field in LAYOUT.fields if field.pooling]

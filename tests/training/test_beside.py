@@ -27,7 +27,8 @@ from recap_ctr.training.beside import fit_mixture, put_beside
 from recap_ctr.training.config import RunConfig
 from recap_ctr.training.parallel import run_and_write_logits
 from recap_ctr.training.references import CONVERGED
-from recap_ctr.training.run import run
+from recap_ctr.training.report import read_report
+from recap_ctr.training.run import is_finished, run
 from tests.support.tiny_recipe import TINY
 
 CPU = torch.device("cpu")
@@ -36,11 +37,22 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def counted_runs(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return finished runs of lr and of rates."""
+    return _runs(prepared, tmp_path_factory, "lr", "rates")
+
+
+@pytest.fixture(scope="module")
+def boosted_run(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a finished run of boosted trees."""
+    return _runs(prepared, tmp_path_factory, "boosted", "boosted")[0]
+
+
+def _runs(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory, *names: str) -> tuple[Path, Path]:
     base = tmp_path_factory.mktemp("counted")
-    for name, training in {"lr": CONVERGED, "rates": TrainConfig(batch_size=256, max_epochs=2)}.items():
+    for name in dict.fromkeys(names):
+        training = CONVERGED if name == "lr" else TrainConfig(batch_size=256, max_epochs=2)
         config = RunConfig(name, parse_model(name, {}), training, train_baseline=False, report_fields=False)
         run_and_write_logits(str(prepared.path), config.to_json(), str(base / name))
-    return base / "lr", base / "rates"
+    return base / names[0], base / names[1]
 
 
 def test_the_proportions_are_those_of_the_lowest_logloss() -> None:
@@ -69,16 +81,22 @@ def test_row_weights_count() -> None:
 
 
 def test_the_combined_model_is_the_weighted_sum_at_every_depth_and_route(
-    prepared: PreparedData, counted_runs: tuple[Path, Path]
+    prepared: PreparedData, counted_runs: tuple[Path, Path], boosted_run: Path
 ) -> None:
     config = RecapConfig(dim=4, depth=2, train_depths=(1, 2), depth_weights=(0.5, 0.5), num_adapters=4)
     torch.manual_seed(1)
     model = Recap(config, prepared.layout).eval()  # Untrained: something must be worth adding.
     routes = late_routes(config, 4)
-    for runs in (counted_runs[:1], counted_runs[1:], counted_runs):
+    for runs in (
+        counted_runs[:1],
+        counted_runs[1:],
+        counted_runs,
+        [boosted_run],
+        [*counted_runs, boosted_run],
+    ):
         combined, gain = put_beside(model, runs, prepared, CPU)
         assert gain.logloss > 0 and len(gain.factors) > 1 and "validation logloss by -" in gain.sentence
-        named = {"regression": counted_runs[0], "rates": counted_runs[1]}
+        named = {"regression": counted_runs[0], "rates": counted_runs[1], "trees": boosted_run}
         added_N = sum(
             factor * predict(load_artifact(named[name] / "artifact").model, prepared.test, CPU)
             for name, factor in gain.factors.items()
@@ -91,6 +109,42 @@ def test_the_combined_model_is_the_weighted_sum_at_every_depth_and_route(
             assert np.ptp(rest_NK - added_N[:, None]) < 1e-5, "what is left is the constant"
         home = predict(combined, prepared.test, CPU)
         assert np.allclose(home, predict_routes(combined, prepared.test, routes[:1], CPU)[:, 0], atol=1e-6)
+
+
+def test_a_blend_is_the_weighted_sum_of_parts_without_towers(
+    prepared: PreparedData, counted_runs: tuple[Path, Path], boosted_run: Path, tmp_path: Path
+) -> None:
+    runs = (*counted_runs, boosted_run)
+    config = RunConfig(
+        "blend",
+        parse_model("blend", {}),
+        TrainConfig(),
+        train_baseline=False,
+        report_fields=False,
+        beside=runs,
+    )
+    assert config.training_inputs(prepared) != replace(config, beside=runs[:2]).training_inputs(prepared)
+    run_and_write_logits(str(prepared.path), config.to_json(), str(tmp_path / "run"), teach=False)
+    assert not (tmp_path / "run" / "logits" / "train").exists(), "nothing learns from a blend"
+    report = read_report(tmp_path / "run")
+    assert is_finished(tmp_path / "run", config) and report.beside is not None and report.beside.logloss >= 0
+    parts = {"regression": runs[0], "rates": runs[1], "trees": runs[2]}
+    sum_N = sum(
+        factor * predict(load_artifact(parts[name] / "artifact").model, prepared.test, CPU)
+        for name, factor in report.beside.factors.items()
+    )
+    rest_N = predict(load_artifact(tmp_path / "run" / "artifact").model, prepared.test, CPU) - sum_N
+    assert np.ptp(rest_N) < 1e-5, "what is left is the constant"
+    for path in runs:
+        assert report.metrics.valid.raw.logloss <= read_report(path).metrics.valid.raw.logloss
+
+
+def test_a_part_without_weight_is_left_out(prepared: PreparedData) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.asarray(prepared.valid.labels, np.float64)
+    good = 2 * labels - 1 + rng.normal(size=len(labels))
+    chosen = beside._choose(prepared.valid, np.stack([good, -good, 0.5 * good]), always=())
+    assert 1 not in chosen.parts and min(chosen.mixture.factors) >= beside.SMALLEST_FACTOR
 
 
 def test_towers_are_trained_beside_rates_that_know_no_rows_own_click(
@@ -126,7 +180,11 @@ def test_towers_are_trained_beside_rates_that_know_no_rows_own_click(
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_registry")
 def test_a_run_ships_them_and_their_size_is_counted(
-    prepared: PreparedData, click_log: pl.DataFrame, counted_runs: tuple[Path, Path], tmp_path: Path
+    prepared: PreparedData,
+    click_log: pl.DataFrame,
+    counted_runs: tuple[Path, Path],
+    boosted_run: Path,
+    tmp_path: Path,
 ) -> None:
     settings = parse_model("recap", TINY["model_settings"])
     config = RunConfig(
@@ -135,7 +193,7 @@ def test_a_run_ships_them_and_their_size_is_counted(
         TrainConfig(batch_size=256, max_epochs=1),
         train_baseline=False,
         report_fields=False,
-        beside=counted_runs,
+        beside=(*counted_runs, boosted_run),
     )
     assert RunConfig.from_json(config.to_json()) == config
     report = run(config, prepared, tmp_path / "run", quiet=True)

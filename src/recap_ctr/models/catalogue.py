@@ -37,7 +37,11 @@ MODELS = {
     "autoint": "recap_ctr.models.autoint:AutoInt",
     "afn": "recap_ctr.models.afn:AFN",
 }
-PARTS = {"rates": "recap_ctr.models.rates:Rates"}
+PARTS = {
+    "rates": "recap_ctr.models.rates:Rates",
+    "boosted": "recap_ctr.models.boosted:Boosted",
+    "blend": "recap_ctr.models.blend:Blend",
+}
 """Models that a fit makes beside others: what they know of the training rows is counted, not learnt by steps."""
 
 
@@ -153,14 +157,18 @@ def build(name: str, config: Frozen, layout: Layout) -> "nn.Module":
 def count_parameters(name: str, config: Frozen, layout: Layout) -> int:
     """Return the number of trainable parameters, PAD rows included, without allocating them.
 
-    An entry of a table of rates counts as one: it takes as many bytes.
+    An entry of a table of rates counts as one, since it takes as many bytes; and so does each number of a tree.
     """
     import torch
 
     from recap_ctr.nn.group import alone
     from recap_ctr.nn.rates import RateTable
+    from recap_ctr.nn.trees import Forest
 
     with alone(), torch.device("meta"):
         model = build(name, config, layout)
-    rates = sum(module.weight.numel() for module in model.modules() if isinstance(module, RateTable))
-    return rates + sum(parameter.numel() for parameter in model.parameters())
+    modules = list(model.modules())
+    rates = sum(module.weight.numel() for module in modules if isinstance(module, RateTable))
+    forests = [module.state_dict() for module in modules if isinstance(module, Forest)]
+    trees: int = sum(tensor.numel() for forest in forests for tensor in forest.values())
+    return rates + trees + sum(parameter.numel() for parameter in model.parameters())

@@ -18,18 +18,20 @@ from torch import Tensor, nn
 
 from recap_ctr.config import Frozen
 from recap_ctr.data.layout import Layout
+from recap_ctr.models.blend import Parts
+from recap_ctr.models.boosted import BoostedConfig
 from recap_ctr.models.fcn import halved
-from recap_ctr.models.rates import Rates, RatesConfig
+from recap_ctr.models.rates import RatesConfig
 from recap_ctr.nn.cross import Cross
 from recap_ctr.nn.embedding import Embedding
 from recap_ctr.nn.initial import linear
 from recap_ctr.nn.interface import Inputs, Output
 from recap_ctr.nn.lora import AdapterBank, SignBank, draw_for_rows
-from recap_ctr.nn.mlp import Wide
 from recap_ctr.nn.norms import ScaleNorm
 
 TowerRoute = tuple[int, ...]
-LATER = ("first_order", "rates", "max_rank")  # Settings that the first runs' directories are not named after.
+LATER = ("first_order", "rates", "boosted", "max_rank")
+"""Settings that the first runs' directories are not named after."""
 PRIME = 2**31 - 1
 SIZE_LIMIT = 1.05  # largest size, relative to FCN with its published 3 + 4 layers
 
@@ -75,6 +77,8 @@ class RecapConfig(Frozen):
     """A linear model of all values beside the towers, whose logit is added to theirs at every depth."""
     rates: RatesConfig | None = None
     """A network on click rates beside the towers, whose logit is added too; a fit puts it there."""
+    boosted: BoostedConfig | None = None
+    """Boosted trees beside the towers, whose logit is added too; a fit puts them there."""
     train_depths: tuple[PositiveInt, ...] = (2, 4)
     depth_weights: tuple[float, ...] = (0.1, 0.9)
     """α_d of Eq. 16, one per trained depth; most weight is on the last depth, which is the one that is served."""
@@ -212,7 +216,7 @@ class RecursiveTower(nn.Module):
         return logit[:, 0, 0]
 
 
-class Recap(nn.Module):
+class Recap(Parts):
     """The accuracy of an ensemble at one model's size, if trained by `recap fit`: FCN's towers, made recursive."""
 
     paper: ClassVar[str] = (
@@ -232,9 +236,7 @@ class Recap(nn.Module):
         if self.gate is not None:
             nn.init.zeros_(self.gate.weight)
             nn.init.zeros_(self.gate.bias)
-        self.first_order = Wide(layout, bias=True) if config.first_order else None
-        self.rates = Rates(config.rates, layout) if config.rates else None
-        self._num_values = layout.num_values
+        self.add_parts(config, layout)
         self.register_buffer("alphas_K", torch.tensor(config.depth_weights), persistent=False)
         self.epoch = config.sample_from
         """The current epoch of training, which the training loop sets."""
@@ -252,7 +254,7 @@ class Recap(nn.Module):
 
         Without a `route`, training samples one, and evaluation takes the home route.
         """
-        inputs, codes_BQ = self._apart(inputs)
+        inputs, codes_BQ = self.apart(inputs)
         h0_BHD = halved(self.embedding(inputs), 1)
         steps = depth or self.config.depth
         depths = self.config.train_depths if self.training and depth is None else (steps,)
@@ -290,24 +292,6 @@ class Recap(nn.Module):
             if at + 1 in depths:
                 logits.append(self.fuse(exponential, linear))
         return logits
-
-    def _apart(self, inputs: Inputs) -> tuple[Inputs, Tensor | None]:
-        """Return the inputs of the towers, and the codes of click rates that training rows bring along as numbers."""
-        if inputs.values_BN.shape[1] == self._num_values:
-            return inputs, None
-        values_BN = inputs.values_BN
-        return Inputs(inputs.ids_BW, values_BN[:, : self._num_values]), values_BN[:, self._num_values :]
-
-    def beside_logit(self, inputs: Inputs, codes_BQ: Tensor | None = None) -> Tensor | None:
-        """Return the sum of the logits of what stands beside the towers; None if nothing does."""
-        logits: list[Tensor] = []
-        if self.first_order is not None:
-            logits.append(self.first_order(inputs))
-        if self.rates is not None:
-            logits.append(
-                self.rates.logit(inputs) if codes_BQ is None else self.rates.logit_of_codes(codes_BQ)
-            )
-        return torch.stack(logits).sum(0) if logits else None
 
     def fuse(self, exponential_BHD: Tensor, linear_BHD: Tensor) -> Tensor:
         """Return the mean of the towers' logits, or their mean weighted by a gate that sees both states."""

@@ -25,11 +25,18 @@ def choose_shipped(data: PreparedData, students: Runs, others: Runs) -> Choice:
     """Return the student that is best on validation rows, or another run if that is better there, or if there is none.
 
     One half of the validation rows chooses among the other runs, and the other half must confirm that the chosen one
-    is better than the student: the best of many is partly the luckiest.
+    is better than the student: the best of many is partly the luckiest. A student is out whose towers add nothing to
+    the parts beside them.
     """
+    num_students = len(students)
+    if others:
+        students = {
+            path: run for path, run in students.items() if run.beside is None or run.beside.has_towers
+        }
     if not students:
         best = max(others, key=lambda path: others[path].metrics.valid.raw.auc)
-        return Choice(best, "there was no time for a student; this is the best run on validation rows")
+        why = "the student's towers add nothing to it" if num_students else "there was no time for a student"
+        return Choice(best, f"{why}; this is the best run on validation rows")
     student = max(students, key=lambda path: students[path].metrics.valid.raw.auc)
     if not others:
         return Choice(student, None)

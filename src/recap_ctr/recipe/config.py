@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from recap_ctr.config import Frozen, TrainConfig, parse
 from recap_ctr.errors import InputError
+from recap_ctr.inference.about import About
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe.probe import ProbeConfig
 from recap_ctr.training.report import RouteChoice
@@ -60,6 +61,8 @@ class RecipeConfig(Frozen):
     """The share of negatives that was kept when the log was sampled."""
     seed: int = Field(1, ge=0, lt=TEACHER_SEEDS)
     """Seed of the student."""
+    card: About = About()
+    """What the model card says of owner, use and licence."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -510,7 +510,7 @@ def train_arm(
     training = parse(TrainConfig, train, "probe")
     fixed = {key: value for key, value in train.items() if key != "max_epochs"}
     claim(directory, {"train": fixed, "rows": rows}, finished=RESULT, force=False)
-    targets = teacher_targets([Path(path) for path in teachers], prepared) if teachers else None
+    targets = teacher_targets([Path(path) for path in teachers], prepared)[:] if teachers else None
     if rows < len(prepared.train):
         drawn = np.random.default_rng([training.seed, rows]).choice(len(prepared.train), rows, replace=False)
         prepared.train = prepared.train.take(np.sort(drawn))

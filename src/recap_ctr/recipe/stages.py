@@ -243,7 +243,7 @@ class Recipe:
 
     @property
     def _plan_file(self) -> Path:
-        later = {"seed", "ship", "routes", "route_choice", "calibration", "negative_rate"}
+        later = {"seed", "ship", "routes", "route_choice", "calibration", "negative_rate", "card"}
         inputs = {
             "recipe": self.config.model_dump(mode="json", exclude=later)
             | {"probe": self.config.probe.identity()},

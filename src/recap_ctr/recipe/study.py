@@ -25,7 +25,7 @@ from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe.spaces import Choices, Range, Space, parse_space, space_to_json
 from recap_ctr.training.config import RunConfig
-from recap_ctr.training.loop import derive_seed
+from recap_ctr.training.feed import derive_seed
 
 STUDY = "study.db"
 BASE, SETTINGS, REASON, EXHAUSTED = "base", "settings", "reason", "exhausted"  # Attributes in the study.

@@ -51,7 +51,7 @@ from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
 from recap_ctr.training.config import RunConfig
 from recap_ctr.training.loop import BEST, train
-from recap_ctr.training.optimizer import DIVERGED
+from recap_ctr.training.record import DIVERGED
 from recap_ctr.training.report import DataSummary, Epoch, ModelSummary
 
 RESULT, TOML, TRIALS = "tune.json", "best.toml", "trials"

@@ -1,12 +1,13 @@
 """Put models that count beside a trained model's towers, in the proportions that are best on validation rows.
 
 They err differently: the towers learn what fields do together; a converged regression knows best what each value does
-alone, and a network on click rates what a pair of values did before. Their weighted sum is one model, larger by one
-number for each value of a field and by the table of rates.
+alone, a network on click rates what a pair of values did before, and boosted trees where numbers have steps. Their
+weighted sum is one model, larger by three numbers for each value of a field, by the table of rates, and by the trees.
 
 Shapes: N rows, P parts: the towers first.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -23,13 +24,18 @@ from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.halves import halves
 from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.models.blend import Blend, BlendConfig
+from recap_ctr.models.boosted import Boosted
 from recap_ctr.models.lr import LR
 from recap_ctr.models.rates import Rates
 from recap_ctr.models.recap import Recap
-from recap_ctr.training.report import PartGain
+from recap_ctr.training.loop import Trained
+from recap_ctr.training.report import Epoch, PartGain
 
 Floats = npt.NDArray[np.float64]
-TOWERS = "towers"
+BLEND, TOWERS = "blend", "towers"
+SMALLEST_FACTOR = 0.01  # Of a part's logit; one with less is left out.
+NAMES: dict[type[torch.nn.Module], str] = {LR: "regression", Rates: "rates", Boosted: "trees"}
 
 
 @dataclass(frozen=True)
@@ -70,24 +76,83 @@ def put_beside(
 ) -> tuple[Recap, PartGain]:
     """Return the model with those parts beside its towers that make it better; as it is if none does.
 
-    `runs` are finished runs of lr and of rates, with logit tables. One half of the validation rows fits the proportions
-    of each choice of parts, and the other half says which choice has the lowest logloss.
+    `runs` are finished runs of lr, rates and boosted, with logit tables.
     """
-    valid = data.valid
-    towers_N = predict(model, valid, device).astype(np.float64)
-    others = [np.asarray(LogitTable(run / "logits" / "valid").logits_NM[:, 0], np.float64) for run in runs]
-    parts_PN = np.stack([towers_N, *others])
-    losses = {
-        chosen: _confirmed_loss(valid, parts_PN[[0, *chosen]])
-        for count in range(len(parts_PN))
-        for chosen in combinations(range(1, len(parts_PN)), count)
-    }
-    best = min(losses, key=lambda chosen: losses[chosen])
-    mixture = fit_mixture(valid.labels, parts_PN[[0, *best]], valid.weights)
-    parts = [load_artifact(runs[at - 1] / "artifact").model for at in best]
-    names = [TOWERS, *("regression" if isinstance(part, LR) else "rates" for part in parts)]
-    gain = PartGain(factors=dict(zip(names, mixture.factors, strict=True)), logloss=losses[()] - losses[best])
-    return (_combined(model, mixture, parts, data) if best else model), gain
+    towers_N = predict(model, data.valid, device).astype(np.float64)
+    chosen = _choose(data.valid, np.stack([towers_N, *_tables(runs)]), always=(0,))
+    parts = [load_artifact(runs[at - 1] / "artifact").model for at in chosen.parts[1:]]
+    names = [TOWERS, *(NAMES[type(part)] for part in parts)]
+    gain = PartGain(factors=dict(zip(names, chosen.mixture.factors, strict=True)), logloss=chosen.gain)
+    return (_combined(model, chosen.mixture, parts, data) if parts else model), gain
+
+
+def blend_runs(runs: Sequence[Path], data: PreparedData, device: torch.device) -> tuple[Blend, PartGain]:
+    """Return a model of nothing but parts, those that are best together, and their proportions."""
+    chosen = _choose(data.valid, np.stack(_tables(runs)), always=())
+    parts = [load_artifact(runs[at] / "artifact").model for at in chosen.parts]
+    factors = chosen.mixture.factors
+    changes, weights = _scaled(parts, factors)
+    blend = Blend(BlendConfig.model_validate(changes), data.layout)
+    blend.load_state_dict({**weights, "constant": torch.tensor([chosen.mixture.constant])})
+    names = [NAMES[type(part)] for part in parts]
+    gain = PartGain(factors=dict(zip(names, factors, strict=True)), logloss=chosen.gain)
+    return blend.to(device).eval(), gain
+
+
+def train_blend(runs: Sequence[Path], data: PreparedData, device: torch.device) -> Trained:
+    """Fit the model `blend` to the validation rows; its history is a single epoch."""
+    started = time.monotonic()
+    model, gain = blend_runs(runs, data, device)
+    logits_N = predict(model, data.valid, device)
+    loss = metrics.logloss(data.valid.labels, logits_N, data.valid.weights)
+    epoch = Epoch(
+        epoch=1,
+        step=1,
+        learning_rate=0.0,
+        train_loss=loss,  # It is fitted to the validation rows.
+        valid_auc=metrics.auc(data.valid.labels, logits_N, data.valid.weights),
+        valid_logloss=loss,
+        seconds=time.monotonic() - started,
+    )
+    return Trained(model, [epoch], 1, epoch.seconds, parts=gain)
+
+
+def _tables(runs: Sequence[Path]) -> list[Floats]:
+    """Return the logits of the validation rows from the runs' tables."""
+    return [np.asarray(LogitTable(run / "logits" / "valid").logits_NM[:, 0], np.float64) for run in runs]
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The parts that are best together, in which proportions, and how much they gain on the best of one part."""
+
+    parts: tuple[int, ...]
+    mixture: Mixture
+    gain: float
+
+
+def _choose(valid: Shard, parts_PN: Floats, always: tuple[int, ...]) -> _Chosen:
+    """Choose among all sets of parts that have `always` in them.
+
+    One half of the validation rows fits the proportions of each set, and the other half says which has the lowest
+    logloss.
+    """
+    others = [part for part in range(len(parts_PN)) if part not in always]
+    sets = [(*always, *chosen) for count in range(len(others) + 1) for chosen in combinations(others, count)]
+    losses = {parts: _confirmed_loss(valid, parts_PN[list(parts)]) for parts in sets if parts}
+    best = min(losses, key=lambda parts: losses[parts])
+    alone = min(loss for parts, loss in losses.items() if len(parts) == 1)
+    mixture = fit_mixture(valid.labels, parts_PN[list(best)], valid.weights)
+    counting = tuple(
+        part
+        for part, factor in zip(best, mixture.factors, strict=True)
+        if part in always or factor >= SMALLEST_FACTOR
+    )
+    if counting and counting != best:  # A part without weight would only cost time and bytes.
+        mixture = fit_mixture(valid.labels, parts_PN[list(counting)], valid.weights)
+    else:
+        counting = best
+    return _Chosen(counting, mixture, alone - losses[best])
 
 
 def _confirmed_loss(valid: Shard, parts_PN: Floats) -> float:
@@ -115,6 +180,18 @@ def _combined(model: Recap, mixture: Mixture, parts: Sequence[torch.nn.Module], 
     if model.rates is not None:  # Rates that the towers were trained with belong to them.
         for name in ("rates.deep.head.weight", "rates.deep.head.bias"):
             weights[name] = towers * weights[name]
+    part_changes, part_weights = _scaled(parts, factors)
+    combined = Recap(model.config.model_copy(update={**changes, **part_changes}), data.layout)
+    combined.load_state_dict({**weights, **part_weights})
+    return combined.to(next(model.parameters()).device).eval()
+
+
+def _scaled(
+    parts: Sequence[torch.nn.Module], factors: Sequence[float]
+) -> tuple[dict[str, object], dict[str, torch.Tensor]]:
+    """Return the settings and weights of parts in a larger model, with their logits times the factors."""
+    changes: dict[str, object] = {}
+    weights: dict[str, torch.Tensor] = {}
     for part, factor in zip(parts, factors, strict=True):
         if isinstance(part, LR):
             assert part.wide.bias is not None
@@ -122,10 +199,9 @@ def _combined(model: Recap, mixture: Mixture, parts: Sequence[torch.nn.Module], 
             weights["first_order.embedding.table.weight"] = factor * part.wide.embedding.table.weight.detach()
             weights["first_order.bias"] = factor * part.wide.bias.detach()
         else:
-            assert isinstance(part, Rates) and model.rates is None
+            assert isinstance(part, Rates | Boosted)
+            name = "rates" if isinstance(part, Rates) else "boosted"
             part.scale(factor)
-            changes["rates"] = part.config
-            weights |= {f"rates.{name}": value for name, value in part.state_dict().items()}
-    combined = Recap(model.config.model_copy(update=changes), data.layout)
-    combined.load_state_dict(weights)
-    return combined.to(next(model.parameters()).device).eval()
+            changes[name] = part.config
+            weights |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
+    return changes, weights

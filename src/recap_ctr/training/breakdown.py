@@ -1,15 +1,12 @@
 """Where a model's held-out scores are good: by the values of some fields, by time, and by score."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from recap_ctr.axes.predict import predict
 from recap_ctr.data.encode import FittedField
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.evaluation.calibrate import Calibration
@@ -21,20 +18,21 @@ EARLIEST, LATEST = 315_532_800, 4_102_444_800  # The years 1980 to 2100, in seco
 
 
 def held_out_breakdown(
-    model: nn.Module,
+    held_out: Mapping[str, NDArray[np.float32]],
     data: PreparedData,
-    device: torch.device,
     calibration: Calibration,
     negative_rate: float,
 ) -> Breakdown:
     """Return the breakdown of a model's calibrated scores on the test rows, or on the validation rows without any.
+
+    `held_out` are its logits for each held-out split.
 
     Fields are the three with the fewest values, of those with one named value a row and at least two values in all:
     their slices are large, and few enough to read.
     """
     split = "test" if len(data.test) else "valid"
     shard: Shard = getattr(data, split)
-    logits, weights = undo_sampling(predict(model, shard, device), shard, negative_rate)
+    logits, weights = undo_sampling(held_out[split], shard, negative_rate)
     rows = ScoredRows(np.asarray(shard.labels), calibration.apply(logits), weights)
     if shard.times is None:
         return break_down(split, rows, sliced_fields(data, shard))

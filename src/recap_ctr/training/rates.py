@@ -30,9 +30,14 @@ class CodedRows:
     valid: Shard
 
 
+def count_rates(data: PreparedData) -> Counted:
+    """Return the rates over the training rows, in folds that suit the split."""
+    return Counted(data.train, data.layout, by_time=data.is_in_time_order)
+
+
 def training_rows(config: RatesConfig, data: PreparedData) -> Shard:
     """Return the training rows with what each may know of its rates, in the place of ids."""
-    return _coded(data.train, Counted(data.train, data.layout).training_codes(config.crosses))
+    return _coded(data.train, count_rates(data).training_codes(config.crosses))
 
 
 def _coded(shard: Shard, codes: Codes) -> Shard:
@@ -69,10 +74,10 @@ def train_rates(
     """Train the model `rates` in the directory `out`; the crosses are chosen if the config names none."""
     assert isinstance(config, RatesConfig)
     started = time.monotonic()
-    crosses = config.crosses or tuple(choose_crosses(data.train, data.layout))
+    crosses = config.crosses or tuple(choose_crosses(data.train, data.layout, by_time=data.is_in_time_order))
     if not crosses:
         raise InputError("no field has one value a row, so there are no rates of values")
-    measured = Counted(data.train, data.layout).measure(crosses, data.valid)
+    measured = count_rates(data).measure(crosses, data.valid)
     rows = CodedRows(data.layout, _coded(data.train, measured.training), _coded(data.valid, measured.later))
     counting = time.monotonic() - started
     named = config.model_copy(update={"crosses": crosses})

@@ -1,4 +1,4 @@
-"""Boosted trees on the same encoded rows: LightGBM with early stopping, where the extra `peers` is installed."""
+"""Boosted trees on the same encoded rows: LightGBM with early stopping, where it is installed."""
 
 import time
 from dataclasses import dataclass

@@ -1,0 +1,101 @@
+"""Blend: the models that count, without towers: a regression, a network on click rates, and boosted trees, added up.
+
+Shapes: B batch, N value columns, Q codes of click rates.
+"""
+
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from recap_ctr.config import Frozen
+from recap_ctr.data.layout import Layout
+from recap_ctr.models.boosted import Boosted, BoostedConfig
+from recap_ctr.models.rates import Rates, RatesConfig
+from recap_ctr.nn.interface import Inputs, Output
+from recap_ctr.nn.mlp import Wide
+
+
+class HasParts(Protocol):
+    """A config that says which parts a model has."""
+
+    @property
+    def first_order(self) -> bool:
+        """Whether there is a linear model of all values."""
+        ...
+
+    @property
+    def rates(self) -> RatesConfig | None:
+        """The network on click rates, if there is one."""
+        ...
+
+    @property
+    def boosted(self) -> BoostedConfig | None:
+        """The boosted trees, if there are any."""
+        ...
+
+
+class Parts(nn.Module):
+    """Models that count, whose logits are added up; a fit finds out which of them help."""
+
+    def add_parts(self, config: HasParts, layout: Layout) -> None:
+        """Make the parts that the config asks for."""
+        self.first_order = Wide(layout, bias=True) if config.first_order else None
+        self.rates = Rates(config.rates, layout) if config.rates else None
+        self.boosted = Boosted(config.boosted, layout) if config.boosted else None
+        self._num_values = layout.num_values
+
+    def apart(self, inputs: Inputs) -> tuple[Inputs, Tensor | None]:
+        """Return the inputs without the codes of click rates that training rows bring along as numbers, and these."""
+        if inputs.values_BN.shape[1] == self._num_values:
+            return inputs, None
+        values_BN = inputs.values_BN
+        return Inputs(inputs.ids_BW, values_BN[:, : self._num_values]), values_BN[:, self._num_values :]
+
+    def beside_logit(self, inputs: Inputs, codes_BQ: Tensor | None = None) -> Tensor | None:
+        """Return the sum of the parts' logits; None if there are none."""
+        logits: list[Tensor] = []
+        if self.first_order is not None:
+            logits.append(self.first_order(inputs))
+        if self.rates is not None:
+            logits.append(
+                self.rates.logit(inputs) if codes_BQ is None else self.rates.logit_of_codes(codes_BQ)
+            )
+        if self.boosted is not None:
+            logits.append(self.boosted.logit(inputs, self._codes_of_trees(codes_BQ)))
+        return torch.stack(logits).sum(0) if logits else None
+
+    def _codes_of_trees(self, codes_BQ: Tensor | None) -> Tensor | None:
+        """Return those of the rows' codes that the trees look at; a network on rates may look at more."""
+        if codes_BQ is None or self.rates is None or self.boosted is None:
+            return codes_BQ
+        at = [self.rates.config.crosses.index(cross) for cross in self.boosted.config.crosses]
+        return codes_BQ.reshape(len(codes_BQ), -1, 2)[:, at].flatten(1)
+
+
+class BlendConfig(Frozen):
+    """The config of Blend; a fit decides which parts it has."""
+
+    first_order: bool = False
+    rates: RatesConfig | None = None
+    boosted: BoostedConfig | None = None
+    loss: Literal["bce"] = "bce"
+
+
+class Blend(Parts):
+    """For many rows and little time: what counting finds out in seconds, in the best proportions."""
+
+    paper: ClassVar[str] = "Caruana et al., Ensemble selection from libraries of models, ICML 2004"
+
+    def __init__(self, config: BlendConfig, layout: Layout) -> None:
+        super().__init__()
+        self.config = config
+        self.add_parts(config, layout)
+        self.constant = nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs: Inputs) -> Output:
+        """Return one logit per row."""
+        logit_B = self.beside_logit(*self.apart(inputs))
+        if logit_B is None:
+            logit_B = inputs.values_BN.new_zeros(len(inputs.ids_BW))
+        return Output(logit_B + self.constant, {})

@@ -1,0 +1,182 @@
+"""Train boosted trees on the click rates of values, on numbers and on buckets: LightGBM, then one layer of our own."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import torch
+
+from recap_ctr.config import Frozen
+from recap_ctr.data.rates import Codes, Cross, crossable, neutral_where_unseen
+from recap_ctr.data.shards import PreparedData, Shard
+from recap_ctr.errors import InputError
+from recap_ctr.evaluation import metrics
+from recap_ctr.models.boosted import MISSING, Boosted, BoostedConfig
+from recap_ctr.nn.trees import MAX_LEAVES, pack_trees
+from recap_ctr.training import trees
+from recap_ctr.training.loop import Trained
+from recap_ctr.training.rates import count_rates
+from recap_ctr.training.report import Epoch
+
+BOOSTED = "boosted"
+Floats = npt.NDArray[np.float32]
+MAX_ROUNDS, STOP_AFTER = 600, 30
+MAX_CELLS = 400_000_000  # Of the matrix that trees are fitted to; of more rows a random sample is taken.
+RECORDED = 25  # The place of what comes after the record of a round, among LightGBM's callbacks.
+MISSING_BUCKET = -1.0
+SETTINGS = {
+    "objective": "binary",
+    "metric": "binary_logloss",
+    "learning_rate": 0.1,
+    "num_leaves": MAX_LEAVES,
+    "lambda_l2": 10.0,
+    "min_child_samples": 100,
+    "max_bin": 127,
+    "use_missing": False,
+    "verbosity": -1,
+    "deterministic": True,
+    "force_row_wise": True,
+}
+
+
+def train_boosted(
+    config: Frozen,
+    data: PreparedData,
+    device: torch.device,
+    *,
+    threads: int,
+    seed: int,
+    deadline: float | None = None,
+) -> Trained:
+    """Fit the model `boosted`, until the validation logloss has not improved for 30 rounds, or to the `deadline`.
+
+    Its history is a single epoch.
+    """
+    assert isinstance(config, BoostedConfig)
+    if not trees.is_installed():
+        raise InputError("boosted trees need LightGBM", fix="pip install 'recap-ctr[train]'")
+    started = time.monotonic()
+    columns = _Columns(data)
+    booster, train_loss = _boost(columns, data, threads=threads, seed=seed, deadline=deadline)
+    dump = booster.dump_model(num_iteration=booster.best_iteration or None)
+    packed = pack_trees([tree["tree_structure"] for tree in dump["tree_info"]])
+    changes = {"crosses": columns.crosses, "trees": len(packed.leaf_TC)}
+    model = Boosted(config.model_copy(update=changes), data.layout)
+    with torch.no_grad():
+        model.figures.weight.copy_(torch.from_numpy(columns.figures))
+    model.forest.fill(packed)
+    logits = booster.predict(columns.of(data.valid), raw_score=True, num_threads=threads)
+    epoch = Epoch(
+        epoch=1,
+        step=len(packed.leaf_TC),
+        learning_rate=SETTINGS["learning_rate"],
+        train_loss=train_loss,
+        valid_auc=metrics.auc(data.valid.labels, logits, data.valid.weights),
+        valid_logloss=metrics.logloss(data.valid.labels, logits, data.valid.weights),
+        seconds=time.monotonic() - started,
+    )
+    return Trained(model.to(device).eval(), [epoch], 1, epoch.seconds)
+
+
+def with_codes(config: BoostedConfig, data: PreparedData) -> Shard:
+    """Return the training rows with the codes that each may know of its rates, after their numbers."""
+    if not config.crosses:
+        return data.train
+    codes = count_rates(data).training_codes(config.crosses)
+    return replace(data.train, values=np.concatenate([data.train.values, codes], axis=1, dtype=np.float32))
+
+
+class _Columns:
+    """The columns that trees look at, of training rows and of others."""
+
+    def __init__(self, data: PreparedData) -> None:
+        """Count the rates of the fields without an order, and look up the order of the others."""
+        self._layout = data.layout
+        self._buckets = _buckets(data)
+        counted = [field for field in crossable(data.layout) if field.name not in self._buckets]
+        self.crosses: tuple[Cross, ...] = tuple((field.name,) for field in counted)
+        self._counted = counted
+        self._rates = count_rates(data)
+        self.figures = np.zeros((data.layout.num_rows, 2), np.float32)
+        """The figures of each value, as the model keeps them."""
+        if self.crosses:
+            entries = self._rates.entries(self.crosses)
+            entries.fill(self.figures, self.crosses, self.crosses, data.layout)
+        for field in data.layout.fields:
+            if field.name in self._buckets:
+                self.figures[field.offset : field.offset + field.size, 0] = self._buckets[field.name]
+
+    def of(self, shard: Shard, codes: Codes | None = None) -> Floats:
+        """Return the matrix of a shard's rows, with their `codes` if they bring any along."""
+        ids = np.asarray(shard.ids)
+        if codes is None:
+            starts = [field.start for field in self._counted]
+            parts = [self.figures[ids[:, starts]].reshape(len(ids), -1)]
+        else:
+            parts = [codes.astype(np.float32)]
+        for field in crossable(self._layout):
+            if field.name in self._buckets:
+                parts.append(self.figures[ids[:, field.start], :1])
+        for field in self._layout.fields:
+            if field.value_column is not None:
+                is_missing = ids[:, field.start] != field.offset + 1
+                numbers = np.where(is_missing, MISSING, shard.values[:, field.value_column])
+                parts.append(numbers[:, None].astype(np.float32))
+        return np.concatenate(parts, axis=1)
+
+    def of_training_rows(self, train: Shard, seed: int) -> tuple[Floats, Shard]:
+        """Return the matrix of the training rows, and these; a sample of them if all would take too much memory."""
+        codes = neutral_where_unseen(self._rates.training_codes(self.crosses)) if self.crosses else None
+        most = MAX_CELLS // max(2 * len(self.crosses) + self._layout.num_fields, 1)
+        if len(train) > most:
+            chosen = np.sort(np.random.default_rng(seed).choice(len(train), most, replace=False))
+            train, codes = train.take(chosen), None if codes is None else codes[chosen]
+        return self.of(train, codes), train
+
+
+def _buckets(data: PreparedData) -> dict[str, Floats]:
+    """Return, for each field of numbers cut at quantiles, the number of each value's bucket."""
+    fitted_fields = {fitted.field.name: fitted for fitted in data.encoder.fields}
+    buckets: dict[str, Floats] = {}
+    for field in data.layout.fields:
+        fitted = fitted_fields[field.name]
+        if fitted.field.kind == "numeric" and fitted.field.transform == "quantiles":
+            numbers = np.full(field.size, MISSING_BUCKET, np.float32)
+            numbers[1 : 1 + len(fitted.values)] = fitted.values.cast(pl.Float64).to_numpy()
+            buckets[field.name] = numbers
+    return buckets
+
+
+def _boost(
+    columns: _Columns, data: PreparedData, *, threads: int, seed: int, deadline: float | None
+) -> tuple[Any, float]:
+    """Return the booster, and its loss on the training rows at its best round."""
+    import lightgbm
+
+    matrix, rows = columns.of_training_rows(data.train, seed)
+    train = lightgbm.Dataset(matrix, rows.labels, weight=rows.weights)
+    valid = train.create_valid(columns.of(data.valid), data.valid.labels, weight=data.valid.weights)
+    losses: dict[str, dict[str, list[float]]] = {}
+
+    def stop_in_time(state: Any) -> None:
+        if deadline is not None and time.time() > deadline:
+            raise lightgbm.callback.EarlyStopException(state.iteration, state.evaluation_result_list)
+
+    stop_in_time.order = RECORDED  # type: ignore[attr-defined]
+    booster = lightgbm.train(
+        {**SETTINGS, "num_threads": threads, "seed": seed},
+        train,
+        MAX_ROUNDS,
+        valid_sets=[train, valid],
+        valid_names=["train", "valid"],
+        callbacks=[
+            lightgbm.record_evaluation(losses),
+            stop_in_time,
+            lightgbm.early_stopping(STOP_AFTER, verbose=False),
+        ],
+    )
+    train_losses = losses["train"]["binary_logloss"]
+    return booster, train_losses[(booster.best_iteration or len(train_losses)) - 1]

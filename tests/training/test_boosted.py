@@ -1,0 +1,152 @@
+"""Boosted trees on click rates: what they see, that they learn steps of numbers, and that no row sees its own click."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from recap_ctr.axes.predict import predict, to_inputs
+from recap_ctr.data.prepare import Preparation, write_prepared_data
+from recap_ctr.data.rates import NEUTRAL, encode_rates
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.source import FrameSource
+from recap_ctr.errors import InputError
+from recap_ctr.evaluation import metrics
+from recap_ctr.models.boosted import MISSING, Boosted, BoostedConfig
+from recap_ctr.nn.interface import Inputs
+from recap_ctr.schema import Field, Schema
+from recap_ctr.training import trees
+from recap_ctr.training.boosted import train_boosted, with_codes
+from recap_ctr.training.loop import Trained
+from recap_ctr.training.rates import count_rates
+
+CPU = torch.device("cpu")
+FIELDS = (
+    Field(name="site", kind="categorical"),
+    Field(name="price", kind="numeric", transform="quantiles"),
+    Field(name="size", kind="numeric", transform="value"),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+    """Return rows whose clicks depend on a range of prices, on the site, and on whether a size is missing."""
+    rng = np.random.default_rng(0)
+    count = 6_000
+    price, size = rng.lognormal(size=count).round(3), rng.normal(size=count)
+    site, is_missing = rng.integers(0, 30, count), rng.random(count) < 0.2
+    logits = -2 + 2.0 * ((price > 0.6) & (price < 1.5)) + 1.5 * (site % 3 == 0) + 1.0 * is_missing
+    rows = pl.DataFrame(
+        {
+            "click": (rng.random(count) < metrics.sigmoid(logits)).astype(int),
+            "site": [f"s{value}" for value in site],
+            "price": price,
+            "size": pl.Series(size).set(pl.Series(is_missing), None),
+        }
+    )
+    preparation = Preparation(Schema(label="click", fields=FIELDS), {"all": FrameSource(rows)})
+    return write_prepared_data(preparation, tmp_path_factory.mktemp("boosted") / "data", quiet=True)[0]
+
+
+def train(data: PreparedData, deadline: float | None = None) -> Trained:
+    return train_boosted(BoostedConfig(), data, CPU, threads=1, seed=1, deadline=deadline)
+
+
+@pytest.fixture(scope="module")
+def trained(data: PreparedData) -> Trained:
+    return train(data)
+
+
+def test_it_learns_ranges_sites_and_holes(data: PreparedData, trained: Trained) -> None:
+    logits = predict(trained.model, data.valid, CPU)
+    auc = metrics.auc(data.valid.labels, logits)
+    assert auc > 0.7
+    assert auc == pytest.approx(trained.history[0].valid_auc, abs=1e-4)
+    assert metrics.logloss(data.valid.labels, logits) == pytest.approx(
+        trained.history[0].valid_logloss, abs=1e-6
+    )
+
+
+def test_trees_see_rates_of_categories_the_order_of_buckets_and_numbers(
+    data: PreparedData, trained: Trained
+) -> None:
+    model = trained.model
+    assert isinstance(model, Boosted) and model.config.crosses == (("site",),)
+    inputs = to_inputs(data.valid.batch(slice(0, 400)), CPU)
+    columns = model.columns(inputs).numpy()
+    place = data.layout.fields[0]
+    labels, sites = np.asarray(data.train.labels), np.asarray(data.train.ids)[:, place.start]
+    for row in range(0, 400, 41):
+        same = sites == inputs.ids_BW[row, place.start].item()
+        counts = np.array([float(labels[same].sum())]), np.array([float(same.sum())])
+        assert columns[row, :2].tolist() == encode_rates(*counts, labels.mean())[0].tolist()
+    buckets, sizes = columns[:, 2], columns[:, 3]
+    assert len(np.unique(buckets)) > 10 and buckets.min() >= 0
+    is_missing = sizes == MISSING
+    assert 0.1 < is_missing.mean() < 0.3
+    assert sizes[~is_missing].tolist() == inputs.values_BN[~is_missing, 0].tolist()
+
+
+def test_training_rows_bring_codes_along_that_lack_their_own_click(
+    data: PreparedData, trained: Trained
+) -> None:
+    model = trained.model
+    assert isinstance(model, Boosted)
+    rows = with_codes(model.config, data)
+    assert rows.values.shape[1] == data.layout.num_values + 2
+    labels = np.array(data.train.labels)
+    labels[5] ^= 1
+    rates = count_rates(data)
+    flipped = type(rates)(replace(data.train, labels=labels), data.layout)
+    flipped.rate = rates.rate
+    assert flipped.training_codes([("site",)])[5].tolist() == rows.values[5, -2:].tolist()
+    assert not np.array_equal(predict(model, rows, CPU), predict(model, data.train, CPU))
+
+
+def test_codes_of_unseen_values_have_the_mean_odds(data: PreparedData, trained: Trained) -> None:
+    model = trained.model
+    assert isinstance(model, Boosted)
+    place = data.layout.fields[0]
+    batch = data.valid.batch(slice(0, 1))
+    ids = np.array(batch.ids_BW)
+    ids[0, place.start] = place.offset  # PAD: no row has it.
+    unseen = Inputs(torch.from_numpy(ids), torch.from_numpy(batch.values_BN))
+    coded = model.columns(unseen, torch.zeros(1, 2))
+    assert model.columns(unseen).tolist() == coded.tolist() and coded[0, :2].tolist() == [NEUTRAL, 0]
+
+
+def test_scaled_trees_have_scaled_logits(data: PreparedData) -> None:
+    model = train(data, deadline=1.0).model
+    assert isinstance(model, Boosted) and model.config.trees == 1, "the deadline was long ago"
+    before = predict(model, data.valid, CPU)
+    model.scale(0.25)
+    np.testing.assert_allclose(predict(model, data.valid, CPU), 0.25 * before, rtol=1e-5)
+
+
+def test_of_too_many_rows_a_sample_is_taken(data: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recap_ctr.training.boosted.MAX_CELLS", 5_000)
+    assert train(data).history[0].valid_auc > 0.6
+
+
+def test_without_lightgbm_the_error_says_what_to_install(
+    data: PreparedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "is_installed", lambda: False)
+    with pytest.raises(InputError, match="LightGBM"):
+        train(data)
+
+
+def test_rows_without_categories_have_trees_too(data: PreparedData, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    rows = pl.DataFrame({"click": rng.integers(0, 2, 500), "size": rng.normal(size=500)})
+    schema = Schema(label="click", fields=(Field(name="size", kind="numeric", transform="value"),))
+    numbers, _ = write_prepared_data(
+        Preparation(schema, {"all": FrameSource(rows)}), tmp_path / "data", quiet=True
+    )
+    model = train(numbers).model
+    assert isinstance(model, Boosted) and model.config.crosses == ()
+    assert with_codes(model.config, numbers) is numbers.train
+    assert np.isfinite(predict(model, numbers.test, CPU)).all()
