@@ -111,7 +111,10 @@ class TestPrepare:
             (["clicks.csv"], ["a label or a schema", "--label COLUMN, or --schema schema.toml"]),
             (["clicks.csv", "--label", "clicked"], ["no column 'clicked'", "'click'"]),
             (["clicks.csv", "--schema", "nowhere.toml"], ["nowhere.toml"]),
-            (["clicks.csv", "--schema", "schema.toml", "--split", "odd"], ["'random', 'time'"]),
+            (
+                ["clicks.csv", "--schema", "schema.toml", "--split", "odd"],
+                ["choose random, time or hash:COLUMN"],
+            ),
             (["clicks.csv", "--schema", "schema.toml", "--ratio", "8:1"], ["8:1"]),
             (["clicks.csv", "--schema", "schema.toml", "--split", "time"], ["needs a time column"]),
             (

@@ -50,7 +50,7 @@ def test_fit_takes_no_stream(recap: Recap, tmp_path: Path) -> None:
         (("--label", "click", "--set", "teachers=some"), ["teachers", "'some'"]),
         (("--label", "click", "--set", "train=3"), ["train", "value: 3"]),
         (("--label", "click", "--preset", "papr"), ["'papr' is not one of", "did you mean 'paper'?"]),
-        (("--label", "click", "--split", "tme"), ["'tme' is not one of", "did you mean 'time'?"]),
+        (("--label", "click", "--split", "tme"), ["--split tme: no such rule; did you mean 'time'?"]),
     ],
 )
 def test_bad_options(arguments: tuple[str, ...], words: list[str], raw: Path, recap: Recap) -> None:
@@ -99,3 +99,54 @@ def test_commands_without_torch_say_what_is_missing(
     for command in (("demo",), ("fit", raw / "clicks.csv", "--label", "click")):
         done = recap(*command, "--out", raw / "out")
         assert_refused(done, "this command needs PyTorch", "pip install 'recap-ctr[train]'")
+
+
+class TestPlanOfRowsThatThereAreNot:
+    call = ("plan", "--rows", "4.3e9", "--vocabulary", "9e8", "--workers", 64)
+
+    def test_words_and_json(self, recap: Recap) -> None:
+        words = recap(*self.call)
+        assert (words.code, words.err) == (0, "")
+        assert words.out.startswith(
+            "4,300,000,000 rows of 39 fields with 900,000,000 values; fcn, batches of 4,096"
+        )
+        for part in ("state of a run", "moments", "sums of gradients", "validation", "rows to artifact"):
+            assert part in words.out
+        assert "With 64 workers, " in words.out
+        assert "one core of" in words.out
+
+        plan = only_json(recap(*self.call, "--json").out)
+        assert plan["memory_bytes"]["table"] == -(-900_000_000 // 64) * 16 * 4
+        assert plan["workload"]["train"]["update"] == "fast"
+
+    def test_options_reach_the_formulas(self, recap: Recap) -> None:
+        options = ("--fields", 5, "--model", "dnn", "--dim", 8, "--batch-size", 8192, "--network", 1)
+        settings = ("--set", "train.update=exact", "--set", "train.ema=0", "--set", "model.units=[16]")
+        plan = only_json(recap(*self.call, *options, *settings, "--json").out)
+        assert plan["shape"]["dims"] == [8]
+        assert plan["shape"]["dense_parameters"] < 5 * 8 * 16 + 100
+        assert plan["memory_bytes"]["averages"] == 0
+        assert plan["workload"]["train"]["batch_size"] == 8192
+        uneven = only_json(recap(*self.call, "--ratio", "98:1:1", "--json").out)["workload"]
+        assert (uneven["train_rows"], uneven["valid_rows"]) == (4_214_000_000, 43_000_000)
+        sent = sum(plan["network_bytes_a_step"].values())
+        assert plan["step_seconds"]["network"] == pytest.approx(sent / 1.25e8, rel=1e-4)
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ((), ["nothing to plan", "--rows"]),
+            (("data",), ["--out is missing"]),
+            (("data", "--out", "model", "--workers", 2), ["--workers goes with --rows"]),
+            (("data", "--rows", "1e6"), ["--rows and prepared data"]),
+            (("--rows", "1e6", "--out", "model"), ["--rows and --out"]),
+            (("--rows", "1e6"), ["--rows without --vocabulary"]),
+            (("--rows", "1e6", "--vocabulary", "3e9"), ["--vocabulary 3,000,000,000", "32 bits"]),
+            ((*call[1:], "--batch-size", 32), ["64 workers, and batches of 32 rows", "--batch-size"]),
+            ((*call[1:], "--ratio", "9:1"), ["--ratio 9:1", "such as 8:1:1"]),
+            ((*call[1:], "--set", "routes=2"), ["--set routes", "train.KEY"]),
+            ((*call[1:], "--model", "fnc"), ["no model 'fnc'; did you mean 'fcn'?"]),
+        ],
+    )
+    def test_bad_options(self, arguments: tuple[object, ...], words: list[str], recap: Recap) -> None:
+        assert_refused(recap("plan", *arguments), *words)

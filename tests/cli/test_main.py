@@ -60,7 +60,19 @@ class TestConventions:
             assert "--force" in options
         if name in ("prepare", "train", "tune", "fit", "synthetic", "demo"):
             assert "--seed" in options
-        if name not in ("inspect", "models", "synthetic", "datasets", "download", "report", "score", "apply"):
+        if name not in (
+            "inspect",
+            "models",
+            "synthetic",
+            "datasets",
+            "download",
+            "report",
+            "score",
+            "apply",
+            "sign",
+            "push",
+            "pull",
+        ):
             assert "--threads" in options
         if name in ("train", "tune", "fit", "plan", "bench", "diagnose"):
             assert "--set" in options
@@ -249,8 +261,8 @@ USAGE_ERRORS: dict[str, tuple[tuple[object, ...], str]] = {
     "missing choice": (("bench", "--data", "x"), "missing argument 'table'. Choose from: table1, ablation"),
     "missing value": (("train", "data", "--out"), "'--out' requires an argument"),
     "mistyped choice": (
-        ("prepare", "--split", "tme"),
-        "'tme' is not one of 'random', 'time'; did you mean 'time'?",
+        ("fit", "data", "--out", "x", "--preset", "papr"),
+        "'papr' is not one of 'default', 'paper'; did you mean 'paper'?",
     ),
     "too small": (("train", "data", "--out", "x", "--threads", 0), "'--threads'"),
     "no number": (("synthetic", "--rows", "many", "--out", "x.csv"), "'--rows'"),

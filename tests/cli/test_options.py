@@ -10,17 +10,16 @@ from recap_ctr.cli.options import (
     ColumnsPer,
     PresetName,
     SplitName,
-    SplitRule,
     complete_dataset,
     complete_device,
     complete_model,
+    complete_split,
     drop_unset,
     parse_map,
     parse_settings,
 )
 from recap_ctr.cli.research import BenchTable
 from recap_ctr.data.shards import SPLITS
-from recap_ctr.data.table import SplitKind
 from recap_ctr.datasets.catalogue import DATASETS
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import MODELS
@@ -31,7 +30,6 @@ from recap_ctr.training.estimators import Per
 @pytest.mark.parametrize(
     ("choices", "names"),
     [
-        (SplitRule, get_args(SplitKind)),
         (SplitName, SPLITS),
         (PresetName, PRESETS),
         (ColumnsPer, get_args(Per)),
@@ -46,6 +44,7 @@ def test_completion_offers_what_begins_alike() -> None:
     assert complete_model("") == list(MODELS)
     assert complete_model("re") == ["recap"]
     assert complete_dataset("ml") == [name for name in DATASETS if name.startswith("ml")] == ["ml-1m"]
+    assert complete_split("h") == ["hash:"]
     assert complete_device("c") == ["cpu", "cuda"]
 
 

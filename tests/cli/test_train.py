@@ -9,6 +9,7 @@ from recap_ctr.storage.files import read_json
 from recap_ctr.training.loop import Trainer
 from tests.conftest import Done, Recap, contents
 from tests.support.command_line import assert_refused, only_json
+from tests.support.trackers import install_tensorboard
 
 
 class TestTrain:
@@ -46,6 +47,13 @@ class TestTrain:
         assert_refused(train("--set", "train.patience=7"), "changed: train", "--force")
         assert_refused(train("--model", "lr"), "changed: model", "--force")
         assert contents(raw / "run") == before
+
+        install_tensorboard(monkeypatch)
+        named = train("--set", "card.owner=the ads team", "--track", "tensorboard")
+        assert f"tensorboard --logdir {raw / 'run' / 'tensorboard'}" in named.err
+        assert "Owner: the ads team" in (raw / "run" / "artifact" / "MODEL_CARD.md").read_text()
+        assert_refused(train("--set", "card.owners=us"), "owners", "did you mean 'owner'?")
+        assert_refused(train("--track", "tensorbord"), "did you mean 'tensorboard'?")
 
         assert train("--seed", 4, "--force").code == 0
         assert read_json(raw / "run" / "report.json")["train"]["seed"] == 4

@@ -7,8 +7,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from recap_ctr.data.grow import Base, load_rare, row_map
+from recap_ctr.data.grow import Base, row_map
 from recap_ctr.data.prepare import Preparation, write_prepared_data
+from recap_ctr.data.rare import load_rare
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
 from recap_ctr.errors import InputError

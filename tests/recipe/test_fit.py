@@ -21,6 +21,7 @@ from recap_ctr.recipe.fit import FitResult, fit
 from recap_ctr.training.report import FitReport, read_report
 from tests.conftest import Recap, contents
 from tests.support.tiny_recipe import TINY
+from tests.support.trackers import FakeMlflow
 
 CPU: dict[str, Any] = {"device": "cpu", "threads": 1, "executor": InThisProcess()}
 NO_TEACHERS = {**TINY, "teachers": 0}
@@ -277,3 +278,35 @@ def test_the_best_run_is_shipped_where_that_is_wanted(prepared: PreparedData, tm
     assert "is better on validation rows than the student" in str(result.report.chosen_because)
     assert result.report.reference is not None
     assert result.report.reference["logistic regression"]["test"].lead == 0
+
+
+@pytest.mark.slow
+def test_a_card_names_the_owner_and_redoes_no_stage(prepared: PreparedData, tmp_path: Path) -> None:
+    out, settings = tmp_path / "model", {**NO_TEACHERS, "card": {"owner": "the ads team"}}
+    result = fit(prepared, out=out, settings=settings, **CPU)
+    assert "Owner: the ads team" in (result.artifact / "MODEL_CARD.md").read_text()
+
+    stages = sorted(path.name for path in out.iterdir())
+    again = fit(prepared, out=out, settings={**settings, "card": {"owner": "another team"}}, **CPU)
+    assert "Owner: another team" in (again.artifact / "MODEL_CARD.md").read_text()
+    assert sorted(path.name for path in out.iterdir()) == stages
+
+
+@pytest.mark.slow
+def test_the_epochs_of_all_runs_of_a_fit_are_tracked(
+    prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = FakeMlflow(monkeypatch)
+    result = fit(prepared, out=tmp_path / "model", settings=TINY, track="mlflow", **CPU)
+    for name in (result.report.student, *result.report.teacher_runs):
+        epochs = read_report(result.out / name).history
+        expected = [(epoch.step, epoch.valid_logloss) for epoch in epochs]
+        assert mlflow.curve(name, "valid/logloss") == expected
+    (parent,) = (run for run in mlflow.runs.values() if run["parent"] is None)
+    assert parent["files"] == ["MODEL_CARD.md", "report.json", "report.html"]
+
+
+def test_an_unknown_tracker_is_refused_before_any_work(prepared: PreparedData, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no tracker 'neptune'"):
+        fit(prepared, out=tmp_path / "model", track="neptune", **CPU)  # type: ignore[arg-type]
+    assert not (tmp_path / "model").exists()

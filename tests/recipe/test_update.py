@@ -16,17 +16,19 @@ import pytest
 from recap_ctr.data.drifting import DriftConfig, DriftingData
 from recap_ctr.data.grow import row_map
 from recap_ctr.data.moments import DAY
+from recap_ctr.data.rates import crossable
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.synthetic import SyntheticConfig
 from recap_ctr.errors import InputError
 from recap_ctr.inference.artifact import read_artifact
-from recap_ctr.inference.manifest import TRAINING_STATE
+from recap_ctr.inference.manifest import TRAINING_STATE, WEIGHTS, read_artifact_manifest
 from recap_ctr.inference.scorer import Scorer, evaluate_rows
 from recap_ctr.jobs.executor import InThisProcess
 from recap_ctr.recipe.fit import fit
-from recap_ctr.recipe.state import read_state
+from recap_ctr.recipe.state import TrainingState, read_state, write_state
 from recap_ctr.recipe.update import update
 from recap_ctr.storage.files import read_json
+from recap_ctr.training.config import ARTIFACT
 from tests.conftest import Recap, contents
 from tests.support.tiny_recipe import TINY
 
@@ -203,14 +205,15 @@ def test_values_are_forgotten(log: Log, tmp_path: Path) -> None:
     assert again.shipped
 
 
-@pytest.mark.parametrize("model", ["lr", "rates", "recap"])
+@pytest.mark.parametrize("model", ["lr", "rates", "boosted", "blend", "recap"])
 def test_every_kind_that_ships_is_updated(log: Log, tmp_path: Path, model: str) -> None:
-    """The parts of a portfolio: a regression, click rates, and RECAP with both beside its towers."""
+    """The parts of a portfolio: a regression, click rates, trees, their sum, and RECAP with all beside its towers."""
     from recap_ctr.config import TrainConfig
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.models.catalogue import parse_model
     from recap_ctr.training.config import RunConfig
     from recap_ctr.training.parallel import run_and_write_logits
+    from recap_ctr.training.rates import count_rates
 
     data = next(path for path in log.fit.iterdir() if (path / "train").is_dir())
     quick = TrainConfig(batch_size=256, max_epochs=2, l2=0.0)
@@ -221,16 +224,28 @@ def test_every_kind_that_ships_is_updated(log: Log, tmp_path: Path, model: str) 
         return tmp_path / name
 
     parts: list[Path] = []
-    if model != "rates":
+    is_sum = model in ("blend", "recap")
+    if is_sum or model == "lr":
         parts.append(run("lr", {}, quick.model_copy(update={"update": "convex"})))
-    if model != "lr":
+    if is_sum or model == "rates":
         parts.append(run("rates", {"units": [8]}, quick))
-    shipped = (
-        parts[-1] if model != "recap" else run("recap", TINY["model_settings"], quick, beside=tuple(parts))
-    )
+    if is_sum or model == "boosted":
+        parts.append(run("boosted", {}, quick))
+    settings = TINY["model_settings"] if model == "recap" else {}
+    shipped = run(model, settings, quick, beside=tuple(parts)) if is_sum else parts[-1]
     prepared = PreparedData(data)
+    if model == "boosted":  # Of trees alone, an update changes nothing but the rates, which the state keeps.
+        manifest = read_artifact_manifest(shipped / ARTIFACT)
+        crosses = tuple((field.name,) for field in crossable(prepared.layout))
+        assert crosses == tuple(map(tuple, manifest["model"]["config"]["crosses"]))
+        state = TrainingState(entries=count_rates(prepared).entries(crosses))
+        checksum = manifest["files"][WEIGHTS]["sha256"]
+        write_state(shipped / ARTIFACT / TRAINING_STATE, state, checksum)
     before = Scorer.load(shipped)
     result = update(shipped, log.days[FITTED : FITTED + 3], out=tmp_path / "new", gate=OPEN)
+    if model == "boosted":  # On so few rows, better rates need not make better trees.
+        assert 0.01 < result.report.gate.churn < 1
+        return
     assert result.shipped
     tomorrow = rows_of(log.days[FITTED + 3])
     losses = [

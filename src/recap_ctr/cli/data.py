@@ -9,21 +9,23 @@ import typer
 
 from recap_ctr.cli.options import (
     DropUnlabelled,
+    Engine,
     Force,
     Json,
     Positive,
     Quiet,
     Seed,
     Separator,
-    SplitRule,
     Threads,
     complete_dataset,
+    complete_split,
     drop_unset,
     limit_threads,
     required,
 )
 from recap_ctr.cli.output import print_figures, print_json, print_table, tell, tell_up_to_date
 from recap_ctr.errors import InputError
+from recap_ctr.jobs.machine import num_cores
 
 if TYPE_CHECKING:
     from recap_ctr.data.additive import AdditiveData
@@ -126,14 +128,18 @@ def prepare(
         list[str] | None, typer.Option("--test", help="Test files, if they are separate.")
     ] = None,
     split: Annotated[
-        SplitRule | None,
+        str | None,
         typer.Option(
-            "--split", help="Split at random, or by the schema's time column.  [default: time, if it has one]"
+            "--split",
+            metavar="RULE",
+            autocompletion=complete_split,
+            help="random, time (the schema's time column), or hash:COLUMN (rows with the same value stay together)."
+            "  [default: time, if the schema has it]",
         ),
     ] = None,
     ratio: Annotated[
         str | None,
-        typer.Option("--ratio", help="train:valid:test for a split at random or by time.  [default: 8:1:1]"),
+        typer.Option("--ratio", help="train:valid:test for --split.  [default: 8:1:1]"),
     ] = None,
     split_column: Annotated[
         str | None, typer.Option("--split-column", help="A column that says train, valid or test.")
@@ -164,6 +170,16 @@ def prepare(
             help="Distinct values of a field to hold in memory; more are counted on disk, with the same result.",
         ),
     ] = 2_000_000,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            min=1,
+            max=1024,
+            help="Processes that prepare side by side, with the same result.  [default: 1]",
+        ),
+    ] = None,
+    engine: Engine = "local",
     seed: Seed = 1,
     threads: Threads = None,
     force: Force = False,
@@ -176,20 +192,19 @@ def prepare(
 
     Example: recap prepare --dataset ml-1m --raw ml-1m/ --out data/ml-1m
     """
-    limit_threads(threads)
+    limit_threads(threads or (max(num_cores() // workers, 1) if workers else None))
     from recap_ctr.data.prepare import write_prepared_data
     from recap_ctr.data.split import parse_ratio
     from recap_ctr.data.table import open_table, split_table
     from recap_ctr.datasets.catalogue import find_protocol
+    from recap_ctr.jobs.engines import workers_for
     from recap_ctr.storage.places import output_directory, shown
 
-    target = required(out, "--out")
+    target, executor = required(out, "--out"), workers_for(engine, workers, threads)
     tables = valid or test
     ways = {"--split": split, "--split-column": split_column, "--valid/--test": tables, "--dataset": dataset}
     _check_ways_to_split(ways, ratio)
-    for option, is_used in (("--raw", raw), ("--no-check", not check)):
-        if is_used and not dataset:
-            raise InputError(f"{option} is for --dataset", fix=f"add --dataset NAME, or remove {option}")
+    _check_for_dataset({"--raw": raw, "--no-check": not check}, dataset)
     public, notes = None, []
     if dataset is not None:
         if sources or schema or label or positive or separator or drop_unlabelled:
@@ -215,7 +230,7 @@ def prepare(
         notes = list(table.inferred.notes) if table.inferred else []
         preparation = split_table(
             table,
-            split=None if split is None else split.value,
+            split=split,
             ratio=parse_ratio(ratio) if ratio else None,
             valid=valid or None,
             test=test or None,
@@ -224,7 +239,9 @@ def prepare(
         )
     preparation = replace(preparation, max_values=max_values)
     with output_directory(target) as directory:
-        data, up_to_date = write_prepared_data(preparation, directory, force=force, quiet=quiet)
+        data, up_to_date = write_prepared_data(
+            preparation, directory, force=force, quiet=quiet, executor=executor
+        )
         if public is not None and raw is not None and check:
             public.check(data, raw, quiet=quiet)
     if as_json:
@@ -289,6 +306,13 @@ def _check_ways_to_split(ways: dict[str, Any], ratio: str | None) -> None:
         raise InputError(f"{' and '.join(used)} each say how to split", fix="use one of them")
     if ratio and used not in ([], ["--split"]):
         raise InputError(f"--ratio does not go with {used[0]}", fix="remove it")
+
+
+def _check_for_dataset(options: dict[str, Any], dataset: str | None) -> None:
+    """Refuse options that only a public data set has."""
+    for option, is_used in options.items():
+        if is_used and not dataset:
+            raise InputError(f"{option} is for --dataset", fix=f"add --dataset NAME, or remove {option}")
 
 
 def datasets(as_json: Json = False, quiet: Quiet = False) -> None:

@@ -13,6 +13,7 @@ from recap_ctr.cli.options import (
     Quiet,
     Threads,
     TokenFile,
+    VerifyKey,
     limit_threads,
     require_torch,
 )
@@ -172,6 +173,7 @@ def serve(
         bool,
         typer.Option("--watch", help="Take a new version as soon as one is at ARTIFACT; else on SIGHUP."),
     ] = False,
+    verify_key: VerifyKey = None,
     token_file: TokenFile = None,
     access_log: Annotated[
         bool,
@@ -214,6 +216,7 @@ def serve(
         dial=dial,
         watch=watch,
         access_log=access_log,
+        verify_key=None if verify_key is None else str(verify_key.resolve()),
         limits=Limits(
             body_bytes=max_body_mib * MEBI,
             held_bytes=max(Limits().held_bytes, 2 * max_body_mib * MEBI),

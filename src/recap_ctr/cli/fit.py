@@ -15,22 +15,23 @@ from recap_ctr.cli.options import (
     Force,
     Json,
     Positive,
-    PreparedPath,
     Preset,
     PresetName,
     Quiet,
     RecipeFile,
     Separator,
     Set,
-    SplitRule,
     TeacherModel,
     Teachers,
+    Track,
     TrainThreads,
     complete_model,
+    complete_split,
     drop_unset,
     limit_threads,
     parse_settings,
     require_torch,
+    required,
     this_command,
 )
 from recap_ctr.cli.output import print_fit, print_json, print_table, tell
@@ -79,9 +80,12 @@ def fit(
         Path | None, typer.Option("--schema", help="For raw files: schema.toml.  [default: inferred]")
     ] = None,
     split: Annotated[
-        SplitRule | None,
+        str | None,
         typer.Option(
-            "--split", help="For raw files: 8:1:1 at random or by time.  [default: time, if there is one]"
+            "--split",
+            metavar="RULE",
+            autocompletion=complete_split,
+            help="For raw files, 8:1:1: random, time or hash:COLUMN.  [default: time, if there is one]",
         ),
     ] = None,
     config: RecipeFile = None,
@@ -114,6 +118,7 @@ def fit(
             "--keep-state", help="Keep in the artifact what `recap update` needs besides the model."
         ),
     ] = False,
+    track: Track = None,
     threads: TrainThreads = None,
     device: Device = None,
     engine: Engine = "local",
@@ -159,7 +164,7 @@ def fit(
         drop_unlabelled=drop_unlabelled,
         scores=scores,
         schema=schema,
-        split=None if split is None else split.value,
+        split=split,
         config=config,
         preset=preset.value,
         settings=merged_settings(drop_unset(options), settings),
@@ -168,6 +173,7 @@ def fit(
         device=device,
         executor=engine,
         keep_state=keep_state,
+        track=None if track is None else track.value,
         command=this_command(),
         quiet=quiet,
     )
@@ -190,8 +196,47 @@ def merged_settings(options: dict[str, Any], settings: list[str] | None) -> dict
 
 
 def plan(
-    data: PreparedPath,
-    out: Annotated[Path, typer.Option("--out", help="Directory for the runs; `recap fit` goes on there.")],
+    data: Annotated[
+        Path | None,
+        typer.Argument(help="A directory that `recap prepare` wrote; none with --rows."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory for the runs; `recap fit` goes on there.")
+    ] = None,
+    rows: Annotated[
+        float | None,
+        typer.Option("--rows", min=10, help="Plan for this many rows that there are not yet, such as 4.3e9."),
+    ] = None,
+    vocabulary: Annotated[
+        float | None,
+        typer.Option("--vocabulary", min=3, help="With --rows: distinct values over all fields."),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, help="With --rows: processes that train one model.")
+    ] = 1,
+    fields: Annotated[int, typer.Option("--fields", min=2, help="With --rows: fields of a row.")] = 39,
+    model: Annotated[
+        str, typer.Option("--model", autocompletion=complete_model, help="With --rows: model by name.")
+    ] = "fcn",
+    dim: Annotated[
+        int | None,
+        typer.Option("--dim", min=1, help="With --rows: size of a value's vector.  [default: the model's]"),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size", min=2, help="With --rows: rows of a step over all workers.  [default: 4096]"
+        ),
+    ] = None,
+    ratio: Annotated[
+        str, typer.Option("--ratio", help="With --rows: train:valid:test, as `recap prepare` has it.")
+    ] = "8:1:1",
+    gigabits: Annotated[
+        float, typer.Option("--network", min=0.001, help="With --rows: a worker's network in Gbit/s.")
+    ] = 10.0,
+    disk_mb: Annotated[
+        float, typer.Option("--disk", min=0.001, help="With --rows: a worker's disk in MB/s.")
+    ] = 500.0,
     budget: Annotated[
         float | None, typer.Option("--budget", min=0.1, help="Minutes that teachers and student may take.")
     ] = None,
@@ -214,8 +259,38 @@ def plan(
     It trains the recipe's first teachers and one student from labels, and derives the rest from their disagreement and
     that of the probe's arms. `recap fit` in the same --out goes on from there, and says how good the forecast was.
 
+    With --rows it trains nothing: it says what data of that size would take on disk, in memory, on the network and in
+    time, and where more workers stop helping (docs/cluster.md). --set then takes train.KEY and model.KEY.
+
     Example: recap plan data --budget 60 --out model
+
+    Example: recap plan --rows 4.3e9 --vocabulary 9e8 --workers 64
     """
+    from recap_ctr.cli.scale import print_scale, refuse_mixture, workload
+
+    refuse_mixture(data, rows, out, workers)
+    if rows is not None:
+        require_torch()
+        from recap_ctr.recipe.scale import plan_scale, read_speeds
+
+        work = workload(
+            rows=rows,
+            vocabulary=vocabulary,
+            workers=workers,
+            fields=fields,
+            model=model,
+            dim=dim,
+            batch_size=batch_size,
+            settings=settings,
+            ratio=ratio,
+            gigabits=gigabits,
+            disk_mb=disk_mb,
+        )
+        scale = plan_scale(work, read_speeds())
+        (print_json if as_json else print_scale)(scale)
+        return
+    assert data is not None
+    out = required(out, "--out")
     from recap_ctr.pages.forecast import forecast_sentences
     from recap_ctr.recipe.forecast import RECOMMENDED, forecast
 

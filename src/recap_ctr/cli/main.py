@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from recap_ctr.cli import check, data, deploy, explain, fit, pages, research, score, train, update
+from recap_ctr.cli import check, data, deploy, explain, fit, pages, research, score, share, train, update
 from recap_ctr.cli.errors import BAD_INPUT, INTERRUPTED, end_with
 from recap_ctr.cli.options import GLOSSARY
 
@@ -47,6 +47,9 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "export": deploy.export,
         "dial": deploy.dial,
         "serve": deploy.serve,
+        "sign": share.sign,
+        "push": share.push,
+        "pull": share.pull,
         "score": score.score,
         "check": check.check,
         "drift": check.drift,

@@ -15,13 +15,6 @@ from recap_ctr.errors import InputError
 GLOSSARY = "Words such as route, teacher and artifact are explained in docs/glossary.md."
 
 
-class SplitRule(StrEnum):
-    """How raw rows are divided into train, valid and test."""
-
-    random = "random"
-    time = "time"
-
-
 class SplitName(StrEnum):
     """One part of prepared data."""
 
@@ -46,6 +39,14 @@ class ColumnsPer(StrEnum):
     grid = "grid"
 
 
+class TrackerName(StrEnum):
+    """Where epochs and results are logged besides the report."""
+
+    mlflow = "mlflow"
+    tensorboard = "tensorboard"
+    wandb = "wandb"
+
+
 class ExportFormat(StrEnum):
     """What an artifact can be exported to."""
 
@@ -67,6 +68,11 @@ def complete_device(incomplete: str) -> list[str]:
 def complete_engine(incomplete: str) -> list[str]:
     """Return the engines whose names start with `incomplete`, for shell completion."""
     return [name for name in ("local", "ray", "ray://") if name.startswith(incomplete)]
+
+
+def complete_split(incomplete: str) -> list[str]:
+    """Return the rules of a split whose names start with `incomplete`, for shell completion."""
+    return [name for name in ("random", "time", "hash:") if name.startswith(incomplete)]
 
 
 def complete_dataset(incomplete: str) -> list[str]:
@@ -153,6 +159,14 @@ Set = Annotated[
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Any other setting, such as train.patience=3; repeatable."
     ),
+]
+Track = Annotated[
+    TrackerName | None,
+    typer.Option("--track", help="Log epochs, figures and the artifact here too (docs/integrations.md)."),
+]
+VerifyKey = Annotated[
+    Path | None,
+    typer.Option("--verify-key", help="Refuse an artifact that the owner of this public key did not sign."),
 ]
 PreparedPath = Annotated[Path, typer.Argument(help="A directory that `recap prepare` wrote.")]
 ArtifactPath = Annotated[Path, typer.Argument(help="An artifact, or the run or fit that holds one.")]

@@ -20,6 +20,7 @@ from recap_ctr.cli.options import (
     TokenFile,
     UsedDepth,
     UsedRoutes,
+    VerifyKey,
     limit_threads,
     parse_map,
 )
@@ -55,6 +56,7 @@ def predict(
         list[str] | None,
         typer.Option("--keep", metavar="COLUMN", help="Keep only this column; repeatable.  [default: all]"),
     ] = None,
+    verify_key: VerifyKey = None,
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -75,7 +77,14 @@ def predict(
     from recap_ctr.storage.claims import is_made
     from recap_ctr.storage.places import is_remote, shown
 
-    scorer = load(artifact, columns=parse_map(columns), routes=routes, depth=depth, threads=threads)
+    scorer = load(
+        artifact,
+        columns=parse_map(columns),
+        routes=routes,
+        depth=depth,
+        threads=threads,
+        verify_key=verify_key,
+    )
     source = scorer.raw_rows.files(rows)
     inputs = None
     if out is not None and not is_remote(out):

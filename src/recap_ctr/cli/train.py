@@ -20,6 +20,7 @@ from recap_ctr.cli.options import (
     Set,
     SplitName,
     Threads,
+    Track,
     TrainSeed,
     TrainThreads,
     drop_unset,
@@ -73,8 +74,18 @@ def train(
             help="Processes that train the model together, each with its share of the table's rows.",
         ),
     ] = 1,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            "--window",
+            min=0,
+            help="Rows that are shuffled together in memory, for more rows than fit; 0: all."
+            "  [default: 0, or 1048576 if rows take over 16 GiB or half of the memory]",
+        ),
+    ] = None,
     settings: Set = None,
     seed: TrainSeed = None,
+    track: Track = None,
     threads: TrainThreads = None,
     device: Device = None,
     force: Force = False,
@@ -83,8 +94,8 @@ def train(
 ) -> None:
     """Train a model, calibrate and evaluate it, and pack the artifact. Interrupted, the same command resumes.
 
-    --set takes train.KEY and model.KEY (docs/reference/settings.md has all keys), calibration, negative_rate and
-    route_choice. On several machines, start it with torchrun instead of --workers.
+    --set takes train.KEY and model.KEY (docs/reference/settings.md has all keys), card.KEY (docs/reference/recipe.md),
+    calibration, negative_rate and route_choice. On several machines, start it with torchrun instead of --workers.
 
     Example: recap train data --model fcn --l2 0.01 --out run
 
@@ -92,30 +103,38 @@ def train(
     """
     limit_threads(threads)
     require_torch()
+    from recap_ctr.config import parse
     from recap_ctr.data.shards import PreparedData
+    from recap_ctr.inference.about import About
+    from recap_ctr.recipe.ship import write_about
     from recap_ctr.storage.places import is_remote, output_directory, shown
     from recap_ctr.training.report import record_command
+    from recap_ctr.training.tracking import check_tracker, tracked_by
     from recap_ctr.training.workers import run_here_or_on_workers
 
-    prepared = PreparedData(data)
-    training = drop_unset({"l2": l2, "max_epochs": max_epochs, "seed": seed})
+    tracker = check_tracker(track)
+    prepared, chosen = PreparedData(data), parse_settings(settings)
+    about = parse(About, chosen.pop("card", {}), "--set card")
+    training = drop_unset({"l2": l2, "max_epochs": max_epochs, "seed": seed, "window_rows": window})
     run_config = _run_config(
         prepared,
         model,
         config,
         training,
-        parse_settings(settings),
+        chosen,
         threads=threads,
         device=device,
         train_baseline=baseline,
         teachers=tuple(teachers or ()),
         routes=routes,
     )
-    with output_directory(out) as directory:
+    with output_directory(out) as directory, tracked_by(tracker, directory, quiet=quiet) as log_report:
         report = run_here_or_on_workers(run_config, prepared, directory, workers, force=force, quiet=quiet)
         if report is None:  # The first worker has it.
             return
         report = record_command(directory, report, this_command())
+        write_about(directory, about, prepared)
+        log_report(report)
     if as_json:
         print_json(report.to_json())
         return

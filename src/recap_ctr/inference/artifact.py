@@ -20,14 +20,17 @@ from recap_ctr.data.profile import PROFILE, Profile, read_profile
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.calibrate import Calibration, calibration_from_dict
 from recap_ctr.evaluation.evaluate import Metrics
+from recap_ctr.inference.about import About
 from recap_ctr.inference.card import model_card
 from recap_ctr.inference.manifest import (
+    ABOUT,
     CARD,
     COPY_AGAIN,
     FORMAT,
     MANIFEST,
     MAX_SCHEMA_BYTES,
     SCHEMA,
+    SIGNATURE,
     TRAINING_STATE,
     WEIGHTS,
     artifact_directory,
@@ -59,6 +62,7 @@ __all__ = [
     "is_same_model",
     "model_identity",
     "read_artifact",
+    "set_about",
     "write_artifact",
 ]
 MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 64 << 20, 32
@@ -291,13 +295,30 @@ def add_graphs(
         _write_card_and_manifest(partial, manifest, artifact.encoder)
 
 
+def set_about(path: Path, about: About) -> None:
+    """Write what the card says of owner, use and licence into an artifact; the model and its graphs stay."""
+    artifact = read_artifact(path)
+    training = {key: value for key, value in artifact.manifest["training"].items() if key != ABOUT}
+    if entries := about.model_dump(exclude_none=True):
+        training[ABOUT] = entries
+    if training == artifact.manifest["training"]:
+        return
+    with atomic_directory(artifact.path) as partial:
+        ignored = shutil.ignore_patterns(CARD, MANIFEST, SIGNATURE)
+        shutil.copytree(artifact.path, partial, dirs_exist_ok=True, copy_function=copy_file, ignore=ignored)
+        for name, entry in artifact.manifest["files"].items():
+            if name != CARD:
+                check_file(partial, name, entry)
+        _write_card_and_manifest(partial, {**artifact.manifest, "training": training}, artifact.encoder)
+
+
 def model_identity(manifest: dict[str, Any]) -> str:
-    """Return a checksum of everything in an artifact but what `add_graphs` may change."""
+    """Return a checksum of everything in an artifact but what `add_graphs` or `set_about` may change."""
     return fingerprint(_without_graphs(manifest))
 
 
 def is_same_model(path: Path, other: Path) -> bool:
-    """Return whether two artifacts are whole and differ at most in what `add_graphs` writes."""
+    """Return whether two artifacts are whole and differ at most in what `add_graphs` or `set_about` writes."""
     if not all((directory / MANIFEST).is_file() for directory in (path, other)):
         return False
     try:
@@ -308,14 +329,15 @@ def is_same_model(path: Path, other: Path) -> bool:
 
 
 def _without_graphs(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest without anything that `add_graphs` may change."""
+    """Return the manifest without anything that `add_graphs` or `set_about` may change."""
     files = {
         name: entry
         for name, entry in manifest["files"].items()
         if name != CARD and not name.startswith(GRAPHS)
     }
     rest = {key: value for key, value in manifest.items() if key not in ("graphs", "dial", "checksum")}
-    return {**rest, "files": files}
+    training = {key: value for key, value in manifest["training"].items() if key != ABOUT}
+    return {**rest, "files": files, "training": training}
 
 
 def _write_card_and_manifest(directory: Path, manifest: dict[str, Any], encoder: Encoder) -> None:

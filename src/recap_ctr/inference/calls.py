@@ -15,6 +15,7 @@ from recap_ctr.inference.check import RowsCheck, check_rows
 from recap_ctr.inference.importance import Importance, explain_rows
 from recap_ctr.inference.raw_rows import RawRows
 from recap_ctr.inference.scorer import RowsEvaluation, Scorer, evaluate_rows, score
+from recap_ctr.inference.signing import check_signature, refuse_other_than
 
 Model = str | Path | Scorer
 """An artifact, the run or fit that holds one, or a scorer that is loaded already."""
@@ -27,13 +28,20 @@ def load(
     routes: int | None = None,
     depth: int | None = None,
     threads: int | None = None,
+    verify_key: str | Path | None = None,
 ) -> Scorer:
     """Load an artifact, or the run or fit that holds one, after checking every file of it.
 
     `columns` maps fields to the columns that hold them under another name. Fewer `routes` or less `depth` cost
-    accuracy and save time; by default the whole model scores.
+    accuracy and save time; by default the whole model scores. With `verify_key`, an artifact that the owner of this
+    public key has not signed is refused before anything else of it is read.
     """
-    return Scorer.load(Path(artifact), columns, routes=routes, depth=depth, threads=threads)
+    path = Path(artifact)
+    signed = None if verify_key is None else check_signature(path, verify_key)
+    scorer = Scorer.load(path, columns, routes=routes, depth=depth, threads=threads)
+    if signed is not None:
+        refuse_other_than(signed, scorer.engine.manifest, path)
+    return scorer
 
 
 @overload

@@ -5,7 +5,8 @@ from typing import Any
 
 from recap_ctr.data.encode import Encoder
 from recap_ctr.data.profile import Profile
-from recap_ctr.inference.manifest import dial_entries, shortfall_of, whole_dial_of
+from recap_ctr.inference.about import about_lines, slice_lines
+from recap_ctr.inference.manifest import ABOUT, dial_entries, shortfall_of, whole_dial_of
 from recap_ctr.models.catalogue import short_name
 from recap_ctr.schema import Schema
 
@@ -20,6 +21,7 @@ def model_card(manifest: dict[str, Any], encoder: Encoder, profile: Profile | No
         f"Trained on {manifest['data']['rows']:,} rows of {manifest['data']['name']}"
         f" (fingerprint {manifest['data']['fingerprint']}), seed {manifest['training']['seed']}.",
         *_describe_data(manifest["data"], encoder.schema, profile),
+        *about_lines(manifest["training"].get(ABOUT, {})),
         "",
         "| rows | AUC | logloss | calibrated logloss | base rate logloss |",
         "|---|---|---|---|---|",
@@ -29,6 +31,7 @@ def model_card(manifest: dict[str, Any], encoder: Encoder, profile: Profile | No
             f"| {split}, {figures['rows']:,} | {figures['raw']['auc']:.5f} | {figures['raw']['logloss']:.5f} |"
             f" {figures['calibrated']['logloss']:.5f} | {figures['base_rate_logloss']:.5f} |"
         )
+    lines += slice_lines(manifest["metrics"])
     if len(manifest.get("dial", [])) > 1:
         lines += ["", "| setting | AUC on validation rows | logloss, calibrated |", "|---|---|---|"]
         qualities = {

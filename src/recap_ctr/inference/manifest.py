@@ -22,6 +22,8 @@ from recap_ctr.storage.places import input_directory
 
 FORMAT = 1
 MANIFEST, WEIGHTS, SCHEMA, CARD = "manifest.json", "model.safetensors", "schema.toml", "MODEL_CARD.md"
+ABOUT = "card"  # The part of a manifest's training that says what people add to the card.
+SIGNATURE = "model.sig"  # Of all files of the artifact but itself and the training state.
 TRAINING_STATE = "state"  # The directory inside an artifact that updates go on from; scoring needs none.
 MAX_MANIFEST_BYTES, MAX_SCHEMA_BYTES = 64 << 20, 16 << 20
 MAX_VALUES = 1_000_000

@@ -11,7 +11,8 @@ from recap_ctr.axes.own_scores import write_own_scores
 from recap_ctr.config import read_toml
 from recap_ctr.data.quality import quality_notes
 from recap_ctr.data.shards import PreparedData, is_prepared
-from recap_ctr.data.table import RawTable, SplitKind, Table, open_table
+from recap_ctr.data.split import parse_rule
+from recap_ctr.data.table import RawTable, Table, open_table
 from recap_ctr.errors import InputError
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.jobs.engines import LOCAL, device_for
@@ -22,14 +23,18 @@ from recap_ctr.recipe.config import RecipeConfig, merge_settings, recipe_config
 from recap_ctr.recipe.estimator_grid import read_diagnosis
 from recap_ctr.recipe.forecast import check_forecast
 from recap_ctr.recipe.portfolio import Portfolio
+from recap_ctr.recipe.ship import write_about
 from recap_ctr.recipe.stages import Recipe
 from recap_ctr.recipe.state import write_fit_state
+from recap_ctr.recipe.work import Work
 from recap_ctr.schema import Schema
 from recap_ctr.storage.claims import take
 from recap_ctr.storage.files import atomic_file
 from recap_ctr.storage.places import has_directory, output_directory
 from recap_ctr.training.config import ARTIFACT
 from recap_ctr.training.report import FitReport, record_command
+from recap_ctr.training.trackers import Tracker
+from recap_ctr.training.tracking import check_tracker, tracked_by
 
 MARK = "recipe.json"  # The file that says that a directory holds a recipe's stages.
 
@@ -70,7 +75,7 @@ def fit(
     drop_unlabelled: bool = False,
     scores: str | Path | None = None,
     schema: Schema | str | Path | None = None,
-    split: SplitKind | None = None,
+    split: str | None = None,
     config: RecipeConfig | str | Path | None = None,
     preset: str = "default",
     settings: Mapping[str, Any] | None = None,
@@ -79,6 +84,7 @@ def fit(
     device: str | None = None,
     executor: Executor | str = LOCAL,
     keep_state: bool = False,
+    track: Tracker | None = None,
     command: str = "",
     quiet: bool = True,
 ) -> FitResult:
@@ -102,19 +108,25 @@ def fit(
     `threads` are those of one run. `device` is cpu, cuda or mps; by default the fastest that the machine has: cuda,
     then mps, then cpu. `executor` runs the jobs: the name of an engine (local, the processes of this machine; ray, a
     Ray cluster; ray://HOST:PORT, that one), or an object of yours. `keep_state` keeps what `update` needs besides the
-    model, in a directory inside the artifact. `command` is quoted on the page as the way to make it again.
+    model, in a directory inside the artifact. `track` logs epochs as they end, then settings, figures and
+    artifact, to mlflow, tensorboard or wandb (docs/integrations.md). `command` is quoted on the page as the way to
+    make it again.
     """
     started = time.time()
     recipe = _recipe_config(config, preset, settings or {})
+    tracker = check_tracker(track)
     _refuse_streams(data)
     prepared = _as_prepared(data)
     if prepared is not None:
         _refuse_raw_options(label, positive, weight, group, separator, drop_unlabelled, scores, schema, split)
+    elif split is not None:
+        parse_rule(split)  # A mistyped rule is refused before anything is read or written.
     if scores is not None and recipe.teachers is not None:
-        raise InputError(
-            "scores of your own can only be one of many teachers", fix="leave out --scores, or --teachers"
-        )
-    with output_directory(out) as directory:
+        raise InputError("scores of your own are one of many teachers", fix="remove --scores or --teachers")
+    with (
+        output_directory(out) as directory,
+        tracked_by(tracker, directory, quiet=quiet) as log_report,
+    ):
         own_scores = None
         take(directory, MARK)
         if prepared is None:
@@ -139,17 +151,18 @@ def fit(
             "executor": executor,
             "budget": budget,
             "started": started,
+            "quiet": quiet,
         }
-        stages: Portfolio | Recipe
         if recipe.teachers is None:
-            stages = Portfolio(recipe, prepared, directory, own_scores=own_scores, quiet=quiet, **options)
+            report = Portfolio(Work(recipe, prepared, directory, own_scores=own_scores, **options)).run()
         else:
-            stages = Recipe(recipe, prepared, directory, quiet=quiet, **options)
-        report = record_command(directory, stages.run(), command)
+            report = Recipe(recipe, prepared, directory, **options).run()
+        report = record_command(directory, report, command)
+        write_about(directory, recipe.card, prepared)
         if keep_state:
             write_fit_state(directory, report, prepared)
         shown = page(report, command, read_diagnosis(directory, prepared.fingerprint))
-        return FitResult(
+        result = FitResult(
             out=directory,
             data=prepared,
             report=report,
@@ -157,6 +170,8 @@ def fit(
             summary=shown.lead,
             forecast_check=check_forecast(directory, report),
         )
+        log_report(report)
+        return result
 
 
 def _recipe_config(
@@ -195,7 +210,7 @@ def _refuse_raw_options(*options: object) -> None:
         )
 
 
-def _prepare_table(table: Table, out: Path, name: str, split: SplitKind | None, quiet: bool) -> PreparedData:
+def _prepare_table(table: Table, out: Path, name: str, split: str | None, quiet: bool) -> PreparedData:
     """Prepare raw rows in a stage of their own in `out`."""
     messages: list[str] = []
     if table.inferred is not None:

@@ -7,7 +7,7 @@ logistic regression by convex steps with its earlier rows as the prior, click ra
 Shapes: N rows, V rows of the shipped table, G rows of the grown one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,18 +22,20 @@ from torch import nn
 from recap_ctr.axes.predict import predict
 from recap_ctr.axes.routes import Routed
 from recap_ctr.config import Frozen, TrainConfig, parse
-from recap_ctr.data.grow import load_rare, row_map
+from recap_ctr.data.grow import row_map
 from recap_ctr.data.layout import Layout
+from recap_ctr.data.rare import load_rare
 from recap_ctr.data.rates import ENTRIES_PER_VALUE, MIN_ENTRIES, Entries, fields_of
 from recap_ctr.data.rates import Rates as Counted
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.inference.torch_backend import PackedModel
+from recap_ctr.models.blend import BlendConfig, Parts
+from recap_ctr.models.boosted import Boosted, BoostedConfig
 from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.lr import LR, LRConfig
 from recap_ctr.models.rates import Rates, RatesConfig
 from recap_ctr.models.recap import Recap, RecapConfig
 from recap_ctr.nn.mlp import Wide
-from recap_ctr.nn.rates import RateTable
 from recap_ctr.nn.table import Table
 from recap_ctr.nn.weights import load_tensors, save_tensors, to_arrays
 from recap_ctr.recipe.state import (
@@ -43,10 +45,10 @@ from recap_ctr.recipe.state import (
     Teacher,
     TrainingState,
     count_rows,
+    counted_crosses,
     last_seen,
     newest,
     optimizer_state,
-    rates_of,
     sample,
     unknown_shares,
 )
@@ -140,12 +142,12 @@ class Retraining:
 
     def _with_codes(self, rows: KeptRows) -> KeptRows:
         """Return rows with what the shipped model's click rates say of them: their own clicks are not part of that."""
-        table = _rate_table(self.shipped.backbone)
-        if table is None:
+        look_up = _look_up_codes(self.shipped.backbone)
+        if look_up is None:
             return rows
         ids_NW = self.shipped_ids_G[np.asarray(rows.shard.ids)]
         with torch.inference_mode():
-            parts = [table(part).flatten(1) for part in torch.split(torch.from_numpy(ids_NW), 8192)]
+            parts = [look_up(part).flatten(1) for part in torch.split(torch.from_numpy(ids_NW), 8192)]
         return replace(rows, codes=torch.cat(parts).numpy().astype(np.uint8))
 
     @cached_property
@@ -155,7 +157,7 @@ class Retraining:
 
     def _as_input(self, config: Frozen, rows: KeptRows) -> Shard:
         """Return rows as a model takes them in training: with codes of click rates where it has any."""
-        if rates_of(config) is None or rows.codes is None:
+        if not counted_crosses(config) or rows.codes is None:
             return rows.shard
         if isinstance(config, RatesConfig):
             return replace(rows.shard, ids=np.empty((len(rows), 0), np.int32), values=rows.codes)  # type: ignore[arg-type]
@@ -171,7 +173,7 @@ class Retraining:
         if not file.is_file():
             targets = self._targets(model, self._teach())
             self._move_regression(model)
-            if not isinstance(self.model_config, LRConfig):
+            if _has_steps(self.model_config):
                 start = Start(model.state_dict(), self._moments(model), self.state.steps, _frozen(model))
                 model = self._train("student", self.shipped.name, self.model_config, start, targets)
             save_tensors(file, dict(model.state_dict()))
@@ -327,16 +329,16 @@ class Retraining:
     @cached_property
     def _entries(self) -> Entries | None:
         """Return the counts behind the table of click rates, with those of the rows that were trained on."""
-        rates, entries = rates_of(self.model_config), self.state.entries
-        if rates is None or entries is None:
+        crosses, entries = counted_crosses(self.model_config), self.state.entries
+        if not crosses or entries is None:
             return None
         is_gone = np.zeros(len(entries.rows), np.bool_)
-        for number, places in enumerate(fields_of(rates.crosses, self.data.layout)):
+        for number, places in enumerate(fields_of(crosses, self.data.layout)):
             for place, ids in zip(places, (entries.left, entries.right), strict=True):
                 if place is not None:
                     members = np.flatnonzero(entries.cross == number)
                     is_gone[members] |= self.rows.fresh_G[place.offset + ids[members]]
-        new = Counted(self.fresh.shard, self.data.layout).entries(rates.crosses)
+        new = Counted(self.fresh.shard, self.data.layout).entries(crosses)
         rows = self.data.layout.num_rows
         return entries.take(~is_gone).plus(new, int(max(ENTRIES_PER_VALUE * rows, MIN_ENTRIES)) + rows)
 
@@ -344,16 +346,22 @@ class Retraining:
         """Return the model with the clicks of the trained rows in its click rates."""
         if self._entries is None:
             return model
-        table = torch.from_numpy(self._entries.table())
-        config, key = self.model_config, "table.weight"
-        if isinstance(config, RecapConfig):
-            assert config.rates is not None
-            rates = config.rates.model_copy(update={"buckets": len(table)})
-            config, key = config.model_copy(update={"rates": rates}), "rates.table.weight"
-        else:
-            config = config.model_copy(update={"buckets": len(table)})
+        config, weights = self.model_config, dict(model.state_dict())
+        alone = isinstance(config, RatesConfig | BoostedConfig)
+        rates, boosted = (
+            config if isinstance(config, kind) else getattr(config, name, None)
+            for kind, name in ((RatesConfig, "rates"), (BoostedConfig, "boosted"))
+        )
+        if boosted is not None:
+            figures = weights["figures.weight" if alone else "boosted.figures.weight"].numpy()
+            self._entries.fill(figures, boosted.crosses, counted_crosses(config), self.data.layout)
+        if rates is not None:
+            table = torch.from_numpy(self._entries.table())
+            rates = rates.model_copy(update={"buckets": len(table)})
+            config = rates if alone else config.model_copy(update={"rates": rates})
+            weights["table.weight" if alone else "rates.table.weight"] = table
         counted = build(self.shipped.name, config, self.data.layout)
-        counted.load_state_dict({**model.state_dict(), key: table})
+        counted.load_state_dict(weights)
         return counted
 
     # What the next update goes on from.
@@ -406,15 +414,26 @@ def _tables(model: nn.Module) -> list[str]:
     return [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Table)]
 
 
+def _has_steps(config: Frozen) -> bool:
+    """Return whether a model has anything that is trained by steps, besides what is counted or converges."""
+    if isinstance(config, BlendConfig):
+        return config.rates is not None
+    return not isinstance(config, LRConfig | BoostedConfig)
+
+
 def _frozen(model: nn.Module) -> tuple[str, ...]:
-    """Return the parts that an update does not train by steps: a regression has converged before."""
-    return ("first_order",) if isinstance(model, Recap) and model.first_order is not None else ()
+    """Return the parts that an update does not train by steps: a regression has converged before, and trees stay."""
+    return tuple(name for name in ("first_order", "boosted") if getattr(model, name, None) is not None)
 
 
-def _rate_table(model: nn.Module) -> RateTable | None:
-    """Return the table of click rates in a model, if it has one."""
-    rates = model.rates if isinstance(model, Recap) else model
-    return rates.table if isinstance(rates, Rates) else None
+def _look_up_codes(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Return what gives the codes of click rates for a batch of ids, if the model counts clicks."""
+    rates, boosted = (model.rates, model.boosted) if isinstance(model, Parts) else (model, model)
+    if isinstance(rates, Rates):
+        return rates.table
+    if not isinstance(boosted, Boosted):
+        return None
+    return lambda ids_BW: boosted.figures(ids_BW)[:, boosted.counted_P]
 
 
 def _with_rank(config: Frozen, weights: Mapping[str, Array]) -> Frozen:

@@ -5,7 +5,9 @@ import shutil
 from pathlib import Path
 
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.inference.artifact import is_same_model
+from recap_ctr.datasets.catalogue import DATASETS, find_protocol
+from recap_ctr.inference.about import About
+from recap_ctr.inference.artifact import is_same_model, set_about
 from recap_ctr.inference.manifest import MANIFEST
 from recap_ctr.storage.files import atomic_directory, copy_file, read_object
 from recap_ctr.training.config import ARTIFACT
@@ -17,6 +19,14 @@ def ship(run: Path, out: Path) -> None:
     if not is_same_model(run / ARTIFACT, out / ARTIFACT):
         with atomic_directory(out / ARTIFACT) as partial:
             shutil.copytree(run / ARTIFACT, partial, dirs_exist_ok=True, copy_function=copy_file)
+
+
+def write_about(out: Path, about: About, data: PreparedData) -> None:
+    """Put owner, use and licence into the card of the artifact in `out`; a public data set has a licence of its own."""
+    public = data.manifest["inputs"].get("dataset")
+    if about.data_licence is None and public in DATASETS:
+        about = about.model_copy(update={"data_licence": find_protocol(public).licence})
+    set_about(out / ARTIFACT, about)
 
 
 def shipped_auc(out: Path, data: PreparedData) -> float:

@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from recap_ctr.axes.logits import table_checksum
 from recap_ctr.data.encode import Encoder
-from recap_ctr.data.grow import Rare, RowMap, load_rare, save_rare
+from recap_ctr.data.grow import RowMap
 from recap_ctr.data.layout import Layout
 from recap_ctr.data.moments import seconds_or_never
-from recap_ctr.data.rates import Entries, Rates
+from recap_ctr.data.rare import Rare, load_rare, save_rare
+from recap_ctr.data.rates import Cross, Entries
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.errors import InputError
 from recap_ctr.inference.manifest import (
@@ -31,6 +32,8 @@ from recap_ctr.inference.manifest import (
     artifact_directory,
     read_artifact_manifest,
 )
+from recap_ctr.models.blend import BlendConfig
+from recap_ctr.models.boosted import BoostedConfig
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.rates import RatesConfig
 from recap_ctr.models.recap import RecapConfig
@@ -41,6 +44,7 @@ from recap_ctr.storage.files import atomic_directory, read_json, write_json
 from recap_ctr.storage.hashes import sha256
 from recap_ctr.training.config import ARTIFACT, LOGITS
 from recap_ctr.training.loop import STATE as RUN_STATE
+from recap_ctr.training.rates import count_rates
 from recap_ctr.training.report import FitReport, read_report
 
 FORMAT = 1
@@ -215,11 +219,12 @@ def _kept(prefix: str, rows: Mapping[str, Array]) -> KeptRows | None:
     return KeptRows(Shard(**{column.name: columns.get(column.name) for column in fields(Shard)}), codes)  # type: ignore[arg-type]
 
 
-def rates_of(config: object) -> RatesConfig | None:
-    """Return the config of the click rates in a model, if it has any."""
-    if isinstance(config, RatesConfig):
-        return config
-    return config.rates if isinstance(config, RecapConfig) else None
+def counted_crosses(config: object) -> tuple[Cross, ...]:
+    """Return the fields and pairs of fields whose clicks a model counts; those of trees are among those of rates."""
+    if isinstance(config, RatesConfig | BoostedConfig):
+        return config.crosses
+    parts = (config.rates, config.boosted) if isinstance(config, RecapConfig | BlendConfig) else ()
+    return next((part.crosses for part in parts if part is not None), ())
 
 
 def write_fit_state(fit: Path, report: FitReport, data: PreparedData) -> Path:
@@ -231,10 +236,10 @@ def write_fit_state(fit: Path, report: FitReport, data: PreparedData) -> Path:
     if (directory / MANIFEST).is_file() and read_json(directory / MANIFEST)["weights"] == checksum:
         return directory
     config = parse_model(manifest["model"]["name"], manifest["model"]["config"])
-    train, rates = data.train, rates_of(config)
-    counted = Rates(train, data.layout) if rates else None
+    train, crosses = data.train, counted_crosses(config)
+    counted = count_rates(data) if crosses else None
     chosen = np.sort(sample(len(train), REPLAY_ROWS, seed=1))
-    codes = counted.training_codes(rates.crosses)[chosen] if counted and rates else None
+    codes = counted.training_codes(crosses)[chosen] if counted else None
     held_out = joined(data.valid, data.test)
     pending = KeptRows(held_out.take(newest(held_out, PENDING_ROWS)))
     moments, steps = optimizer_state(run / RUN_STATE)
@@ -248,7 +253,7 @@ def write_fit_state(fit: Path, report: FitReport, data: PreparedData) -> Path:
         last_V=last_seen([train, held_out], data.layout, data.time_unit),
         unknown=unknown_shares(held_out.ids, data.layout),
         rare=load_rare(data.path, data.encoder),
-        entries=counted.entries(rates.crosses) if counted and rates else None,
+        entries=counted.entries(crosses) if counted else None,
         teachers=_teachers(fit, report, read_report(run).teachers),
     )
     write_state(directory, state, checksum)

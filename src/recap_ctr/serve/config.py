@@ -67,6 +67,8 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offer_mib: int = 2048
     """Memory that it may take, beyond eight times the size of the artifact."""
     limits: Limits = Limits()
+    verify_key: str | None = None
+    """The file of a public key: every version must be signed by its owner."""
     loader: str = "recap_ctr.serve.interface:load_engine"
     """The function that loads an artifact, as module:function; it takes (path, threads), returns a RowScorer."""
 

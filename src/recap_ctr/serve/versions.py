@@ -20,6 +20,7 @@ from recap_ctr.data.moments import write_moments
 from recap_ctr.errors import InputError
 from recap_ctr.inference.engine import Floats
 from recap_ctr.inference.setting import Setting
+from recap_ctr.inference.signing import check_signature, refuse_other_than
 from recap_ctr.plugins import resolve
 from recap_ctr.serve.codec import Codec, Table
 from recap_ctr.serve.config import ServeConfig
@@ -104,7 +105,10 @@ def load_version(path: Path, config: ServeConfig, costs_directory: Path, seconds
     """
     start = time.perf_counter()
     load: Loader = resolve(config.loader)
+    signed = None if config.verify_key is None else check_signature(path, config.verify_key)
     engine = load(path, config.threads)
+    if signed is not None:
+        refuse_other_than(signed, engine.manifest, path)
     name = fingerprint(engine.manifest)[:12]
     encoded = engine.encode(sample_rows(engine.encoder, PROBE_ROWS))
     for setting in engine.settings:

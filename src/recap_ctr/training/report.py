@@ -92,20 +92,24 @@ class PartGain(Record):
     """What models beside the towers gain on validation rows, and in which proportions they are there."""
 
     factors: dict[str, float]
-    """Factors of the logits of the towers and of each part that ships beside them, by name."""
+    """Factors of the logits of the towers, if there are any, and of each part that ships, by name."""
     logloss: float
-    """How much lower the logloss is with the parts, on the validation rows that did not fit the proportions."""
+    """How much lower the logloss is than the towers', or the best part's without towers, on the validation rows that
+    did not fit the proportions."""
+
+    @property
+    def has_towers(self) -> bool:
+        """Return whether the towers have a share in the logit that counts."""
+        return self.factors.get("towers", 0.0) >= 0.01
 
     @property
     def sentence(self) -> str:
         """Return what is shipped beside the towers and why, in words."""
         shares = [f"{factor:.2f} of the {name}" for name, factor in self.factors.items()]
-        if len(shares) == 1:
+        if list(self.factors) == ["towers"]:
             return "nothing stands beside the towers: it would not lower the validation logloss"
-        return (
-            f"the shipped logit is {', '.join(shares[:-1])} and {shares[-1]}, which changes the validation logloss by"
-            f" {-self.logloss:+.5f}"
-        )
+        listed = " and ".join([", ".join(shares[:-1]), shares[-1]] if len(shares) > 1 else shares)
+        return f"the shipped logit is {listed}, which changes the validation logloss by {-self.logloss:+.5f}"
 
 
 class Reference(Record):
