@@ -166,6 +166,18 @@ def test_the_quickstart_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, re
 
 
 @pytest.mark.slow
+def test_plans_in_the_guide_are_those_that_are_printed(recap: Recap) -> None:
+    """Lines may be left out, and none may be added."""
+    plans = [
+        block for block in blocks((ROOT / "docs" / "cluster.md").read_text(), "console") if "plan" in block
+    ]
+    assert len(plans) == 2
+    for plan in plans:
+        command, *shown = plan.splitlines()
+        printed = recap(*command.removeprefix("$ recap ").split()).out.splitlines()
+        assert [line for line in shown if line not in printed] == []
+
+
 def test_readme_python_runs(tmp_path: Path) -> None:
     for block in blocks(README, "python"):
         run_python(in_seconds(block), tmp_path)
