@@ -281,6 +281,7 @@ def schema_page() -> str:
 
 def recipe_page() -> str:
     """Return the reference of a recipe's keys."""
+    from recap_ctr.inference.about import About
     from recap_ctr.recipe.config import PAPER, RecipeConfig
     from recap_ctr.recipe.probe import ProbeConfig
 
@@ -296,6 +297,8 @@ def recipe_page() -> str:
             *_section(RecipeConfig, "Top level"),
             "",
             *_section(ProbeConfig, "[probe]"),
+            "",
+            *_section(About, "[card]"),
             "",
             "## The preset `paper`",
             "",
