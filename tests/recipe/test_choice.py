@@ -10,7 +10,7 @@ import pytest
 from recap_ctr.axes.logits import Estimator, LogitWriter
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.evaluation import halves, metrics
-from recap_ctr.recipe.choice import choose_shipped
+from recap_ctr.recipe.choice import Choice, choose_shipped, prefer_simple
 from recap_ctr.training.config import LOGITS
 from recap_ctr.training.parallel import Runs
 from recap_ctr.training.report import ModelSummary, RunReport, read_report
@@ -90,3 +90,31 @@ def test_of_several_students_the_best_is_the_one_to_beat(
     students = run_with(tmp_path / "worse", labels + 2 * noise, prepared, report)
     students |= run_with(tmp_path / "better", labels + noise, prepared, report)
     assert choose_shipped(prepared, students, {}).path == tmp_path / "better"
+
+
+class TestPreferSimple:
+    def leads(self, prepared: PreparedData, report: RunReport, tmp_path: Path, gain: float) -> Choice:
+        labels = prepared.valid.labels.astype(float)
+        rng = np.random.default_rng(0)
+        simple = labels + 2 * rng.normal(size=len(labels))
+        run_with(tmp_path / "lr", simple, prepared, report, "lr")
+        run_with(
+            tmp_path / "student", simple + gain * labels + rng.normal(size=len(labels)), prepared, report
+        )
+        return prefer_simple(Choice(tmp_path / "student", "why"), tmp_path / "lr", prepared, num_runs=8)
+
+    def test_a_clear_lead_stands(self, prepared: PreparedData, report: RunReport, tmp_path: Path) -> None:
+        assert self.leads(prepared, report, tmp_path, 3.0) == Choice(tmp_path / "student", "why")
+
+    def test_a_lead_that_the_best_of_many_has_by_chance_does_not(
+        self, prepared: PreparedData, report: RunReport, tmp_path: Path
+    ) -> None:
+        choice = self.leads(prepared, report, tmp_path, 0.4)
+        assert choice.path == tmp_path / "lr"
+        assert choice.reason is not None and "by chance, so the simplest is shipped" in choice.reason
+
+    def test_nothing_is_simpler_than_the_simplest(
+        self, prepared: PreparedData, report: RunReport, tmp_path: Path
+    ) -> None:
+        choice = Choice(tmp_path / "lr", None)
+        assert prefer_simple(choice, tmp_path / "lr", prepared, num_runs=8) is choice

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,8 @@ from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.halves import halves
 from recap_ctr.training.parallel import Runs, teacher_tables
+
+CHANCE = 0.05  # How often the best of equal runs may be taken for better than the simplest.
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,31 @@ def choose_shipped(data: PreparedData, students: Runs, others: Runs) -> Choice:
     )
 
 
+def prefer_simple(choice: Choice, simplest: Path, data: PreparedData, num_runs: int) -> Choice:
+    """Return the simplest run if the chosen one of `num_runs` others is not ahead of it beyond chance.
+
+    The best of many on few clicks is mostly the luckiest: rows that chose it flatter it, and later ones do not.
+    """
+    if choice.path == simplest:
+        return choice
+    labels, weights = data.valid.labels, data.valid.weights
+    best, simple = (_logits(path) for path in (choice.path, simplest))
+    lead = metrics.auc_difference(labels, best, simple, weights)
+    reach = NormalDist().inv_cdf(1 - CHANCE / num_runs) * lead.standard_error
+    if lead.difference > reach:
+        return choice
+    return Choice(
+        simplest,
+        f"{choice.path.name} is {100 * lead.difference:.3f} points of AUC ahead of it on validation rows, and the best"
+        f" of {num_runs} runs would be up to {100 * reach:.3f} ahead by chance, so the simplest is shipped",
+    )
+
+
 def _auc(run: Path, shard: Shard, rows: npt.NDArray[np.intp]) -> float:
-    logits = np.asarray(LogitTable(teacher_tables([run], "valid")[0]).logits_NM[:, 0])
     weights = None if shard.weights is None else shard.weights[rows]
-    return metrics.auc(np.asarray(shard.labels)[rows], logits[rows], weights)
+    return metrics.auc(np.asarray(shard.labels)[rows], _logits(run)[rows], weights)
+
+
+def _logits(run: Path) -> npt.NDArray[np.float32]:
+    """Return a run's logits of the validation rows."""
+    return np.asarray(LogitTable(teacher_tables([run], "valid")[0]).logits_NM[:, 0])

@@ -24,7 +24,7 @@ from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.jobs.executor import Job
 from recap_ctr.jobs.progress import brief, overall
 from recap_ctr.models.recap import RecapConfig
-from recap_ctr.recipe.choice import choose_shipped
+from recap_ctr.recipe.choice import choose_shipped, prefer_simple
 from recap_ctr.recipe.entrants import RACE, time_epoch
 from recap_ctr.recipe.probe import three_digits
 from recap_ctr.recipe.race import HALF_DECADE, Race
@@ -310,7 +310,10 @@ class Portfolio:
 
     def _finish(self, students: Runs, teachers: Runs, ensemble: "Ensemble | None") -> FitReport:
         """Ship the best run on validation, and report on it and on all that was tried."""
-        choice = choose_shipped(self.data, students, {**teachers, **self.counted, **self.blend})
+        others = {**teachers, **self.counted, **self.blend}
+        choice = choose_shipped(self.data, students, others)
+        simplest = self.references[LOGISTIC].parent
+        choice = prefer_simple(choice, simplest, self.data, len(students) + len(others) - 1)
         if choice.reason:
             self.work.say(f"shipped: {choice.path.name}; {choice.reason}")
         ship(choice.path, self.work.out)
