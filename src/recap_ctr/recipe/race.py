@@ -19,7 +19,7 @@ from recap_ctr.training.report import ArmSummary
 STRENGTHS = (1e2, 1e3, 1e4)
 """Strengths of the embedding regulariser that race first, as l2 · rows: the weight of the prior against all rows."""
 HALF_DECADE = 10**0.5
-RACE_EPOCHS = 48  # Where all workers together have time for fewer, there is no race.
+RACE_EPOCHS = 96  # Where all workers together have time for fewer, there is no race.
 STRENGTH_PER_EPOCH, UNTRIED = 200.0, (300.0, 5e3)
 """Without a race, l2 · rows grows with the epochs that there is time for, within limits: the longer a run, the stronger
 the regulariser that is best for it."""
