@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit  # the inverse of Student's distribution function
 
 from recap_ctr.diagnose.cube import Cube
 from recap_ctr.diagnose.terms import BLOCK_ROWS, GROUPS, Influence, Rows, Term, tabulate
@@ -142,6 +141,8 @@ def jackknife(value: float, replicates: list[float], *, positive: bool = False) 
     """
     logarithmic = positive and min(value, *replicates) > 0
     centre, values_S = (np.log(value), np.log(replicates)) if logarithmic else (value, np.array(replicates))
+    from scipy.special import stdtrit  # The inverse of Student's distribution function.
+
     reach = stdtrit(len(values_S) - 1, (1 + LEVEL) / 2) * np.sqrt((len(values_S) - 1) * values_S.var())
     low, high = float(centre - reach), float(centre + reach)
     return (float(np.exp(low)), float(np.exp(high))) if logarithmic else (low, high)

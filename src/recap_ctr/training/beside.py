@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy import optimize
 
 from recap_ctr.axes.logits import LogitTable
 from recap_ctr.axes.predict import predict
@@ -64,6 +63,8 @@ def fit_mixture(
         loss = np.average(metrics.softplus(logits_N) - labels * logits_N, weights=masses)
         residuals_N = masses * (metrics.sigmoid(logits_N) - labels)
         return float(loss), columns @ residuals_N / masses.sum()
+
+    from scipy import optimize  # Every worker process would wait for it.
 
     start = [1.0 / count] * count + [0.0]
     bounds = [(0.0, None)] * count + [(None, None)]

@@ -9,11 +9,11 @@ Shapes: V table rows.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy import optimize, sparse
 
 from recap_ctr.config import Frozen
 from recap_ctr.data.layout import Layout
@@ -22,6 +22,9 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.models.lr import LR, LRConfig
 from recap_ctr.training.loop import Trained
 from recap_ctr.training.report import Epoch
+
+if TYPE_CHECKING:  # Every worker process would wait for it.
+    from scipy import sparse
 
 Floats = npt.NDArray[np.float64]
 STRENGTHS = (300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
@@ -75,7 +78,7 @@ def train_linear(
     return Trained(model.eval(), [epoch], 1, seconds)
 
 
-def design_matrix(shard: Shard, layout: Layout) -> sparse.csr_matrix:
+def design_matrix(shard: Shard, layout: Layout) -> "sparse.csr_matrix":
     """Return the rows as a sparse matrix whose product with the weights is what the model `lr` computes."""
     ids = np.asarray(shard.ids)
     factors = np.ones(ids.shape, np.float32)
@@ -86,6 +89,8 @@ def design_matrix(shard: Shard, layout: Layout) -> sparse.csr_matrix:
         elif field.pooling is not None:
             factors[:, columns] = ids[:, columns] != field.offset  # Padding has no weight.
     starts = np.arange(0, ids.size + 1, ids.shape[1])
+    from scipy import sparse
+
     return sparse.csr_matrix((factors.ravel(), ids.ravel(), starts), shape=(len(ids), layout.num_rows))
 
 
@@ -147,7 +152,7 @@ class _Problem:
     times the steps. The last variable is the bias, which is not regularised.
     """
 
-    def __init__(self, matrix: sparse.csr_matrix, rows: Shard, beside_N: Floats | None = None) -> None:
+    def __init__(self, matrix: "sparse.csr_matrix", rows: Shard, beside_N: Floats | None = None) -> None:
         self._matrix, self._transposed = matrix, matrix.T.tocsr()
         self._beside_N = np.zeros(len(rows)) if beside_N is None else beside_N
         self._labels = np.asarray(rows.labels, np.float64)
@@ -194,6 +199,8 @@ class _Problem:
         def stop_in_time(_: Floats) -> None:
             if deadline is not None and time.time() > deadline:
                 raise StopIteration
+
+        from scipy import optimize
 
         result = optimize.minimize(
             loss_and_gradient,
