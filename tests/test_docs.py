@@ -178,6 +178,7 @@ def test_plans_in_the_guide_are_those_that_are_printed(recap: Recap) -> None:
         assert [line for line in shown if line not in printed] == []
 
 
+@pytest.mark.slow
 def test_readme_python_runs(tmp_path: Path) -> None:
     for block in blocks(README, "python"):
         run_python(in_seconds(block), tmp_path)

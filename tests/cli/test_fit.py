@@ -104,6 +104,7 @@ def test_commands_without_torch_say_what_is_missing(
 class TestPlanOfRowsThatThereAreNot:
     call = ("plan", "--rows", "4.3e9", "--vocabulary", "9e8", "--workers", 64)
 
+    @pytest.mark.slow
     def test_words_and_json(self, recap: Recap) -> None:
         words = recap(*self.call)
         assert (words.code, words.err) == (0, "")

@@ -10,6 +10,7 @@ from tests.support.command_line import assert_refused, only_json
 from tests.support.signatures import FakeHub, install_signing, key_pair
 
 
+@pytest.mark.slow
 def test_signed_pushed_pulled_and_verified(
     packed: Path, raw: Path, recap: Recap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,8 @@ from recap_ctr.schema import Field, Schema
 from tests.support.job_functions import die_then_do
 from tests.support.preparing import EVERY_KIND, PLAIN, contents, every_kind, simple
 
+pytestmark = pytest.mark.slow
+
 TABLE = every_kind(500).with_columns(part=pl.Series(["train", "valid", "test", "train", "train"] * 100))
 
 
@@ -118,7 +120,7 @@ class TestTheSameBytes:
         whole = made(preparation, tmp_path / "one", None)
         assert made(preparation, tmp_path / "many", InThisProcess(2)) == whole
 
-    @pytest.mark.parametrize("max_values", [1, 7])
+    @pytest.mark.parametrize("max_values", [7, 30])
     def test_with_values_beyond_the_limit(self, max_values: int, tmp_path: Path) -> None:
         (tmp_path / "raw").mkdir()
         preparation = Preparation(EVERY_KIND, {"all": write_csv(tmp_path / "raw")})

@@ -46,6 +46,7 @@ def test_a_short_read_is_an_error(length: int, tmp_path: Path, monkeypatch: pyte
         list(spool.blocks())
 
 
+@pytest.mark.slow
 def test_counts_of_parts(tmp_path: Path) -> None:
     """A value of several parts is counted once, whatever the number of ranges, and seen if one part's rows train."""
     rng = np.random.default_rng(0)
@@ -73,7 +74,8 @@ def test_counts_of_parts(tmp_path: Path) -> None:
             assert seen.tolist() == [int(expected[value][0] > 0) for value in values]
 
 
-@pytest.mark.parametrize("max_values", [1, 40])
+@pytest.mark.slow
+@pytest.mark.parametrize("max_values", [5, 40])
 def test_values_beyond_the_limit_change_nothing(
     max_values: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_state_and_weights_on_disk(model: str, averages: dict[str, Any], update:
         assert stored == planned[name], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", ["exact", "fast"])
 @pytest.mark.parametrize("averages", [{}, {"ema": 0.9}])
 @pytest.mark.parametrize("model", SETTINGS)

@@ -77,6 +77,7 @@ def test_a_step_reads_nothing(data: PreparedData, update: str, monkeypatch: pyte
         torch.ones(2).sum().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "rates"])
 @pytest.mark.parametrize("update", ["exact", "fast"])
 def test_every_model_steps_on_a_device_without_numbers(

@@ -209,6 +209,7 @@ def test_a_file_that_is_cut_short_is_an_error(tmp_path: Path) -> None:
         rows.read(slice(len(rows) - 10, len(rows)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", ["exact", "fast"])
 def test_a_resumed_run_has_the_same_bits(data: PreparedData, update: str, tmp_path: Path) -> None:
     config = parse(
