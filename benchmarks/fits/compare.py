@@ -13,6 +13,7 @@ import gc
 import json
 import resource
 import time
+import zipfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,10 +63,32 @@ def ml1m(source: Path) -> tuple[pl.DataFrame | str, str]:
     ), "click"
 
 
+def flights(source: Path) -> tuple[pl.DataFrame | str, str]:
+    """Return the flights from New York in 2013 with the weather at departure: a click is one that came 15 minutes late.
+
+    What is known only afterwards, such as the delay of the departure, is left out.
+    """
+    hour = ["origin", "year", "month", "day", "hour"]
+    with zipfile.ZipFile(source / "flights.csv.zip") as archive:
+        rows = pl.read_csv(
+            archive.read("flights.csv"), null_values=["NA", ""], infer_schema_length=None
+        ).drop_nulls("arr_delay")
+    weather = pl.read_csv(source / "weather.csv", null_values=["NA", ""], infer_schema_length=None)
+    moment = pl.datetime("year", "month", "day", "hour", "minute").dt.strftime("%Y-%m-%d %H:%M:%S")
+    known_later = ["arr_delay", "dep_delay", "dep_time", "arr_time", "air_time"]
+    joined = rows.join(weather.drop("time_hour").unique(hour, keep="first"), on=hour, how="left")
+    return (
+        joined.with_columns((pl.col("arr_delay") > 15).cast(pl.Int8).alias("late"), moment.alias("ts"))
+        .drop(*known_later, "year", "month", "day", "hour", "minute", "time_hour")
+        .sort("ts", maintain_order=True)
+    ), "late"
+
+
 TABLES: dict[str, Callable[[Path], tuple[pl.DataFrame | str, str]]] = {
     "kuairand-pure": kuairand,
     "book-crossing": whole("label"),
     "ml-1m": ml1m,
+    "flights": flights,
     "additive": whole("click"),
     "synthetic": whole("click"),
 }
