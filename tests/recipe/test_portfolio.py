@@ -9,6 +9,7 @@ from recap_ctr.axes.logits import LogitTable
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.jobs.executor import InThisProcess, Job
+from recap_ctr.recipe import race
 from recap_ctr.recipe.config import recipe_config
 from recap_ctr.recipe.entrants import Standing
 from recap_ctr.recipe.portfolio import Portfolio
@@ -113,6 +114,30 @@ class TestBudget:
         assert report.model.name in ("lr", "rates", "boosted", "blend") and not report.arms
         assert any("the race" in text for text in report.plan["given_up"])
         assert "the student" in report.plan["given_up"]
+
+    def test_without_a_race_the_first_student_does_not_wait_for_references(
+        self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(race, "RACE_EPOCHS", 1e9)
+        executor = Recording()
+        report = portfolio(prepared, tmp_path / "fit", budget=0.1, executor=executor).run()
+        timing, references = executor.names[:2]
+        assert [name.startswith("timing") for name in timing] == [True, True]
+        assert references[0] in report.students and references[1].startswith("lr")
+        assert not report.arms and report.plan["given_up"][0].startswith("the race")
+
+
+class Recording:
+    """An executor that says it does two jobs at a time, does one, and keeps the names of all."""
+
+    workers = 2
+
+    def __init__(self) -> None:
+        self.names: list[list[str]] = []
+
+    def run(self, jobs: Any, **arguments: Any) -> list[Any]:
+        self.names.append([job.name for job in jobs])
+        return InThisProcess().run(jobs, **arguments)
 
 
 class Interrupting(InThisProcess):

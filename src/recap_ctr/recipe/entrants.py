@@ -69,6 +69,8 @@ class Journal:
     given_up: list[str] = field(default_factory=list)
     epoch_seconds: float = 0.0
     """Seconds of an epoch of the first model, measured before the race."""
+    races: bool | None = None
+    """Whether there is time for a race; None before that is decided."""
     race_began: float | None = None
     """Seconds that were spent when the race began."""
     taken: float | None = None

@@ -11,6 +11,7 @@ so far is shipped as soon as there is one. The race is in `race`, what all stage
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from recap_ctr.jobs.executor import Job
 from recap_ctr.jobs.progress import brief, overall
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe.choice import choose_shipped, prefer_simple
-from recap_ctr.recipe.entrants import RACE, time_epoch
+from recap_ctr.recipe.entrants import RACE, time_epoch, train_slice
 from recap_ctr.recipe.probe import three_digits
 from recap_ctr.recipe.race import HALF_DECADE, Race
 from recap_ctr.recipe.report import portfolio_report
@@ -38,6 +39,7 @@ from recap_ctr.training import trees
 from recap_ctr.training.beside import BLEND
 from recap_ctr.training.boosted import BOOSTED
 from recap_ctr.training.config import LOGITS, RunConfig
+from recap_ctr.training.loop import STATE
 from recap_ctr.training.parallel import Runs, run_job, run_many
 from recap_ctr.training.rates import RATES
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
@@ -45,9 +47,13 @@ from recap_ctr.training.report import FitReport, TeachingStep, parse_report, wri
 
 Floats = npt.NDArray[np.float64]
 TYPICAL_EPOCHS = 260  # Of all models together, without a budget: most stop early.
+MOST_TIMED = 4  # Runs at a time, where an epoch is timed.
 REFERENCE_SHARE = 0.2  # Of the time; they stand beside the student's towers, too.
 REFERENCE_SECONDS, LARGEST_SHARE = 60.0, 0.4
 """What references may have of a short budget, and its largest share: they get further in a minute than towers do."""
+LARGEST_SHARE_BESIDE = 0.7  # The same where a student is trained beside them from the start.
+SHARES_BESIDE = {"lr": 0.5, RATES: 0.75}
+"""When those must have ended that come first, as shares of what references may have: the trees come last."""
 MIN_STUDENT_EPOCHS = 0.3
 STUDENT = "the student"
 ON_TOP_FACTOR = 0.1  # Of the best regulariser: beside click rates little is left to learn.
@@ -117,6 +123,8 @@ class Portfolio:
         return self.clock.taken, max(epochs, self.clock.taken)
 
     def _run(self) -> FitReport:
+        self._time_epoch()
+        self.race.plan()
         self._train_references()
         self.race.run()
         ensemble = self._select()
@@ -124,29 +132,45 @@ class Portfolio:
         students = self._train_students(ensemble)
         return self._finish(students, teachers, ensemble)
 
+    def _time_epoch(self) -> None:
+        """Measure how long an epoch takes, which decides how the time is spent."""
+        if self.journal.epoch_seconds:
+            return
+        arguments = {"data": str(self.data.path), "config": self.work.first_run().to_json()}
+        # Several at a time, as it will be: they share the machine's memory, and each gets slower.
+        count = min(self.work.executor.workers, MOST_TIMED)
+        jobs = [Job(f"timing {number + 1}", time_epoch, arguments) for number in range(count)]
+        results = self.work.executor.run(jobs, title="timing", quiet=self.work.quiet)
+        self.journal.epoch_seconds = max(results)
+        self.work.say(
+            f"time: {self.journal.epoch_seconds:.1f} s an epoch, {self.work.executor.workers} runs at a time;"
+            f" {'' if self.clock.is_limited else 'about '}{self._time()[1] / 60:.1f} minutes in all"
+        )
+        self.work.record()
+
     # References.
 
     def _train_references(self) -> None:
         """Train what the result is compared with, and what counts; the best of them is the first to be shipped."""
-        total = self.clock.seconds
-        few = min(REFERENCE_SECONDS, LARGEST_SHARE * total)
-        deadline = self.clock.deadline(max(REFERENCE_SHARE * total, few))
-        configs = [self.work.run_config("lr", {}, CONVERGED)]
-        if len(self.data.train) <= MAX_COUNTED_ROWS:
-            if trees.is_installed():
-                configs.append(self.work.run_config(BOOSTED, {}, self.work.training))
-            if crossable(self.data.layout):
-                configs.append(self.work.run_config(RATES, {}, self._rates_training()))
         # References that a budget has cut must not be taken for those of a longer fit.
         suffix = "" if self.work.budget is None else f"-{self.work.budget:g}"
+        first_student = self._first_student()
+        seconds = self._reference_seconds(beside=bool(first_student))
+        deadline = self.clock.deadline(seconds)
+        configs = self._counted_configs()
         runs = {self.work.path_of(f"{config.model}{suffix}", config): config for config in configs}
         self.references = {LOGISTIC: next(iter(runs)) / LOGITS}
+        shares = SHARES_BESIDE if first_student else {}
         jobs = [
-            run_job(directory, config, self.data, deadline, teach=False) for directory, config in runs.items()
+            run_job(
+                path,
+                config,
+                self.data,
+                self.clock.deadline(shares.get(config.model, 1.0) * seconds),
+                teach=False,
+            )
+            for path, config in runs.items()
         ]
-        if not self.journal.epoch_seconds:
-            first = self.work.first_run().to_json()
-            jobs.append(Job("timing", time_epoch, {"data": str(self.data.path), "config": first}))
         if trees.is_installed():
             self.references[TREES] = self.work.out / f"lightgbm{suffix}-{self.data.fingerprint[:10]}"
             arguments = {
@@ -159,23 +183,51 @@ class Portfolio:
         if self.work.own_scores is not None:
             self.references[OWN_SCORES] = self.work.own_scores
         self.work.say(f"references: {', '.join(self.references)}")
-        results = self.work.executor.run(jobs, title="references", quiet=self.work.quiet)
-        self.counted = {
-            directory: parse_report(result) for directory, result in zip(runs, results, strict=False)
-        }
-        if not self.journal.epoch_seconds:
-            self.journal.epoch_seconds = results[len(runs)]
-            total = self._time()[1]
-            self.work.say(
-                f"time: {self.journal.epoch_seconds:.1f} s an epoch, {self.work.executor.workers} runs at a time;"
-                f" {'' if self.clock.is_limited else 'about '}{total / 60:.1f} minutes in all"
-            )
+        finished: Runs = {}
+
+        def receive(index: int, result: Any) -> None:
+            if len(head_start) <= index < len(head_start) + len(runs):
+                path = list(runs)[index - len(head_start)]
+                finished[path] = parse_report(result)
+                self.work.ship_best({path: finished[path]})
+
+        head_start = [
+            Job(path.name, train_slice, self.work.slice_of(path, config, None, seconds))
+            for path, config in first_student.items()
+        ]
+        self.work.executor.run([*head_start, *jobs], title="references", quiet=self.work.quiet, done=receive)
+        self.counted = {path: finished[path] for path in runs}
         if deadline is not None and time.time() > deadline:
             self.work.give_up("training the references to their end")
         self.work.note_packing(self.counted)
         self._blend(suffix)
         self.work.ship_best({**self.counted, **self.blend})
         self.work.record()
+
+    def _counted_configs(self) -> list[RunConfig]:
+        """Return the runs that need no race, the quickest first after the regression."""
+        configs = [self.work.run_config("lr", {}, CONVERGED)]
+        if len(self.data.train) <= MAX_COUNTED_ROWS:
+            if crossable(self.data.layout):
+                configs.append(self.work.run_config(RATES, {}, self._rates_training()))
+            if trees.is_installed():
+                configs.append(self.work.run_config(BOOSTED, {}, self.work.training))
+        return configs
+
+    def _first_student(self) -> dict[Path, RunConfig]:
+        """Return the student that need not wait for teachers, as none will come: it is trained from the start."""
+        is_alone = self.journal.races is False and self.work.own_scores is None
+        if not is_alone or not self.clock.is_limited or self.work.executor.workers < 2:
+            return {}
+        path, config = next(iter(self._student_runs(()).items()))
+        return {path: config}
+
+    def _reference_seconds(self, *, beside: bool) -> float:
+        """Return what the references may have of the time; more with a worker less for them, `beside` a student."""
+        total, workers = self.clock.seconds, self.work.executor.workers
+        factor = workers / (workers - 1) if beside else 1.0
+        largest = min(factor * LARGEST_SHARE, LARGEST_SHARE_BESIDE) if beside else LARGEST_SHARE
+        return max(REFERENCE_SHARE * total, min(factor * REFERENCE_SECONDS, largest * total))
 
     def _blend(self, suffix: str) -> None:
         """Add up the models that count: many rows and little time leave room for nothing better."""
@@ -243,15 +295,12 @@ class Portfolio:
 
     def _train_students(self, ensemble: "Ensemble") -> Runs:
         """Train students side by side, of which validation chooses: what is best differs between logs."""
+        configs = self._student_runs(tuple(path / "train" for path in self._tables_of(ensemble)))
         if not self._has_time_for_a_student():
+            configs = {path: config for path, config in configs.items() if (path / STATE).is_file()}
+        if not configs:
             self.work.give_up(STUDENT)
             return {}
-        configs = {}
-        for student in self.config.students:
-            for config in self._students(
-                student, tuple(path / "train" for path in self._tables_of(ensemble))
-            ):
-                configs[self.work.path_of(f"student-{student}", config)] = config
         teachers = " + ".join(ensemble.members) or "labels alone"
         self.work.say(f"student: {' and '.join(self.config.students)}, taught by {teachers}")
         return run_many(
@@ -263,6 +312,14 @@ class Portfolio:
             deadline=self.clock.deadline(self.clock.until(1.0, self.work.student_reserve())),
             teach=False,
         )
+
+    def _student_runs(self, teachers: tuple[Path, ...]) -> dict[Path, RunConfig]:
+        """Return the runs of all students, by their directories."""
+        return {
+            self.work.path_of(f"student-{student}", config): config
+            for student in self.config.students
+            for config in self._students(student, teachers)
+        }
 
     def _students(self, student: str, teachers: tuple[Path, ...]) -> list[RunConfig]:
         """Return the runs of a student, the most promising first, as many as there are workers for.

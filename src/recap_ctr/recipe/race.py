@@ -39,13 +39,22 @@ class Race:
         self.config, self.data, self.clock, self.journal = work.config, work.data, work.clock, work.journal
         self.entrants: dict[str, Entrant] = {}
 
+    def plan(self) -> None:
+        """Decide whether there is time for a race; it begins after the references, the student without one at once."""
+        if self.journal.races is not None:
+            return
+        self.journal.races = bool(self.journal.standings) or self._epochs_in_budget() >= RACE_EPOCHS
+        if not self.journal.races:
+            self.work.give_up("the race: the student learns from labels")
+            self.journal.race_began = self.clock.taken
+        self.work.record()
+
     def run(self) -> None:
         """Race strengths of the regulariser, then kinds of models and other settings, then the best of them."""
+        if not self.journal.races:
+            return
         if self.journal.race_began is None:
             self.journal.race_began = self.clock.taken
-        if not self.journal.standings and self._epochs_in_budget() < RACE_EPOCHS:
-            self.work.give_up("the race: the student learns from labels")
-            return
         kind, rows = self.config.teacher_model, len(self.data.train)
         strengths = [s / rows for s in STRENGTHS] if self.config.l2 is None else [self.config.l2]
         first = [self._enter(kind, three_digits(l2)) for l2 in strengths]
@@ -181,7 +190,12 @@ class Race:
         waves = -(-len(live) // self.work.executor.workers)
         seconds = self._until_end_of_round(number) / max(waves, 1)
         if live and seconds > 0:
-            jobs = [Job(entrant.name, train_slice, self._slice(entrant, number, seconds)) for entrant in live]
+            until = None if self.clock.is_limited else EPOCHS[number]
+            left = seconds if math.isfinite(seconds) else None
+            jobs = [
+                Job(entrant.name, train_slice, self.work.slice_of(entrant.path, entrant.config, until, left))
+                for entrant in live
+            ]
 
             def receive(index: int, result: Any) -> None:
                 self.journal.standings[live[index].name] = Standing(**result)
@@ -197,15 +211,6 @@ class Race:
             self.work.say(f"{title}: {listed}")
         self.journal.rounds = number + 1
         self.work.record()
-
-    def _slice(self, entrant: Entrant, number: int, seconds: float) -> dict[str, Any]:
-        return {
-            "data": str(self.data.path),
-            "config": entrant.config.to_json(),
-            "out": str(entrant.path),
-            "until": None if self.clock.is_limited else EPOCHS[number],
-            "seconds": seconds if math.isfinite(seconds) else None,
-        }
 
     def best_training(self) -> TrainConfig:
         """Return the training of the most promising entrant of the teachers' kind; as configured without a race."""

@@ -129,6 +129,18 @@ class Work:
             self.config.teacher_model, settings, self.training.model_copy(update={"l2": l2})
         )
 
+    def slice_of(
+        self, path: Path, config: RunConfig, until: int | None, seconds: float | None
+    ) -> dict[str, Any]:
+        """Return the arguments of the job that trains a run to the epoch `until`, or for some seconds."""
+        return {
+            "data": str(self.data.path),
+            "config": config.to_json(),
+            "out": str(path),
+            "until": until,
+            "seconds": seconds,
+        }
+
     def pack(self, entrants: Sequence[Entrant]) -> Runs:
         """Calibrate, measure and pack runs as they are, with their logit tables."""
         configs = {entrant.path: entrant.config for entrant in dict.fromkeys(entrants)}
