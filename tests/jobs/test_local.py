@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from recap_ctr.errors import InputError
+from recap_ctr.jobs import local
 from recap_ctr.jobs.executor import Job, JobError
 from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.jobs.progress import announce_epoch, heard_by, say
@@ -297,3 +298,15 @@ def test_a_worker_that_died_while_idle_is_replaced() -> None:
     os.kill(number, signal.SIGKILL)
     os.waitid(os.P_PID, number, os.WEXITED | os.WNOWAIT)  # It is gone, and its parent has still to find out.
     assert executor.run(ask, title="test", quiet=True) != [number]
+
+
+@pytest.mark.parametrize(("decided", "expected"), [(None, "4"), ("3", "3")])
+def test_libraries_have_a_workers_share_of_the_cores(
+    decided: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "num_cores", lambda: 8)
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    if decided:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", decided)
+    jobs = [Job("a", job_functions.threads_of_libraries, {})]
+    assert LocalProcesses(2).run(jobs, title="jobs", quiet=True) == [expected]

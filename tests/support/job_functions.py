@@ -137,3 +137,8 @@ def write_locked(directory: str) -> str:
 def visible_gpu(after: float) -> str | None:
     time.sleep(after)
     return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def threads_of_libraries() -> str | None:
+    """Return how many threads libraries of this worker may start."""
+    return os.environ.get("OPENBLAS_NUM_THREADS")

@@ -14,7 +14,10 @@ from typing import Any
 
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.executor import Job, JobError
+from recap_ctr.jobs.machine import num_cores
 from recap_ctr.jobs.progress import board
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS")
 
 Event = tuple["_Worker", dict[str, Any]]
 
@@ -97,17 +100,21 @@ class LocalProcesses:
                 return worker
             worker.wait()
         taken = {worker.gpu for worker in busy}
-        return _Worker(self._events, next((gpu for gpu in self._gpus if gpu not in taken), None))
+        gpu = next((gpu for gpu in self._gpus if gpu not in taken), None)
+        return _Worker(self._events, gpu, max(num_cores() // self.workers, 1))
 
 
 class _Worker:
     """A process that takes jobs one after the other; a thread puts what it reports into `events`."""
 
-    def __init__(self, events: "SimpleQueue[Event]", gpu: str | None) -> None:
+    def __init__(self, events: "SimpleQueue[Event]", gpu: str | None, cores: int) -> None:
         self.gpu = gpu
         # -P: no file of the current directory is mistaken for a module.
         command = [sys.executable, "-P", "-m", "recap_ctr.jobs.worker"]
-        environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+        # Libraries that would take all cores have this worker's share of them, unless the user has decided.
+        environment = {**dict.fromkeys(THREAD_VARIABLES, str(cores)), **os.environ}
+        if gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpu
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
