@@ -202,6 +202,7 @@ class TestTime:
             ("time_on_page", RNG.integers(0, 5_000, ROWS)),
             ("x", RNG.integers(956_703_932, 1_046_454_590, ROWS)),
             ("daytime", ["morning", "noon"] * (ROWS // 2)),
+            ("departure_time", np.tile(np.arange(ROWS // 20) * 3, 20)),
         ],
     )
     def test_durations_and_hours_of_the_day_stay_features(self, name: str, values: Any) -> None:
