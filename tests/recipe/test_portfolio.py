@@ -120,7 +120,7 @@ class TestBudget:
     ) -> None:
         monkeypatch.setattr(race, "RACE_EPOCHS", 1e9)
         executor = Recording()
-        report = portfolio(prepared, tmp_path / "fit", budget=0.1, executor=executor).run()
+        report = portfolio(prepared, tmp_path / "fit", budget=1.0, executor=executor).run()
         timing, references = executor.names[:2]
         assert [name.startswith("timing") for name in timing] == [True, True]
         assert references[0] in report.students and references[1].startswith("lr")

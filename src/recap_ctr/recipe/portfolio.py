@@ -8,6 +8,7 @@ After each round the decisions are written to a journal, so that an interrupted 
 so far is shipped as soon as there is one. The race is in `race`, what all stages share in `work`.
 """
 
+import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,7 +55,8 @@ REFERENCE_SECONDS, LARGEST_SHARE = 60.0, 0.4
 LARGEST_SHARE_BESIDE = 0.7  # The same where a student is trained beside them from the start.
 SHARES_BESIDE = {"lr": 0.5, RATES: 0.75}
 """When those must have ended that come first, as shares of what references may have: the trees come last."""
-MIN_STUDENT_EPOCHS = 0.3
+MIN_STUDENT_EPOCHS = 1.5
+"""Of the teachers' model: towers that have not seen all rows add nothing to what counts."""
 STUDENT = "the student"
 ON_TOP_FACTOR = 0.1  # Of the best regulariser: beside click rates little is left to learn.
 RATES_TRAINING = {"learning_rate": 2e-3, "l2": 0.0, "ema_epochs": (1.0,), "max_epochs": 40}
@@ -219,15 +221,25 @@ class Portfolio:
         is_alone = self.journal.races is False and self.work.own_scores is None
         if not is_alone or not self.clock.is_limited or self.work.executor.workers < 2:
             return {}
+        if not self._has_time_for_a_student():
+            return {}
         path, config = next(iter(self._student_runs(()).items()))
         return {path: config}
 
     def _reference_seconds(self, *, beside: bool) -> float:
-        """Return what the references may have of the time; more with a worker less for them, `beside` a student."""
+        """Return what the references may have of the time; more with a worker less for them, `beside` a student.
+
+        Where there is no time for a student either, they may have all of it.
+        """
+        if not self.clock.is_limited:
+            return math.inf
+        if not self._has_time_for_a_student():
+            return self.clock.until(1.0, self.work.reserve + self.work.student_reserve() / 2)
         total, workers = self.clock.seconds, self.work.executor.workers
         factor = workers / (workers - 1) if beside else 1.0
         largest = min(factor * LARGEST_SHARE, LARGEST_SHARE_BESIDE) if beside else LARGEST_SHARE
-        return max(REFERENCE_SHARE * total, min(factor * REFERENCE_SECONDS, largest * total))
+        wanted = max(REFERENCE_SHARE * total, min(factor * REFERENCE_SECONDS, largest * total))
+        return min(wanted, self.clock.until(1.0, self.work.student_reserve()))
 
     def _blend(self, suffix: str) -> None:
         """Add up the models that count: many rows and little time leave room for nothing better."""

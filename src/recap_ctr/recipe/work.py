@@ -30,7 +30,7 @@ BATCH_FACTOR, RATE_FACTOR = 4, 2.0
 WIDE_DIM = 8  # Of vectors, where many fields make the towers' matrices large: a quarter of the work of 16.
 MIDDLE = 1e3
 REPORT_SECONDS = 4.0  # To compare, to draw the page, and to end.
-FIELD_SECONDS = 0.15  # The same for each field, as far as its slices take time.
+FIELD_SECONDS = 0.2  # The same for each field, as far as its slices take time.
 
 
 class Work:
@@ -168,7 +168,7 @@ class Work:
     def student_reserve(self) -> float:
         """Return the seconds to keep after a student's training: it is measured on routes and depths, on all rows."""
         report = REPORT_SECONDS + FIELD_SECONDS * self.data.layout.num_fields
-        return 1.25 * self.pack_seconds + 0.5 * self.journal.epoch_seconds + report
+        return 1.25 * self.pack_seconds + 0.6 * self.journal.epoch_seconds + report
 
     def ship_best(self, runs: Runs) -> None:
         """Ship the best of the runs on validation rows, unless a better model of the same data is shipped already."""
