@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from recap_ctr.data.prepare import Preparation, write_prepared_data
-from recap_ctr.data.roles import drop_unlabelled, read_labels, recognise_labels
+from recap_ctr.data.roles import drop_unlabelled, read_labels, read_times, recognise_labels
 from recap_ctr.data.source import Block, FrameSource
 from recap_ctr.errors import InputError
 from tests.support.preparing import PLAIN, arrays, prepared, simple
@@ -121,6 +121,12 @@ class TestLabels:
         assert message in str(error.value)
         assert str(error.value).endswith(" or ".join(f"--positive {value}" for value in sorted(values)))
 
+    def test_na_and_nan_are_no_labels(self) -> None:
+        block = Block(pl.DataFrame({"y": ["1", "NA", "0", " nan", "n/a", None, "1"]}), 1, "t.csv")
+        kept = drop_unlabelled(block, "y")
+        assert kept.frame["y"].to_list() == ["1", "0", "1"]
+        assert [kept.row(i) for i in range(3)] == [1, 3, 7]
+
     def test_rows_keep_their_numbers_when_others_are_dropped(self, tmp_path: Path) -> None:
         frame = simple(40, w=[*[1.0] * 9, -1.0, *[1.0] * 30])
         frame = frame.with_columns(y=pl.when(pl.int_range(40) % 4 == 2).then(None).otherwise(pl.col("y")))
@@ -141,3 +147,9 @@ class TestLabels:
         data, _ = write_prepared_data(preparation, tmp_path / "dropped", quiet=True)
         assert data.manifest["unlabelled"] == 40
         assert arrays(tmp_path / "dropped") == arrays(prepared(whole.head(40), tmp_path / "kept").path)
+
+
+def test_times_may_name_utc() -> None:
+    texts = ["2026-01-31 00:00:01 UTC", "2026-01-31 00:00:00.5 UTC"]
+    times = read_times(Block(pl.DataFrame({"t": texts}), 1, "t.csv"), "t")
+    assert (times[0] - times[1]).item() == 500_000

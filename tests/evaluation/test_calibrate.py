@@ -1,6 +1,7 @@
 """Calibration recovers known distortions, survives degenerate rows, and survives storage."""
 
 import json
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -90,6 +91,25 @@ def test_affine_never_loses_to_raw_logits(
     # The slack is rounding: logits near 1e6 carry 1e-10 of a logit, which the scale multiplies.
     assert logloss(labels, fitted.apply(logits)) <= raw + 1e-8
     assert fitted.scale > 0
+
+
+def test_one_exploded_logit_costs_no_more_than_rows_can_show() -> None:
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=1000)
+    labels = (rng.random(1000) < sigmoid(logits)).astype(int)
+    usual = fit_affine(labels, logits)
+    assert usual.limit == pytest.approx(math.log(10_000))
+    assert sigmoid(usual.apply([-763.0]))[0] > 1e-6, "a row that comes later"
+    logits[np.flatnonzero(labels)[0]] = -763.0
+    fitted = fit_affine(labels, logits)
+    assert fitted.scale == pytest.approx(usual.scale, abs=0.2)
+    assert logloss(labels, fitted.apply(logits)) < logloss(labels, usual.apply(np.clip(logits, -9, 9))) + 0.01
+    assert calibration_from_dict(fitted.to_dict()) == fitted
+
+
+def test_no_limit_where_it_would_cost() -> None:
+    labels = np.arange(100) % 2
+    assert fit_affine(labels, np.where(labels == 1, 60.0, -60.0)).limit is None
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1 / 2000, 1.0, 1e6])

@@ -9,11 +9,11 @@ from recap_ctr.pages.run import lead
 from recap_ctr.training.report import Reference, RunReport, read_report
 
 AHEAD = Reference(
-    auc=0.7, logloss=0.4, lead=0.02, lead_error=0.005, logloss_gain=0.01, logloss_gain_error=0.002
+    auc=0.7, logloss=0.6, lead=0.02, lead_error=0.005, logloss_gain=0.01, logloss_gain_error=0.002
 )
-EQUAL = Reference(auc=0.7, logloss=0.4, lead=0.009, lead_error=0.005)
-BEHIND = Reference(auc=0.7, logloss=0.4, lead=-0.02, lead_error=0.005)
-OLD = Reference(auc=0.7, logloss=0.4)
+EQUAL = Reference(auc=0.7, logloss=0.6, lead=0.009, lead_error=0.005)
+BEHIND = Reference(auc=0.7, logloss=0.6, lead=-0.02, lead_error=0.005)
+OLD = Reference(auc=0.7, logloss=0.6)
 
 
 @pytest.fixture
@@ -40,6 +40,19 @@ def test_references_that_are_not_behind_come_first(report: RunReport) -> None:
         " beyond chance on the test rows."
     )
     assert lead(compared).startswith(sentence)
+
+
+def test_a_lower_logloss_of_a_reference_is_said(report: RunReport) -> None:
+    loss = report.metrics.on(report.metrics.split).calibrated.logloss
+    surer = AHEAD.model_copy(update={"logloss": loss - 0.01})
+    sentence = reference_sentence(against(report, trees=surer, lr=AHEAD.model_copy(update={"logloss": loss})))
+    assert sentence.startswith(f"Its calibrated logloss there, {loss:.5f}, is HIGHER than that of trees (")
+    assert "lr" not in sentence.partition(":")[0]
+
+
+def test_a_shipped_reference_is_not_compared_with_itself(report: RunReport) -> None:
+    same = Reference(auc=0.7, logloss=0.6, lead=0.0, lead_error=0.0, logloss_gain=0.0, logloss_gain_error=0.0)
+    assert reference_sentence(against(report, regression=same)) == "What is shipped is the regression itself."
 
 
 def test_differences_have_intervals() -> None:

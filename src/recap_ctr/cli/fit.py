@@ -63,7 +63,7 @@ def fit(
     group: Annotated[
         str | None,
         typer.Option(
-            "--group", metavar="COLUMN", help="For raw files: average AUC over this, too; say, the user."
+            "--group", metavar="COLUMN", help="For raw files: also average AUC within groups, such as users."
         ),
     ] = None,
     separator: Separator = None,
@@ -102,7 +102,7 @@ def fit(
     teachers: Teachers = None,
     l2: L2 = None,
     max_epochs: Annotated[
-        int | None, typer.Option("--max-epochs", min=1, help="Epochs of a run at most.  [default: 60]")
+        int | None, typer.Option("--max-epochs", min=1, help="Most epochs of a run.  [default: 60]")
     ] = None,
     budget: Annotated[
         float | None,
@@ -141,6 +141,7 @@ def fit(
     """
     limit_threads(threads)
     require_torch()
+    from recap_ctr.pages.race import time_sentences
     from recap_ctr.recipe.fit import fit as fit_recipe
     from recap_ctr.storage.places import is_remote, shown
 
@@ -181,7 +182,7 @@ def fit(
         print_json(result.report.to_json())
         return
     print_fit(result.report)
-    for sentence in (result.summary, *result.forecast_check):
+    for sentence in (result.summary, *time_sentences(result.report), *result.forecast_check):
         typer.echo(sentence)
     tell(quiet, f"Open {result.page} for figures and charts.")
     artifact = shown(out) if is_remote(out) else result.artifact
@@ -205,7 +206,7 @@ def plan(
     ] = None,
     rows: Annotated[
         float | None,
-        typer.Option("--rows", min=10, help="Plan for this many rows that there are not yet, such as 4.3e9."),
+        typer.Option("--rows", min=10, help="Plan for this many rows, without data, such as 4.3e9."),
     ] = None,
     vocabulary: Annotated[
         float | None,
@@ -242,7 +243,7 @@ def plan(
     ] = None,
     num_runs: Annotated[
         int,
-        typer.Option("--runs", min=2, help="Teachers to train for the forecast; three tell more than two."),
+        typer.Option("--runs", min=2, help="Teachers to train for the forecast; three say more than two."),
     ] = 2,
     config: RecipeFile = None,
     preset: Preset = PresetName.default,

@@ -18,6 +18,7 @@ Whole = TypeVar("Whole", Seconds, int)
 HOUR, DAY = 3_600, 86_400  # seconds
 EPOCH = (600_000_000, 4_200_000_000)  # seconds: 1989 to 2103
 MAX_UNREADABLE = 0.01  # of the distinct values, in a column of moments
+UTC_SUFFIX = " UTC"  # After a date, as BigQuery writes it; all other names of zones are refused.
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _FORMATS = {
     "iso": "%Y-%m-%d %H:%M:%S",
@@ -140,7 +141,7 @@ def _seconds_of(value: str | None, unit: str) -> int | None:
     if unit == "iso":
         if text[4:5] not in ("-", "/"):  # Python also reads 20260131 and 2026W051.
             return None
-        text = text.replace("/", "-")
+        text = text.removesuffix(UTC_SUFFIX).replace("/", "-")
     else:
         if len(text) != len(unit) or not text.isdigit():
             return None
@@ -173,9 +174,8 @@ def find_unit(text: pl.Series) -> TimeUnit | None:
     """
     dates_first: list[TimeUnit] = sorted(get_args(TimeUnit), key=lambda unit: unit in _PER_SECOND)
     for unit in dates_first:
-        if all(
-            _reads_as(part, unit) for part in (text.head(1_000), text)
-        ):  # a few values rule out most units
+        # The first values rule out most units, so that few of them are tried on all values.
+        if all(_reads_as(part, unit) for part in (text.head(1_000), text)):
             return unit
     return None
 

@@ -11,6 +11,7 @@ import polars as pl
 
 from recap_ctr.config import parse
 from recap_ctr.data.encode import as_numbers
+from recap_ctr.data.moments import UTC_SUFFIX
 from recap_ctr.data.source import Block
 from recap_ctr.data.text import as_text
 from recap_ctr.errors import InputError
@@ -26,6 +27,8 @@ NO_CLICK_WORDS = {
         for click in ("click", "clicked")
     ),
 }
+
+NO_LABELS = ("na", "n/a", "nan")  # What tables write where there is no label, in lower case.
 
 
 def read_labels(
@@ -115,8 +118,9 @@ def recognise_labels(values: Collection[str], name: str) -> tuple[str, str | Non
 
 
 def drop_unlabelled(block: Block, name: str) -> Block:
-    """Return the rows that have a label; they keep their numbers."""
-    is_labelled = label_text(block, name).is_not_null()
+    """Return the rows that have a label, which NA and NaN are not; they keep their numbers."""
+    text = label_text(block, name)
+    is_labelled = text.is_not_null() & ~text.is_in(NO_LABELS).fill_null(False)
     if is_labelled.all():
         return block
     numbers = block.first_row + is_labelled.arg_true().to_numpy().astype(np.int64)
@@ -160,7 +164,8 @@ def read_times(block: Block, name: str) -> npt.NDArray[np.float64]:
         if raw.dtype == pl.String and numbers.null_count():
             # If no date format fits, the values that are not numbers are reported below.
             with suppress(pl.exceptions.ComputeError):
-                numbers = raw.str.to_datetime(time_unit="us", strict=False).cast(pl.Int64).cast(pl.Float64)
+                dates = raw.str.strip_suffix(UTC_SUFFIX).str.to_datetime(time_unit="us", strict=False)
+                numbers = dates.cast(pl.Int64).cast(pl.Float64)
     else:
         raise InputError(f"{block.origin}: the time {name!r} is of type {raw.dtype}", fix=fix)
     bad = (numbers.is_null() | ~numbers.is_finite().fill_null(False)).arg_true()

@@ -7,13 +7,22 @@ Shape suffixes: N rows, K knots.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from recap_ctr.errors import InputError
-from recap_ctr.evaluation.metrics import Bools, Floats, check_rows, logit, refuse_one_class, sigmoid, softplus
+from recap_ctr.evaluation.metrics import (
+    Bools,
+    Floats,
+    check_rows,
+    logit,
+    logloss,
+    refuse_one_class,
+    sigmoid,
+    softplus,
+)
 
 JsonDict = dict[str, str | float | list[float]]
 
@@ -24,24 +33,34 @@ class AffineCalibration:
 
     >>> AffineCalibration(2.0, -1.0).apply([0.0, 1.0]).tolist()
     [-1.0, 1.0]
+    >>> AffineCalibration(2.0, -1.0, limit=3.0).apply([-700.0, 1.0]).tolist()
+    [-7.0, 1.0]
     """
 
     scale: float
     shift: float
+    limit: float | None = None
+    """Logits are taken to be between minus this and this; None if there is no limit."""
 
     def __post_init__(self) -> None:
         if not (0 < self.scale < math.inf and math.isfinite(self.shift)):
             raise InputError(
                 f"calibration with scale {self.scale} and shift {self.shift} is not an increasing map"
             )
+        if self.limit is not None and not self.limit > 0:
+            raise InputError(f"calibration with a limit of {self.limit} lets no logit through")
 
     def apply(self, logits: ArrayLike) -> Floats:
         """Return the calibrated logits."""
-        return self.scale * np.asarray(logits, dtype=np.float64) + self.shift
+        logits_N = np.asarray(logits, dtype=np.float64)
+        if self.limit is not None:
+            logits_N = np.clip(logits_N, -self.limit, self.limit)
+        return np.asarray(self.scale * logits_N + self.shift)
 
     def to_dict(self) -> JsonDict:
         """Return the map as plain JSON values."""
-        return {"kind": "affine", "scale": self.scale, "shift": self.shift}
+        limit = {} if self.limit is None else {"limit": self.limit}
+        return {"kind": "affine", "scale": self.scale, "shift": self.shift, **limit}
 
 
 @dataclass(frozen=True)
@@ -84,8 +103,9 @@ Calibration = AffineCalibration | IsotonicCalibration
 def calibration_from_dict(stored: Mapping[str, object]) -> Calibration:
     """Return the calibration that `to_dict` stored; JSON keeps every digit, so the round trip is exact."""
     match dict(stored):
-        case {"kind": "affine", "scale": scale, "shift": shift}:
-            return AffineCalibration(_number(scale), _number(shift))
+        case {"kind": "affine", "scale": scale, "shift": shift, **rest}:
+            limit = _number(rest["limit"]) if "limit" in rest else None
+            return AffineCalibration(_number(scale), _number(shift), limit)
         case {"kind": "isotonic", "knots": [*knots], "values": [*values]}:
             return IsotonicCalibration(tuple(map(_number, knots)), tuple(map(_number, values)))
         case {"kind": "affine" | "isotonic" as kind}:
@@ -127,12 +147,31 @@ def fitting(name: str) -> Callable[..., Calibration]:
 
 # A spread of logits, or a fitted slope per standard deviation, below this is float32 rounding, not signal.
 FLAT = 1e-6
+RAREST = 0.1  # From N rows nobody can tell that something is rarer than one in N divided by this.
 
 
 def fit_affine(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> AffineCalibration:
     """Return the logistic regression of labels on logits; on these rows its logloss is never above that of the logits.
 
-    It is fitted by damped Newton steps. Three guards matter only on unusual data:
+    Logits are limited to what so many rows can show, unless the limit makes these rows worse: a model may give a single
+    row of a million a logit of -700, and one such row that was clicked would cost more than all others.
+    """
+    rows = check_rows(labels, logits, weights)
+    refuse_one_class(rows, "affine calibration")
+    limit = math.log(rows.positive.size / RAREST)
+    limited_N = np.clip(np.asarray(logits, dtype=np.float64), -limit, limit)
+    limited = replace(_fit_affine(labels, limited_N, weights), limit=limit)
+    if np.abs(rows.scores).max() <= limit:
+        return limited
+    fitted = _fit_affine(labels, logits, weights)
+    losses = [logloss(labels, each.apply(logits), weights) for each in (limited, fitted)]
+    return limited if losses[0] < losses[1] else fitted
+
+
+def _fit_affine(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None) -> AffineCalibration:
+    """Return the best map without a limit, by damped Newton steps.
+
+    Three guards matter only on unusual data:
     - Constant logits say nothing about the scale: it is 1, and only the shift is fitted.
     - The same holds where the fitted scale is not positive: turning a ranking upside down is not calibration.
     - Perfectly separated classes would make the scale infinite; a pull towards the identity, of weight 1 / N², bounds
@@ -140,7 +179,6 @@ def fit_affine(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None =
       effective number of rows, so multiplying all weights by a constant changes nothing.
     """
     rows = check_rows(labels, logits, weights)
-    refuse_one_class(rows, "affine calibration")
     z_N, weights_N = rows.scores.astype(np.float64), rows.masses / rows.masses.sum()
     mean = float(weights_N @ z_N)
     spread = math.sqrt(weights_N @ (z_N - mean) ** 2)

@@ -84,7 +84,9 @@ class Graph(nn.Module):
             disagreement_B = output.aux["logits_KB"].std(dim=0, correction=0)
         if not isinstance(self.calibration, AffineCalibration):
             return logit_B, disagreement_B
-        return logit_B, disagreement_B, self.calibration.scale * logit_B + self.calibration.shift
+        limit = self.calibration.limit
+        limited_B = logit_B if limit is None else logit_B.clamp(-limit, limit)
+        return logit_B, disagreement_B, self.calibration.scale * limited_B + self.calibration.shift
 
 
 def to_onnx(packed: PackedModel, setting: Setting) -> bytes:

@@ -3,11 +3,11 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
@@ -159,6 +159,19 @@ def meter(title: str, total: float | None, unit: str, *, quiet: bool = False) ->
         shown.close()
 
 
+class _Bars(Progress):
+    """Bars that are brought up to date each time they are drawn, so that the clock goes on while jobs are silent."""
+
+    def __init__(self, update: Callable[[], None]) -> None:
+        self._update_clock = update
+        super().__init__(*_COLUMNS, console=Console(stderr=True), transient=True, expand=True)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Yield what is drawn."""
+        self._update_clock()
+        yield from super().get_renderables()
+
+
 class Board:
     """The progress of several jobs side by side: a bar for each one that runs, and their messages."""
 
@@ -170,7 +183,7 @@ class Board:
         self._bars: Progress | None = None
         self._whole: TaskID | None = None
         if not quiet and _send is None and sys.stderr.isatty():
-            self._bars = Progress(*_COLUMNS, console=Console(stderr=True), transient=True, expand=True)
+            self._bars = _Bars(self._update_whole)
             if _overall is not None:
                 taken, total = _overall.seconds()
                 seconds = total if math.isfinite(total) else None
@@ -190,7 +203,6 @@ class Board:
         elif self._bars is None:
             self._tell_time(name, event)
         else:
-            self._update_whole()
             if name not in self._tasks:
                 self._tasks[name] = self._bars.add_task(f"  {name}", total=event["total"], note="")
             self._bars.update(

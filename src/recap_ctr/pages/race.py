@@ -5,24 +5,29 @@ from recap_ctr.training.report import ArmSummary, FitReport, TeachingStep
 
 
 def race_section(report: FitReport) -> Section | None:
-    """Return the section about the race of a portfolio; None if there was none."""
-    if not report.arms:
+    """Return the section about the race of a portfolio and what there was no time for; None if there is nothing."""
+    sentences = race_sentences(report)
+    if not report.arms and not sentences:
         return None
-    tables = [_arms_table(report.arms)]
+    tables = [_arms_table(report.arms)] if report.arms else []
     if report.teaching:
         tables.append(_teaching_table(report.teaching))
-    return Section("What was tried", " ".join(race_sentences(report)), tables=tuple(tables))
+    return Section("What was tried", " ".join(sentences), tables=tuple(tables))
 
 
 def race_sentences(report: FitReport) -> list[str]:
     """Return how long the fit took, what stands beside the towers, and what was given up."""
+    beside = [] if report.beside is None else [_capitalised(report.beside.sentence) + "."]
+    return [*beside, *time_sentences(report)]
+
+
+def time_sentences(report: FitReport) -> list[str]:
+    """Return how long the fit took, and what was given up."""
     taken, budget = report.plan.get("taken"), report.plan.get("budget")
     sentences = []
     if taken is not None:
         asked = "" if budget is None else f" of {budget:g} asked"
         sentences.append(f"The fit took {taken / 60:.1f} minutes{asked}.")
-    if report.beside is not None:
-        sentences.append(_capitalised(report.beside.sentence) + ".")
     given_up = report.plan.get("given_up") or []
     if given_up:
         sentences.append(f"There was no time for {', '.join(given_up)}.")

@@ -1,5 +1,7 @@
 """How a model stands against the references, in words: first what it is not ahead of."""
 
+import math
+
 from recap_ctr.training.report import Reference, RunReport
 
 Z = 1.96  # Half the width of a 95 % interval, in standard errors.
@@ -20,15 +22,40 @@ def logloss_gain_text(reference: Reference) -> str:
 
 
 def reference_sentence(report: RunReport) -> str:
-    """Return which references the model is not ahead of beyond chance; empty if it is ahead of all of them."""
+    """Return which references the model is not ahead of beyond chance, in AUC and logloss; empty if there are none."""
     split = report.metrics.split
-    equals = []
-    for name, by_split in (report.reference or {}).items():
-        reference = by_split.get(split)
-        if reference is None or reference.lead is None or reference.lead_error is None:
-            continue
-        if reference.lead <= Z * reference.lead_error:
-            equals.append(f"{name} ({lead_text(reference)} points of AUC)")
-    if not equals:
-        return ""
-    return f"The model is NOT ahead of {' and '.join(equals)} beyond chance on the {split} rows."
+    compared = {
+        name: by_split[split]
+        for name, by_split in (report.reference or {}).items()
+        if split in by_split and by_split[split].lead is not None
+    }
+    itself = [name for name, reference in compared.items() if _is_itself(reference)]
+    sentences = [f"What is shipped is the {name} itself." for name in itself]
+    rivals = {name: reference for name, reference in compared.items() if name not in itself}
+    equals = [
+        f"{name} ({lead_text(reference)} points of AUC)"
+        for name, reference in rivals.items()
+        if (reference.lead or 0.0) <= Z * (reference.lead_error or 0.0)
+    ]
+    if equals:
+        sentences.append(
+            f"The model is NOT ahead of {' and '.join(equals)} beyond chance on the {split} rows."
+        )
+    loss = report.metrics.on(split).calibrated.logloss
+    lower = [
+        f"{name} ({reference.logloss:.5f})"
+        for name, reference in rivals.items()
+        if loss > reference.logloss + Z * (reference.logloss_gain_error or math.inf)
+    ]
+    if lower:
+        sentences.append(
+            f"Its calibrated logloss there, {loss:.5f}, is HIGHER than that of {' and '.join(lower)}: the click rate"
+            " may have moved since the validation rows."
+        )
+    return " ".join(sentences)
+
+
+def _is_itself(reference: Reference) -> bool:
+    """Return whether the reference has the model's own logits."""
+    differences = (reference.lead, reference.lead_error, reference.logloss_gain)
+    return all(difference == 0.0 for difference in differences)

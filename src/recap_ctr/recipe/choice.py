@@ -1,5 +1,6 @@
 """Which of a fit's finished runs is shipped: the student, unless another run is better on validation rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -10,10 +11,12 @@ import numpy.typing as npt
 from recap_ctr.axes.logits import LogitTable
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.calibrate import fit_affine
 from recap_ctr.evaluation.halves import halves
 from recap_ctr.training.parallel import Runs, teacher_tables
 
-CHANCE = 0.05  # How often the best of equal runs may be taken for better than the simplest.
+CHANCE = 0.05  # How often a run that is no better than a simpler one may be taken for better.
+Z = NormalDist().inv_cdf(1 - CHANCE)
 
 
 @dataclass(frozen=True)
@@ -62,23 +65,52 @@ def choose_shipped(data: PreparedData, students: Runs, others: Runs) -> Choice:
     )
 
 
-def prefer_simple(choice: Choice, simplest: Path, data: PreparedData, num_runs: int) -> Choice:
-    """Return the simplest run if the chosen one of `num_runs` others is not ahead of it beyond chance.
+def prefer_simple(choice: Choice, simpler: Sequence[Path], data: PreparedData) -> Choice:
+    """Return the simplest run that nothing less simple is ahead of beyond chance.
 
-    The best of many on few clicks is mostly the luckiest: rows that chose it flatter it, and later ones do not.
+    `simpler` are runs that are simpler than the chosen one, the simplest first. The best of many on few clicks is often
+    the luckiest: rows that chose it flatter it, and later ones do not. It is their calibrated logloss that is compared:
+    on few clicks, leads in AUC are luck far more often.
     """
-    if choice.path == simplest:
-        return choice
+    for at, path in enumerate(simpler):
+        leads = [_lead(rival, path, data) for rival in (*simpler[at + 1 :], choice.path)]
+        if not any(lead.is_beyond_chance for lead in leads):
+            return Choice(
+                path, f"{leads[-1].sentence(choice.path)}, so a simpler model, {path.name}, is shipped"
+            )
+    return choice
+
+
+@dataclass(frozen=True)
+class _Lead:
+    """How far a run is ahead of a simpler one on validation rows."""
+
+    auc: metrics.Difference
+    logloss: metrics.Difference
+
+    @property
+    def is_beyond_chance(self) -> bool:
+        """Return whether the logloss is lower by more than chance gives."""
+        return self.logloss.difference > Z * self.logloss.standard_error
+
+    def sentence(self, path: Path) -> str:
+        """Return the figures in words."""
+        return (
+            f"{path.name} is ahead of it on validation rows by {100 * self.auc.difference:.3f} points of AUC and"
+            f" {self.logloss.difference:.5f} of logloss, of which chance gives up to"
+            f" {Z * self.logloss.standard_error:.5f}"
+        )
+
+
+def _lead(run: Path, simple: Path, data: PreparedData) -> _Lead:
+    """Compare two runs, each calibrated on the validation rows as it would be shipped."""
     labels, weights = data.valid.labels, data.valid.weights
-    best, simple = (_logits(path) for path in (choice.path, simplest))
-    lead = metrics.auc_difference(labels, best, simple, weights)
-    reach = NormalDist().inv_cdf(1 - CHANCE / num_runs) * lead.standard_error
-    if lead.difference > reach:
-        return choice
-    return Choice(
-        simplest,
-        f"{choice.path.name} is {100 * lead.difference:.3f} points of AUC ahead of it on validation rows, and the best"
-        f" of {num_runs} runs would be up to {100 * reach:.3f} ahead by chance, so the simplest is shipped",
+    ahead, behind = (
+        fit_affine(labels, logits, weights).apply(logits) for logits in (_logits(run), _logits(simple))
+    )
+    return _Lead(
+        metrics.auc_difference(labels, ahead, behind, weights),
+        metrics.logloss_difference(labels, behind, ahead, weights),
     )
 
 

@@ -39,29 +39,30 @@ from recap_ctr.storage.locks import locked
 from recap_ctr.training import trees
 from recap_ctr.training.beside import BLEND
 from recap_ctr.training.boosted import BOOSTED
-from recap_ctr.training.config import LOGITS, RunConfig
+from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig
 from recap_ctr.training.loop import STATE
 from recap_ctr.training.parallel import Runs, run_job, run_many
 from recap_ctr.training.rates import RATES
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
-from recap_ctr.training.report import FitReport, TeachingStep, parse_report, write_report
+from recap_ctr.training.report import REPORT, FitReport, TeachingStep, parse_report, write_report
+from recap_ctr.training.run import reopen
 
 Floats = npt.NDArray[np.float64]
-TYPICAL_EPOCHS = 260  # Of all models together, without a budget: most stop early.
-MOST_TIMED = 4  # Runs at a time, where an epoch is timed.
-REFERENCE_SHARE = 0.2  # Of the time; they stand beside the student's towers, too.
+TYPICAL_EPOCHS = 260  # All models together take about this many without a budget: most stop early.
+MOST_TIMED = 4  # At most this many runs at a time are timed for an epoch.
+REFERENCE_SHARE = 0.2  # The references may take this share of the time; they also stand beside the towers.
 REFERENCE_SECONDS, LARGEST_SHARE = 60.0, 0.4
 """What references may have of a short budget, and its largest share: they get further in a minute than towers do."""
-LARGEST_SHARE_BESIDE = 0.7  # The same where a student is trained beside them from the start.
+LARGEST_SHARE_BESIDE = 0.7  # Their largest share where a student is trained beside them from the start.
 SHARES_BESIDE = {"lr": 0.5, RATES: 0.75}
 """When those must have ended that come first, as shares of what references may have: the trees come last."""
 MIN_STUDENT_EPOCHS = 1.5
-"""Of the teachers' model: towers that have not seen all rows add nothing to what counts."""
+"""Fewest epochs, timed on the teachers' model: towers that have not seen all rows add nothing to what counts."""
 STUDENT = "the student"
-ON_TOP_FACTOR = 0.1  # Of the best regulariser: beside click rates little is left to learn.
+ON_TOP_FACTOR = 0.1  # The best regulariser is multiplied by this: beside click rates little is left to learn.
 RATES_TRAINING = {"learning_rate": 2e-3, "l2": 0.0, "ema_epochs": (1.0,), "max_epochs": 40}
 RATES_BATCHES = (256, 1024)  # The smallest and largest, for few rows and for many.
-MAX_COUNTED_ROWS = 20_000_000  # Of more training rows, click rates would not fit in memory.
+MAX_COUNTED_ROWS = 20_000_000  # With more training rows, click rates would not fit in memory.
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class Portfolio:
         self.blend: Runs = {}
         """The run that adds them up."""
         self.references: dict[str, Path] = {}
+        self.students: dict[Path, RunConfig] = {}
+        """The runs of students that have begun."""
 
     def run(self) -> FitReport:
         """Do all stages, ship the best model, and return the report. Interrupted, ship the best so far."""
@@ -112,10 +115,34 @@ class Portfolio:
             except KeyboardInterrupt:
                 if self.counted:
                     self.work.say("interrupted: packing the best so far; the same command goes on from here")
-                    self._finish(
-                        {}, self.work.pack([self.race.best()] if self.journal.standings else []), None
-                    )
+                    self._ship_what_is_there()
                 raise
+
+    def _ship_what_is_there(self) -> None:
+        """Ship the best so far, students that are half trained among them; the next call trains these further."""
+        begun = {
+            path: config
+            for path, config in self.students.items()
+            if (path / STATE).is_file() or (path / REPORT).is_file()
+        }
+        cut = {path: config for path, config in begun.items() if not (path / REPORT).is_file()}
+        students = run_many(
+            begun,
+            self.data,
+            title="packing",
+            executor=self.work.executor,
+            quiet=self.work.quiet,
+            deadline=time.time(),
+            teach=False,
+        )
+        self._finish(students, self._pack_best(), None)
+        for path, config in cut.items():
+            reopen(config, path)
+        self.work.say(f"{self.work.out / ARTIFACT} is the best so far")
+
+    def _pack_best(self) -> Runs:
+        """Pack the best of the race, if there was one."""
+        return self.work.pack([self.race.best()] if self.journal.standings else [])
 
     def _time(self) -> tuple[float, float]:
         """Return the seconds that the fit has taken, and those that it will take: its budget, or an estimate."""
@@ -156,7 +183,7 @@ class Portfolio:
         """Train what the result is compared with, and what counts; the best of them is the first to be shipped."""
         # References that a budget has cut must not be taken for those of a longer fit.
         suffix = "" if self.work.budget is None else f"-{self.work.budget:g}"
-        first_student = self._first_student()
+        self.students = first_student = self._first_student()
         seconds = self._reference_seconds(beside=bool(first_student))
         deadline = self.clock.deadline(seconds)
         configs = self._counted_configs()
@@ -227,7 +254,7 @@ class Portfolio:
         return {path: config}
 
     def _reference_seconds(self, *, beside: bool) -> float:
-        """Return what the references may have of the time; more with a worker less for them, `beside` a student.
+        """Return how many seconds the references may take: more if a student takes one of the workers (`beside`).
 
         Where there is no time for a student either, they may have all of it.
         """
@@ -306,13 +333,14 @@ class Portfolio:
         ]
 
     def _train_students(self, ensemble: "Ensemble") -> Runs:
-        """Train students side by side, of which validation chooses: what is best differs between logs."""
+        """Train students side by side; validation chooses among them, because the best differs between logs."""
         configs = self._student_runs(tuple(path / "train" for path in self._tables_of(ensemble)))
         if not self._has_time_for_a_student():
             configs = {path: config for path, config in configs.items() if (path / STATE).is_file()}
         if not configs:
             self.work.give_up(STUDENT)
             return {}
+        self.students = configs
         teachers = " + ".join(ensemble.members) or "labels alone"
         self.work.say(f"student: {' and '.join(self.config.students)}, taught by {teachers}")
         return run_many(
@@ -381,8 +409,10 @@ class Portfolio:
         """Ship the best run on validation, and report on it and on all that was tried."""
         others = {**teachers, **self.counted, **self.blend}
         choice = choose_shipped(self.data, students, others)
-        simplest = self.references[LOGISTIC].parent
-        choice = prefer_simple(choice, simplest, self.data, len(students) + len(others) - 1)
+        simpler = [self.references[LOGISTIC].parent, *self.blend]
+        if choice.path in simpler:
+            simpler = simpler[: simpler.index(choice.path)]
+        choice = prefer_simple(choice, simpler, self.data)
         if choice.reason:
             self.work.say(f"shipped: {choice.path.name}; {choice.reason}")
         ship(choice.path, self.work.out)

@@ -35,6 +35,7 @@ __all__ = [
     "advance",
     "epoch_seconds",
     "is_finished",
+    "reopen",
     "run",
 ]
 TIMED_STEPS = 16
@@ -191,6 +192,12 @@ def is_finished(out: Path, config: RunConfig) -> bool:
         and (report.routes.count, report.routes.choice) == (config.routes, config.route_choice)
         and (report.beside is not None) == bool(config.beside)
     )
+
+
+def reopen(config: RunConfig, out: Path) -> None:
+    """Go back to the trained weights of a run that was packed early, so that the next call trains it further."""
+    with locked(out):
+        _remove_results(out, config, trained_on=True)
 
 
 def _remove_results(out: Path, config: RunConfig, *, trained_on: bool = False) -> None:
