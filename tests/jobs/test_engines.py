@@ -2,17 +2,22 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.jobs import engines, machine
 from recap_ctr.jobs.engines import device_for, executor_for
 from recap_ctr.jobs.executor import InThisProcess, Job
 from recap_ctr.jobs.local import LocalProcesses
+from recap_ctr.training.config import RunConfig
+from recap_ctr.training.parallel import run_job
 from tests.support import job_functions
+from tests.support.killed_runs import run_killed_once
 
 
 def test_an_executor_is_taken_as_it_is() -> None:
@@ -68,6 +73,26 @@ def test_each_local_process_sees_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(Exception, match="dies"):
         executor.run([Job("dies", job_functions.die, {}), jobs[0]], title="gpus", quiet=True)
     assert sorted(executor.run(jobs, title="gpus", quiet=True)) == ["2", "5"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_local_worker_is_killed_goes_on_to_the_same_bits(
+    run_config: RunConfig,
+    prepared: PreparedData,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+    ordinary = run_job(tmp_path / "run", replace(run_config, train_baseline=False), prepared)
+    executor = executor_for("local", 1, "cpu")
+    (report,) = executor.run([replace(ordinary, function=run_killed_once)], title="runs")
+    assert (tmp_path / "run.killed").exists()
+    assert "run: its worker was lost; it begins again with another\n" in capfd.readouterr().err
+    assert len(report["history"]) == 2
+    weights = "artifact/model.safetensors"
+    assert (tmp_path / "run" / weights).read_bytes() == (finished / weights).read_bytes()
 
 
 def test_more_workers_than_gpus_are_refused() -> None:

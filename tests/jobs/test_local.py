@@ -149,6 +149,7 @@ def test_a_job_that_dies_takes_the_others_along(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     echo = {"function": "tests.support.job_functions:echo", "arguments": {"value": 7}}
     jobs = [

@@ -1,5 +1,6 @@
 """Jobs on a Ray cluster of two nodes: the same results as elsewhere, also when a worker is killed."""
 
+import importlib
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from recap_ctr.data.source import FileSource
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.engines import device_for, executor_for
 from recap_ctr.jobs.executor import Executor, Job, JobError
+from recap_ctr.jobs.machine import versions
 from recap_ctr.jobs.progress import say
 from recap_ctr.storage.locks import locked
 from recap_ctr.training.config import RunConfig
@@ -144,6 +146,25 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(
     assert len(report["history"]) == 2
     weights = "artifact/model.safetensors"
     assert (tmp_path / "run" / weights).read_bytes() == (finished / weights).read_bytes()
+
+
+def test_other_versions_on_the_cluster_are_refused(engine: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recap_ctr.jobs.ray.versions", lambda: {**versions(), "torch": "1.0"})
+    message = (
+        r"seed 1: a machine of the cluster has torch .*, and this one 1\.0\n  fix: install the same versions"
+    )
+    with pytest.raises(InputError, match=message):
+        engine.run([job("seed 1", job_functions.echo, value=1)], title="t", quiet=True)
+
+
+def test_a_cluster_without_the_package_is_an_error(
+    engine: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text("def perform(*arguments): return 'never'")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("recap_ctr.jobs.ray.perform", importlib.import_module("only_here").perform)
+    with pytest.raises(JobError, match=r"seed 1 could not begin on a machine .* No module named 'only_here'"):
+        engine.run([job("seed 1", job_functions.echo, value=1)], title="t", quiet=True)
 
 
 def test_what_the_cluster_lacks_is_refused(engine: Executor) -> None:

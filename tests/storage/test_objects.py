@@ -1,5 +1,6 @@
 """Object stores: copies, trees that are whole or absent, claims, and the commands from and to s3://."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -8,7 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import obstore
 import polars as pl
 import pytest
 
@@ -196,6 +199,53 @@ class TestTrees:
         ]
         assert files_of(input_directory(bucket)) == {"quick": "quick"}
 
+    def test_a_writer_that_was_suspended_removes_nothing_of_the_next_one(
+        self, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """It goes on after its index, and the next one's files, but not yet their index, are in the store."""
+        location = objects.Location.of(bucket)
+        first, next_one = objects.Tree(location), objects.Tree(location)
+        work = first.check_out()
+        (work / "weights").write_text("old")
+        remove, put = objects.Tree._remove_unused, obstore.put
+        with monkeypatch.context() as patch:
+            patch.setattr(objects.Tree, "_remove_unused", lambda _: None)
+            first.push(work)
+        time.sleep(1.1)  # The store's clock counts seconds.
+        on_another_machine(monkeypatch, tmp_path)
+        work = next_one.check_out()
+        (work / "weights").write_text("new")
+
+        def put_late(store: Any, key: str, *rest: Any, **options: Any) -> Any:
+            if key.endswith(objects.INDEX):
+                remove(first)
+            return put(store, key, *rest, **options)
+
+        monkeypatch.setattr(obstore, "put", put_late)
+        next_one.push(work)
+        assert files_of(input_directory(bucket)) == {"weights": "new"}
+        assert sum("/files/" in key for key in keys(key_of(bucket))) == 1
+        remove(first)
+        assert files_of(input_directory(bucket)) == {"weights": "new"}, "its version is not the last one"
+
+    def test_work_is_pushed_after_a_disk_was_full(self, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(objects, "PUSH_SECONDS", 0.05)
+        push, fails = objects.Tree.push, [OSError(errno.ENOSPC, "no space")]
+
+        def push_or_fail(tree: objects.Tree, work: Path) -> None:
+            if fails:
+                raise fails.pop()
+            push(tree, work)
+
+        monkeypatch.setattr(objects.Tree, "push", push_or_fail)
+        with output_directory(bucket) as work:
+            (work / "checkpoint").write_text("epoch 1")
+            deadline = time.monotonic() + 60
+            while not places.has_directory(bucket):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        assert not fails
+
     def test_a_killed_writer_leaves_the_last_version_whole(self, bucket: str, tmp_path: Path) -> None:
         """It is killed after some of its files are in the store, but before the index is."""
         with output_directory(bucket) as work:
@@ -296,6 +346,43 @@ class TestErrors:
         text = str(caught.value)
         assert "s3://bucket/x/index.json can't be reached" in text and "AWS_SECRET_ACCESS_KEY" in text
         assert SECRET not in text and "\nDebug" not in text
+
+    @pytest.mark.parametrize(
+        ("url", "environment", "message"),
+        [
+            (
+                f"s3://KEY:{SECRET}@bucket/x",
+                {},
+                "a s3:// URL has credentials before the name of its bucket\n  fix: remove them, and set AWS_",
+            ),
+            (
+                "s3://bucket/x",
+                {"AWS_ENDPOINT_URL": f"http://user:{SECRET}@127.0.0.1:9"},
+                "s3://bucket/x/index.json can't be reached: .* HEAD http://127.0.0.1:9/bucket",
+            ),
+            ("s3://bucket/x", {"AWS_ENDPOINT_URL": f"no {SECRET}"}, "AWS_ENDPOINT_URL is no URL"),
+            ("az://bucket/x", {}, "az://bucket.* can't be reached: .*Account must be specified"),
+            (
+                "az://bucket/x",
+                {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": SECRET},
+                "az://bucket.* can't be reached: .*Invalid Access Key",
+            ),
+            (
+                "gs://bucket/x",
+                {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere"},
+                "gs://bucket.* can't be reached: .*\n  fix: .*GOOGLE_APPLICATION_CREDENTIALS",
+            ),
+        ],
+    )
+    def test_a_mistake_in_a_place_or_its_credentials_is_explained(
+        self, url: str, environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(objects, "RETRIES", 0)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(InputError, match=message) as caught:
+            places.has_directory(url)
+        assert SECRET not in str(caught.value) and "\nDebug" not in str(caught.value)
 
 
 def test_the_commands_from_and_to_a_store(

@@ -10,7 +10,7 @@ from recap_ctr.storage import files
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replaces", [False, True], ids=["new", "replaced"])
-@pytest.mark.parametrize("name", ["a directory", "training state", "report of a run"])
+@pytest.mark.parametrize("name", ["a directory", "training state", "report of a run", "a delta applied"])
 def test_every_prefix_of_the_changes(name: str, replaces: bool, tmp_path: Path) -> None:
     result = replay(CASES[name], tmp_path, seeds=2, replaces=replaces)
     assert result["old"] > 0 < result["new"]

@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from recap_ctr.jobs.ray import Cluster
 
 LOCAL, RAY = "local", "ray"
-RETRIES = 3  # After so many lost workers it is the job that kills them.
+RETRIES = 3  # If a job loses more workers than this, the job itself is what kills them.
 ADDRESS, SCHEME = "RAY_ADDRESS", "ray://"
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def executor_for(engine: Executor | str, threads: int, device: str) -> Executor:
-    """Return what runs jobs of so many threads on a device: an executor as it is, or that of the named engine."""
+    """Return the executor for jobs of `threads` threads on a device: `engine` itself, or that of the named engine."""
     if not isinstance(engine, str):
         return engine
     if engine == LOCAL:
         gpus = visible_gpus() if device == "cuda" else ()
-        return LocalProcesses(side_by_side(threads, device), gpus=gpus)
+        return LocalProcesses(side_by_side(threads, device), gpus=gpus, retries=RETRIES)
     return _cluster(engine).executor(threads, device)
 
 
 def workers_for(engine: Executor | str, workers: int | None, threads: int | None = None) -> Executor | None:
-    """Return what runs jobs that need no GPU; None if this process alone is to do them.
+    """Return the executor for jobs that need no GPU; None if this process should do them itself.
 
-    `workers` is how many processes of this machine; without it, this process works. A cluster has as many workers as it
-    has cores for `threads`. Jobs must be such that they can begin again: a killed worker is replaced.
+    `workers` is the number of processes on this machine; without it, this process works. A cluster has as many workers
+    as it has cores for `threads`. Jobs must be able to begin again, because a killed worker is replaced.
     """
     if engine == LOCAL:
         return None if workers is None else LocalProcesses(workers, retries=RETRIES)
@@ -63,7 +63,7 @@ def _cluster(engine: str) -> "Cluster":
             fix=f"choose {LOCAL}, {RAY} or {SCHEME}HOST:PORT",
         )
     address = address or os.environ.get(ADDRESS, "") or _address_on_this_machine()
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send statistics to its makers.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Otherwise Ray sends statistics to its makers.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if not address:
         _keep_to_this_machine()
@@ -83,9 +83,9 @@ def _address_on_this_machine() -> str:
 
 
 def _keep_to_this_machine() -> None:
-    """Let a cluster of our own listen on loopback alone, and to those who have a token that only its processes have.
+    """Let a cluster that we start listen on loopback only, and require a token that only its processes have.
 
-    Ray reads these variables when it is imported; whatever the first one's name says, it counts on Linux too.
+    Ray reads these variables when it is imported. The first one works on Linux too, whatever its name says.
     """
     if RAY in sys.modules and os.environ.get(LOOPBACK) != "0":
         raise InputError(

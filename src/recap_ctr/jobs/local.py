@@ -23,12 +23,12 @@ Event = tuple["_Worker", dict[str, Any]]
 
 
 class LocalProcesses:
-    """Run jobs in `workers` processes, each of which takes one job after the other: importing torch takes seconds."""
+    """Run jobs in `workers` processes, one after the other in each, because importing torch takes seconds."""
 
     def __init__(self, workers: int, *, gpus: Sequence[str] = (), retries: int = 0) -> None:
-        """Set up so many processes; with `gpus`, by the names that CUDA has for them, each sees one of its own.
+        """Set up the processes; with `gpus`, named as CUDA names them, each process sees one GPU of its own.
 
-        A job whose worker is killed, by the system for its memory or by anybody, begins again up to `retries` times.
+        A job whose worker is killed, such as by a system without memory, begins again up to `retries` times.
         """
         if workers < 1:
             raise ValueError(f"{workers} workers would never finish")

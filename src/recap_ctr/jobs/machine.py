@@ -3,11 +3,15 @@
 import ctypes
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from recap_ctr.errors import InputError
+from recap_ctr.errors import InputError, did_you_mean
 
+DEVICES = ("cpu", "cuda", "mps")
+GROUPS, GROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 PACKAGES = ("recap-ctr", "numpy", "onnxruntime", "polars", "scikit-learn", "torch")
 
 
@@ -37,11 +41,36 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def memory_bytes() -> int | None:
-    """Return how much memory this machine has; None where the system doesn't tell."""
+    """Return how much memory this process may use: that of the machine, or less inside a container.
+
+    It is None where the system doesn't tell.
+    """
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return None
+    return min([whole, *_limits_of_container()])
+
+
+def _limits_of_container() -> Iterator[int]:
+    """Yield the limits of memory of this process's control groups (of Linux, versions 1 and 2), if they have any.
+
+    Inside a container the groups may have the names that they have outside, while the files are those of the
+    container; so the groups above count, too, as they do for the system.
+    """
+    with suppress(OSError):
+        for line in GROUPS_OF_PROCESS.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers == "":
+                top, file = GROUPS, "memory.max"
+            elif controllers == "memory":
+                top, file = GROUPS / "memory", "memory.limit_in_bytes"
+            else:
+                continue
+            parts = PurePosixPath(name).parts[1:]
+            for depth in range(len(parts) + 1):
+                with suppress(OSError, ValueError):  # There is no such group here, or it says "max".
+                    yield int(top.joinpath(*parts[:depth], file).read_text())
 
 
 def side_by_side(threads: int, device: str) -> int:
@@ -59,8 +88,8 @@ def pick_device(name: str | None = None) -> str:
         if torch.cuda.is_available():
             return "cuda"
         return "mps" if torch.backends.mps.is_available() else "cpu"
-    if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
-        raise InputError(f"no device {name!r}", fix="choose cpu, cuda or mps")
+    if name.partition(":")[0] not in DEVICES:
+        raise InputError(f"no device {name!r}{did_you_mean(name, DEVICES)}", fix="choose cpu, cuda or mps")
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

@@ -17,21 +17,23 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.executor import Job, JobError
-from recap_ctr.jobs.machine import num_cores
+from recap_ctr.jobs.machine import num_cores, versions
 from recap_ctr.jobs.progress import Board, board, sent_to
 from recap_ctr.plugins import resolve
 from recap_ctr.storage.locks import BusyError
 
-RETRIES = 3  # After so many lost workers it is the job that kills them.
+RETRIES = 3  # If a job loses more workers than this, the job itself is what kills them.
 POLL_SECONDS = 0.2
 BUSY_SECONDS = 60.0  # A worker that Ray has given up may still hold its directory for a while.
 ACTOR_SECONDS = 20.0
-STORE_BYTES = 128 << 20  # Of a cluster of our own: results are small, and rows never go through Ray.
+STORE_BYTES = (
+    128 << 20
+)  # This is enough for a cluster that we start: results are small, and rows never go through Ray.
 CARRIED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "POLARS_MAX_THREADS")
 """Variables that workers have as this process does: they decide threads, and so the last bits of sums."""
 
@@ -65,7 +67,7 @@ class Cluster:
         return cls(address or "this machine")
 
     def executor(self, threads: int, device: str) -> "RayTasks":
-        """Return what runs jobs of so many threads, with a GPU each if they compute on one."""
+        """Return an executor for jobs of `threads` threads, with a GPU each if they compute on one."""
         tasks = RayTasks(num_cpus=threads, num_gpus=int(device.partition(":")[0] == "cuda"))
         if not tasks.capacity:
             raise InputError(
@@ -152,7 +154,7 @@ class RayTasks:
             name=job.name, num_cpus=self.num_cpus, num_gpus=self.num_gpus, max_retries=RETRIES
         )
         environment = {name: os.environ[name] for name in CARRIED if name in os.environ}
-        call = {"function": job.dotted_name, "arguments": job.arguments}
+        call = {"function": job.dotted_name, "arguments": job.arguments, "versions": versions()}
         return task.remote(json.dumps(call), environment, news.mailbox, (news.run, job.name))
 
 
@@ -172,6 +174,7 @@ def perform(call: str, environment: dict[str, str], mailbox: Any, sender: tuple[
     with sent_to(send):
         deliver({"kind": "begin"})  # A worker that is killed at once must have been seen, too.
         try:
+            _refuse_other_versions(job["versions"])
             value = _call_when_free(resolve(job["function"]), job["arguments"])
             outcome = json.dumps({"kind": "result", "value": value})
         except InputError as error:
@@ -180,6 +183,18 @@ def perform(call: str, environment: dict[str, str], mailbox: Any, sender: tuple[
             outcome = json.dumps({"kind": "failure", "traceback": traceback.format_exc()})
     deliver({"kind": "end"})
     return outcome
+
+
+def _refuse_other_versions(expected: dict[str, str]) -> None:
+    """Refuse to work with other versions than the command has: the result could be another one."""
+    here = versions()
+    differing = [name for name in sorted({*expected, *here}) if expected.get(name) != here.get(name)]
+    if differing:
+        name = differing[0]
+        raise InputError(
+            f"a machine of the cluster has {name} {here.get(name, 'not at all')}, and this one {expected.get(name)}",
+            fix="install the same versions on all machines",
+        )
 
 
 def _call_when_free(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -198,6 +213,11 @@ def _result(name: str, task: Any, shown: Board) -> Any:
     """Return the result of a task that has ended, or raise the error that ended it."""
     try:
         outcome = json.loads(ray.get(task))
+    except RayTaskError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise JobError(
+            f"{name} could not begin on a machine of the cluster; is the same recap-ctr[train,ray] there? {reason}"
+        ) from None
     except RayError as error:
         lost = f"{name} lost its worker {RETRIES + 1} times ({type(error).__name__})"
         raise JobError(f"{lost}; it may need more memory than there is") from None
@@ -238,7 +258,7 @@ class _News:
             name="mailbox", get_if_exists=True, num_cpus=0, max_restarts=-1, scheduling_strategy=here
         ).remote()
         self._begun: set[str] = set()
-        self._told: set[str] = set()
+        self._shown_messages: set[str] = set()
 
     def show(self, shown: Board) -> None:
         """Show all that has come since the last call."""
@@ -254,6 +274,6 @@ class _News:
 
     def tell_once(self, shown: Board, text: str) -> None:
         """Show a message, unless it was shown before."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._shown_messages:
+            self._shown_messages.add(text)
             shown.say(text)

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _read_jobs(jobs: "SimpleQueue[dict[str, Any]]") -> None:
-    """Read jobs as long as the parent lives. Without a parent there is nobody to work for: end at once."""
+    """Read jobs as long as the parent lives. When the parent is gone, end at once."""
     text = b""
     while read := os.read(0, 1 << 16):  # Not through sys.stdin, whose lock would be held at exit.
         *lines, text = (text + read).split(b"\n")

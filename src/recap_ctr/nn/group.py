@@ -28,7 +28,7 @@ class Group:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker writes what a run writes once."""
+        """Return whether this worker writes what a run writes once."""
         return self.rank == 0
 
     def share(self, count: int) -> slice:
@@ -49,7 +49,7 @@ class Group:
 
     @property
     def place(self) -> slice:
-        """This worker's place among the rows of the current batch."""
+        """Return this worker's place among the rows of the current batch."""
         return slice(None) if self.size == 1 else self._place
 
     def sum_(self, tensor: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from recap_ctr.nn.device import is_host
 from recap_ctr.nn.group import current_group
 from recap_ctr.nn.initial import normal_
 
@@ -21,7 +22,7 @@ class AdapterBank(nn.Module):
 
     @property
     def rank(self) -> int:
-        """The rank of the adapters."""
+        """Return the rank of the adapters."""
         return self.a_ACR.shape[-1]
 
     def delta(self, h_BHD: Tensor, adapter: int) -> Tensor:
@@ -29,7 +30,16 @@ class AdapterBank(nn.Module):
         return h_BHD @ self.b_ADR[adapter] @ self.a_ACR[adapter].T
 
     def delta_by_row(self, h_BHD: Tensor, adapter_B: Tensor) -> Tensor:
-        """Return A B^T h with a separate adapter for each row; rows are grouped by adapter."""
+        """Return A B^T h with a separate adapter for each row; rows are grouped by adapter.
+
+        A GPU would have to be waited for to learn how large the groups are. There, all rows are multiplied by all
+        adapters, which are thin, and each row keeps its own.
+        """
+        if not is_host(h_BHD.device):
+            is_own_BA = adapter_B.unsqueeze(1) == torch.arange(len(self.a_ACR), device=adapter_B.device)
+            thin_BHAR = torch.einsum("bhd,adr->bhar", h_BHD, self.b_ADR)
+            thin_BHAR = thin_BHAR * is_own_BA[:, None, :, None]
+            return torch.einsum("bhar,acr->bhc", thin_BHAR, self.a_ACR)
         order_B = torch.argsort(adapter_B, stable=True)
         counts = torch.bincount(adapter_B, minlength=len(self.a_ACR)).tolist()
         parts = torch.split(h_BHD.index_select(0, order_B), counts)
@@ -58,7 +68,7 @@ class SignBank(nn.Module):
 
     @property
     def rank(self) -> int:
-        """The rank of what the weight is multiplied by."""
+        """Return the rank of what the weight is multiplied by."""
         return 1
 
     def matrix(self, adapter: int) -> Tensor:

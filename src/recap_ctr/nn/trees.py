@@ -43,8 +43,9 @@ class Forest(nn.Module):
         self.register_buffer("column_IT", torch.zeros(QUESTIONS, trees, dtype=torch.int64))
         self.register_buffer("threshold_IT", torch.zeros(QUESTIONS, trees))
         self.register_buffer("leaf_TC", torch.zeros(trees, codes))
-        first = torch.arange(trees, dtype=torch.int32).unsqueeze(1) * codes
-        self.register_buffer("first_T1", first, persistent=False)
+        # By numpy: on the meta device, where parameters are counted, torch would import its compiler for two seconds.
+        first_T1 = np.arange(trees, dtype=np.int32)[:, None] * np.int32(codes)
+        self.register_buffer("first_T1", torch.from_numpy(first_T1), persistent=False)
 
     def forward(self, columns_BQ: Tensor) -> Tensor:
         """Return one number per row."""

@@ -26,22 +26,22 @@ class ArrayInParts(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the whole."""
+        """Return the shape of the whole."""
         ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of its numbers."""
+        """Return the type of its numbers."""
         ...
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """Return how many numbers it has."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they take."""
+        """Return how many bytes they take."""
         ...
 
     def __iter__(self) -> Iterator[Array]:
@@ -175,7 +175,7 @@ class NpyFile:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The file's size and hash, as a manifest lists them."""
+        """Return the file's size and hash, as a manifest lists them."""
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
     def __enter__(self) -> Self:

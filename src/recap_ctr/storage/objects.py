@@ -44,13 +44,13 @@ from recap_ctr.storage.locks import BusyError, held
 from recap_ctr.storage.places import URL, Place
 
 INDEX, CLAIM, FILES = "index.json", "claim.json", "files"
-LEASE_SECONDS = 120.0  # A claim that was not renewed for so long belongs to a process that was killed.
-PUSH_SECONDS = 60.0  # What a machine that is lost takes with it, at most, is the work of so long.
-MULTIPART_BYTES = 1 << 30  # Larger objects can't be created on a condition in one request.
-RETRIES = 5  # Of one request.
-ATTEMPTS = 3  # To read a directory that others replace meanwhile.
+LEASE_SECONDS = 120.0  # A claim that was not renewed for this long belongs to a process that was killed.
+PUSH_SECONDS = 60.0  # If a machine is lost, at most the work of this long is lost with it.
+MULTIPART_BYTES = 1 << 30  # Larger objects can't be created conditionally in one request.
+RETRIES = 5  # A request is repeated this often.
+ATTEMPTS = 3  # A directory that others replace meanwhile is read again this often.
 CONNECTIONS = 8
-CACHE = "RECAP_CACHE"
+CACHE, ENDPOINT = "RECAP_CACHE", "AWS_ENDPOINT_URL"
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _CREDENTIALS = {
@@ -74,7 +74,13 @@ class Location:
         match = URL.fullmatch(str(place))
         if match is None:
             raise InputError(f"{place} is no URL of an object store", fix="use s3://, gs:// or az://")
-        return cls(*match.groups())
+        location = cls(*match.groups())
+        if "@" in location.bucket:  # It must not get into messages and manifests.
+            raise InputError(
+                f"a {location.scheme}:// URL has credentials before the name of its bucket",
+                fix=f"remove them, and set {_CREDENTIALS[location.scheme]}",
+            )
+        return location
 
     @property
     def url(self) -> str:
@@ -97,12 +103,15 @@ class Location:
 
     def store(self) -> ObjectStore:
         """Connect to the store of the bucket, with the credentials of the environment."""
-        endpoint = os.environ.get("AWS_ENDPOINT_URL", "") if self.scheme == "s3" else ""
-        return from_url(
-            f"{self.scheme}://{self.bucket}",
-            client_options={"allow_http": endpoint.startswith("http://")},
-            retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=60)},
-        )
+        endpoint = os.environ.get(ENDPOINT, "") if self.scheme == "s3" else ""
+        if endpoint and not re.fullmatch(r"https?://[!-~]+", endpoint):  # The library would panic.
+            raise InputError(f"{ENDPOINT} is no URL", fix="set it to http://HOST:PORT or https://HOST:PORT")
+        with _named_errors(self):
+            return from_url(
+                f"{self.scheme}://{self.bucket}",
+                client_options={"allow_http": endpoint.startswith("http://")},
+                retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=60)},
+            )
 
 
 @contextmanager
@@ -116,7 +125,7 @@ def _named_errors(location: Location) -> Iterator[None]:
         fix = f"set {_CREDENTIALS[location.scheme]} for an account that may read and write there"
         raise InputError(f"no permission for {location.url}", fix=fix) from None
     except exceptions.BaseError as error:
-        detail = re.sub(r"\?\S*", "", str(error).partition("\n")[0])
+        detail = re.sub(r"\?\S*|(?<=://)[^\s/@]*@", "", str(error).partition("\n")[0])
         fix = f"check the network, and {_CREDENTIALS[location.scheme]}"
         raise InputError(f"{location.url} can't be reached: {detail}", fix=fix) from None
 
@@ -355,11 +364,8 @@ class Tree:
 
     def _refuse_others(self) -> None:
         """Refuse a place that has no index, but objects that are not ours."""
-        ours = {(self.location / CLAIM).key, *self._stored_files()}
-        store = self.location.store()
-        with _named_errors(self.location):
-            batches = obstore.list(store, prefix=self.location.key or None)
-            others = [entry["path"] for batch in batches for entry in batch if entry["path"] not in ours]
+        claim = (self.location / CLAIM).key
+        others = [key for key in self._entries() if key != claim and not self._is_file(key)]
         if others:
             raise InputError(
                 f"{self.location.url} exists and holds something else, such as {others[0]}",
@@ -404,22 +410,37 @@ class Tree:
         return {"bytes": status.st_size, "sha256": self._hashes[stamp]}
 
     def _remove_unused(self) -> None:
-        """Remove the files of earlier versions, and of writers that were killed."""
-        files = self.location / FILES
-        used = {(files / entry["sha256"]).key for entry in self.files.values()}
-        unused = [key for key in self._stored_files() if key not in used]
-        store = files.store()
-        with _named_errors(files):
+        """Remove the files of earlier versions, and of writers that were killed.
+
+        A writer whose claim has ended may come here late, when the next one has begun to send its files. So nothing is
+        removed that came after this version, nor if this version is not the last one any more.
+        """
+        entries = self._entries()
+        index = entries.get((self.location / INDEX).key)
+        if index is None or index["e_tag"] != self.version.get("e_tag"):
+            return
+        used = {(self.location / FILES / entry["sha256"]).key for entry in self.files.values()}
+        unused = [
+            key
+            for key, entry in entries.items()
+            if self._is_file(key) and key not in used and entry["last_modified"] <= index["last_modified"]
+        ]
+        store = self.location.store()
+        with _named_errors(self.location):
             if unused:
                 obstore.delete(store, unused)
 
-    def _stored_files(self) -> list[str]:
-        """Return the keys of all files of the tree, of any version: what is named after a hash is ours."""
-        files = self.location / FILES
-        store = files.store()
-        with _named_errors(files):
-            keys = [entry["path"] for batch in obstore.list(store, prefix=files.key) for entry in batch]
-        return [key for key in keys if re.fullmatch(r"[0-9a-f]{64}", PurePosixPath(key).name)]
+    def _entries(self) -> dict[str, Mapping[str, Any]]:
+        """Return what the store says of all objects below the tree's location, by key."""
+        store = self.location.store()
+        with _named_errors(self.location):
+            batches = obstore.list(store, prefix=self.location.key or None)
+            return {entry["path"]: entry for batch in batches for entry in batch}
+
+    def _is_file(self, key: str) -> bool:
+        """Return whether a key is that of a file of the tree, of any version: what is named after a hash is ours."""
+        directory, _, name = key.rpartition("/")
+        return directory == (self.location / FILES).key and re.fullmatch(r"[0-9a-f]{64}", name) is not None
 
 
 def _version_of(meta: Any) -> Any:
@@ -521,7 +542,7 @@ class _Beside:
     def _repeat(self) -> None:
         pushed = time.monotonic()
         while not self._over.wait(min(LEASE_SECONDS / 3, PUSH_SECONDS)):
-            with suppress(InputError):  # The next attempt may succeed; the last one tells.
+            with suppress(InputError, OSError):  # The next attempt may succeed; the last one tells.
                 self._claim.renew()
                 if time.monotonic() - pushed >= PUSH_SECONDS:
                     self._tree.push(self._work)
