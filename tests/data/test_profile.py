@@ -1,6 +1,7 @@
 """The profile of the training rows: equal to a count by hand, bounded, and refused where it does not fit."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -8,10 +9,15 @@ import pytest
 
 from recap_ctr.data import profiling
 from recap_ctr.data.bins import NUM_BINS
+from recap_ctr.data.grow import Base
+from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.profile import PROFILE, read_profile
+from recap_ctr.data.rare import load_rare
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.source import Block, FrameSource
 from recap_ctr.data.split import Split
 from recap_ctr.errors import InputError
+from recap_ctr.inference.window import RARE_ROWS, Window
 from recap_ctr.schema import Field, Schema
 from tests.support.daily_log import DAY, SCHEMA, START, daily_log, prepared_log
 from tests.support.preparing import prepared, simple
@@ -75,6 +81,76 @@ def test_unseen_values_are_those_that_the_earlier_half_lacks(tmp_path: Path) -> 
     assert len(later) == len(profile.rows) - len(profile.rows) // 2
     assert later[: len(later) // 2 - 1] == [0] * (len(later) // 2 - 1)
     assert sum(later) == values[:-4].count("new")
+
+
+def go_on(data: PreparedData, rows: pl.DataFrame, out: Path, **forgetting: Any) -> PreparedData:
+    """Return an update's rows, prepared with the vocabularies and the profile of `data`."""
+    rare = load_rare(data.path, data.encoder)
+    base = Base(data.fingerprint, data.encoder, rare, profile=data.profile, **forgetting)
+    rule = Split(kind="time", ratio=(4, 1, 0))
+    preparation = Preparation(data.schema, {"all": FrameSource(rows)}, rule, base=base)
+    return write_prepared_data(preparation, out, quiet=True)[0]
+
+
+def test_it_goes_on_with_the_rows_of_an_update(
+    data: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "MAX_PERIODS", 200)
+    later = daily_log(3, first_day=14).with_columns(
+        site=pl.when(pl.col("ts") % 4 == 0).then(pl.lit("fresh")).otherwise("site")
+    )
+    grown = go_on(data, later, tmp_path / "grown")
+    old, new = data.profile, grown.profile
+    assert old is not None and old.starts is not None and new is not None and new.starts is not None
+    assert new.seconds == old.seconds and new.starts[: len(old.starts)] == old.starts
+    assert len(new.rows) == len(old.rows) + 3 * DAY // (old.seconds or 1)
+    # Rows that only judge the update count, too: its evening belongs to what is usual.
+    assert sum(new.rows[len(old.rows) :]) == later.height
+    assert sum(new.clicks) == sum(old.clicks) + int(later["click"].sum())
+    price, site = (next(field for field in new.fields if field.name == name) for name in ("price", "site"))
+    assert sum(price.missing[len(old.rows) :]) == later["price"].null_count()
+    assert price.edges == next(field.edges for field in old.fields if field.name == "price")
+    # What the shipped model did not know was unseen, though it has a vector by now.
+    known = data.encoder.fields[1].values
+    assert sum(site.unseen[-24:]) == (~later["site"].is_in(known.implode())).sum()
+    top = data.encoder.fields[1].values[0]
+    assert sum(counts[0] for counts in site.bins[-24:]) == (later["site"] == top).sum()
+    assert sum(counts[-1] for counts in site.bins[-24:]) == 0
+    window = Window(grown.encoder, new)
+    window.add(grown.encoder.encode(Block(later, 1, "rows")))
+    assert window.unseen(1).share == 0.0 and not window.unseen(1).is_beyond
+    few = grown.encoder.fields[1].values.filter(pl.Series(grown.encoder.fields[1].counts < RARE_ROWS))
+    assert window.rare(1) == pytest.approx(later["site"].is_in(few.implode()).mean())
+    assert 0 < window.rare(1) < 0.1
+
+
+def test_the_oldest_periods_leave_and_forgotten_values_are_unseen(
+    data: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "MAX_PERIODS", 100)
+    later = daily_log(4, first_day=14).with_columns(zip=pl.lit("new zip"))
+    never = np.full(data.layout.num_rows, -np.inf)
+    grown = go_on(data, later, tmp_path / "grown", last_V=never, forget_after=1.0 * DAY)
+    old, new = data.profile, grown.profile
+    assert old is not None and new is not None and new.starts is not None and old.starts is not None
+    assert len(new.rows) == 100 and new.starts[-1] > old.starts[-1]
+    field = new.fields[2]
+    assert grown.encoder.fields[2].values.null_count() > 0
+    assert sum(counts[-1] for counts in field.bins[:60]) > sum(counts[-1] for counts in old.fields[2].bins)
+    assert all(sum(counts) == rows for counts, rows in zip(field.bins, new.rows, strict=True))
+    Window(grown.encoder, new)
+
+
+def test_periods_of_rows_go_on_without_times(tmp_path: Path) -> None:
+    table = simple(2_000, c=[f"v{i % 7}" for i in range(2_000)])
+    first = prepared(table, tmp_path / "first")
+    rare = load_rare(first.path, first.encoder)
+    base = Base(first.fingerprint, first.encoder, rare, profile=first.profile)
+    more = Preparation(first.schema, {"all": FrameSource(table)}, Split(ratio=(4, 1, 0)), base=base)
+    second = write_prepared_data(more, tmp_path / "second", quiet=True)[0].profile
+    assert first.profile is not None and second is not None and second.starts is None
+    assert sum(second.rows) == sum(first.profile.rows) + 2_000
+    assert len(second.rows) == len(first.profile.rows) + round(2_000 / np.mean(first.profile.rows))
 
 
 @pytest.mark.slow

@@ -1,13 +1,15 @@
 """A log, replayed: every strategy is judged on rows that it has not seen, and an interrupted replay goes on."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recap_ctr.data.drifting import DriftConfig, DriftingData
 from recap_ctr.data.synthetic import SyntheticConfig
 from recap_ctr.errors import InputError
-from recap_ctr.evaluation.backtest import Backtest, Period, PeriodFigures
+from recap_ctr.evaluation.backtest import Backtest, Gap, Period, PeriodFigures
+from recap_ctr.jobs.engines import LOCAL
 from recap_ctr.jobs.executor import InThisProcess
 from recap_ctr.pages.backtest import page, summary
 from recap_ctr.recipe import backtest as replays
@@ -39,12 +41,28 @@ def test_what_is_kept_of_the_gain() -> None:
     assert summary(report).startswith("Updating has 70 % of the gain in AUC and 70 % of the gain in logloss")
     assert "10.0 % of its CPU time" in page(report).to_html()
     assert Backtest.model_validate(report.to_json()) == report
+    report = report.model_copy(update={"forgotten": {"never": Gap(mean=0.01, error=0.004)}})
+    assert "of the updated model differs by +0.01000 ± 0.00784 from the first fit." in summary(report)
 
 
 @pytest.mark.parametrize("text", ["1", "d", "0d", "1y", "-1d"])
 def test_periods_are_a_number_and_a_unit(text: str) -> None:
     with pytest.raises(InputError, match="not a period"):
         read_period(text)
+
+
+def test_fits_run_where_those_of_fit_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = DriftingData(DriftConfig(SyntheticConfig(rows=40, num_fields=3), 4)).frame()
+    asked: dict[str, Any] = {}
+
+    def stop(*_: object, **options: object) -> None:
+        asked.update(options)
+        pytest.fail("cut")
+
+    monkeypatch.setattr(replays, "fit", stop)
+    with pytest.raises(pytest.fail.Exception):
+        backtest(log.drop("row", "bayes_logit"), label="click", time="ts", out=tmp_path / "replay")
+    assert asked["executor"] == LOCAL
 
 
 @pytest.mark.slow
@@ -77,6 +95,9 @@ def test_a_log_is_replayed_and_resumed(tmp_path: Path, monkeypatch: pytest.Monke
     assert first.figures["update"].churn == 0.0 and second.figures["refit"].cpu_seconds > 0
     assert second.figures["refit"].logloss != second.figures["never"].logloss
     assert result.page.is_file()
+    gap = result.report.forgotten["refit"]
+    oldest = result.report.oldest
+    assert gap.mean == pytest.approx(oldest["update"] - oldest["refit"]) and gap.error > 0
     with pytest.raises(InputError, match="'f1' does not hold moments"):
         backtest(rows, **{**options, "out": tmp_path / "other", "time": "f1"})  # type: ignore[arg-type]
     with pytest.raises(InputError, match="periods; at least 3"):

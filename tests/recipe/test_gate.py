@@ -6,7 +6,15 @@ from scipy.stats import norm
 
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.calibrate import AffineCalibration
-from recap_ctr.recipe.gate import GateLimits, NewestRows, Ranking, Verdict, judge, share_won
+from recap_ctr.recipe.gate import (
+    FieldShares,
+    GateLimits,
+    NewestRows,
+    Ranking,
+    Verdict,
+    judge,
+    share_won,
+)
 
 ROWS = 4_000
 RNG = np.random.default_rng(0)
@@ -21,7 +29,7 @@ def verdict(
 ) -> Verdict:
     settings = {
         "limits": GateLimits(),
-        "unknown": {"ad": (0.1, 0.1, 0.0)},
+        "fields": {"ad": FieldShares(0.1, 0.1, 0.0, 0.0)},
         "ranking": Ranking(metrics.auc(labels, shipped), 0.01, 0.75),
         **options,
     }
@@ -55,16 +63,39 @@ def test_shuffled_labels_are_refused() -> None:
     assert "75.00 when it shipped" in found.reasons[0]
 
 
-@pytest.mark.parametrize(
-    ("missing", "words"), [(0.9, "90 % of the rows have no value"), (0.0, "another way")]
-)
-def test_unknown_values_are_refused(missing: float, words: str) -> None:
-    found = verdict(TRUTH, TRUTH + NOISE, unknown={"ad": (0.1, 0.95, missing), "site": (0.5, 0.7, 0.0)})
-    (reason,) = found.reasons
-    assert (
-        "field 'ad': 95.0 % of the values are unknown to the shipped model, 10.0 % when it shipped" in reason
-    )
-    assert words in reason
+BEYOND = {
+    "unknown": (
+        FieldShares(0.1, 0.95, 0.0, 0.0),
+        "95.0 % of the values are unknown to the shipped model, 10.0 %",
+    ),
+    "empty": (FieldShares(0.1, 0.95, 0.0, 0.9), "90.0 % of the rows have no value, 0.0 % when"),
+    "an empty field of several values": (
+        FieldShares(0.0, 0.0, 0.03, 1.0),
+        "100.0 % of the rows have no value",
+    ),
+    "unknown where half was unknown": (FieldShares(0.6, 1.0, 0.0, 0.0), "(limit: 36 points more)"),
+    "empty where most rows were": (FieldShares(0.7, 1.0, 0.7, 1.0), "(limit: 27 points more)"),
+}
+WITHIN = {
+    "half of the values new": FieldShares(0.1, 0.6, 0.0, 0.0),
+    "half of what was known lost": FieldShares(0.6, 0.8, 0.0, 0.0),
+    "nearly nothing known": FieldShares(0.96, 1.0, 0.0, 0.0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BEYOND)
+def test_broken_fields_are_refused(name: str) -> None:
+    shares, words = BEYOND[name]
+    site = FieldShares(0.5, 0.7, 0.0, 0.0)
+    (reason,) = verdict(TRUTH, TRUTH + NOISE, fields={"ad": shares, "site": site}).reasons
+    assert reason.startswith("field 'ad': ") and words in reason
+    assert verdict(TRUTH, TRUTH + NOISE, fields={"ad": shares}, limits=GateLimits(max_unknown=1.0)).passes
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_fields_with_new_values_pass(name: str) -> None:
+    assert verdict(TRUTH, TRUTH + NOISE, fields={"ad": WITHIN[name]}).passes
 
 
 @pytest.mark.slow

@@ -21,9 +21,13 @@ from recap_ctr.data.source import FrameSource
 from recap_ctr.data.synthetic import SyntheticConfig
 from recap_ctr.errors import InputError
 from recap_ctr.inference.artifact import read_artifact
-from recap_ctr.inference.manifest import TRAINING_STATE, WEIGHTS, read_artifact_manifest
+from recap_ctr.inference.delta import apply_delta
+from recap_ctr.inference.drift import measure_drift
+from recap_ctr.inference.manifest import CARD, TRAINING_STATE, WEIGHTS, read_artifact_manifest
 from recap_ctr.inference.scorer import Scorer, evaluate_rows
 from recap_ctr.jobs.executor import InThisProcess
+from recap_ctr.recipe import retrain
+from recap_ctr.recipe import update as updates
 from recap_ctr.recipe.fit import fit
 from recap_ctr.recipe.state import TrainingState, read_state, write_state
 from recap_ctr.recipe.update import update
@@ -90,6 +94,10 @@ def rows_of(path: Path) -> pl.DataFrame:
     return pl.read_parquet(path)
 
 
+def bits(directory: Path) -> dict[str, bytes]:
+    return {name: content for name, (content, _) in contents(directory).items()}
+
+
 def test_ids_stay_and_scores_improve_over_updates(log: Log, tmp_path: Path) -> None:
     never, current = Scorer.load(log.fit), log.fit
     first, gains = ids(log.fit), []
@@ -135,6 +143,43 @@ def test_the_grown_model_scores_as_before_until_it_is_trained(log: Log, tmp_path
     assert (again.score_frame(frame) == new.score_frame(frame)).all()
 
 
+def test_deltas_lead_from_update_to_update(log: Log, tmp_path: Path) -> None:
+    """A chain of deltas, applied one after the other, is the whole artifact, and scores as it does."""
+    current = applied = log.fit
+    for number in (FITTED, FITTED + 1):
+        out, delta, copy = (tmp_path / f"{name}-{number}" for name in ("whole", "delta", "copy"))
+        update(current, log.days[number], out=out, settings=ONCE, gate=OPEN, delta=delta)
+        apply_delta(applied, delta, copy)
+        scorers = Scorer.load(out), Scorer.load(copy)
+        first, second = (scorer.score_frame(rows_of(log.days[number + 1])) for scorer in scorers)
+        assert (first == second).all()
+        assert bits(copy) == {
+            name: content for name, content in bits(out).items() if not name.startswith(TRAINING_STATE)
+        }
+        current, applied = out, copy
+
+
+def test_an_updated_model_knows_what_is_usual(log: Log, tmp_path: Path) -> None:
+    """The profile goes on with the model, so that later rows can be checked against it."""
+    result = update(log.fit, log.days[FITTED], out=tmp_path / "new", settings=ONCE, gate=OPEN)
+    old, new = read_artifact(log.fit), read_artifact(result.out)
+    rows = rows_of(log.days[FITTED])
+    assert old.usual.starts is not None and new.usual.starts is not None
+    assert new.usual.starts[0] == old.usual.starts[0] and new.usual.starts[-1] > old.usual.starts[-1]
+    assert sum(new.usual.rows) == sum(old.usual.rows) + rows.height
+    assert sum(new.usual.clicks) == sum(old.usual.clicks) + int(rows["click"].sum())
+    tomorrow = rows_of(log.days[FITTED + 1])
+    unseen = [
+        sum(field.unseen for field in measure_drift(Scorer.load(path), tomorrow).periods[0].fields)
+        for path in (log.fit, result.out)
+    ]
+    assert unseen[1] < unseen[0]
+    totals = new.manifest["data"]
+    rate = sum(new.usual.clicks) / sum(new.usual.rows)
+    assert totals["clicks"] / totals["rows"] == pytest.approx(rate, abs=0.02)
+    assert "1 update trained it further." in (new.path / CARD).read_text()
+
+
 def without_labels(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.col("click").shuffle(seed=1))
 
@@ -151,7 +196,7 @@ def respelt(frame: pl.DataFrame) -> pl.DataFrame:
     ("poison", "words"),
     [
         (without_labels, "labels: the shipped model ranks these rows"),
-        (without_a_field, "field 'f3': 100.0 % of the values are unknown"),
+        (without_a_field, "field 'f3': 100.0 % of the rows have no value"),
         (respelt, "are its values written in another way?"),
     ],
 )
@@ -182,6 +227,10 @@ def test_without_training_state(log: Log, tmp_path: Path) -> None:
         update(bare, log.days[FITTED], out=tmp_path / "other", settings={"forget_after": 2.0})
     with pytest.raises(InputError, match="exists"):
         update(bare, log.days[FITTED], out=tmp_path / "new")
+    # Of other values it is not known when they were last seen: three days have not passed since there are records.
+    options = {"settings": {**ONCE, "forget_after": 3.0}, "gate": OPEN}
+    again = update(result.out, log.days[FITTED + 2], out=tmp_path / "again", **options)  # type: ignore[arg-type]
+    assert again.shipped and again.report.forgotten == {}
 
 
 def test_a_damaged_or_foreign_state_is_refused(log: Log, tmp_path: Path) -> None:
@@ -191,6 +240,23 @@ def test_a_damaged_or_foreign_state_is_refused(log: Log, tmp_path: Path) -> None
         file.write(b"x")
     with pytest.raises(InputError, match="damaged"):
         update(artifact, log.days[FITTED], out=tmp_path / "new")
+
+
+def test_the_state_is_bounded(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrain, "REPLAY_ROWS", 500)
+    monkeypatch.setattr(retrain, "PENDING_ROWS", 50)
+    current = log.fit
+    for number in (FITTED, FITTED + 1):
+        current = update(current, log.days[number], out=tmp_path / str(number), settings=ONCE, gate=OPEN).out
+        state = read_state(current, read_artifact(current).encoder)
+        assert state is not None and state.replay is not None and state.pending is not None
+        assert (len(state.replay), len(state.pending)) == (500, 50)
+        times = state.replay.shard.times
+        assert times is not None and state.rows_seen > 3_000
+        # New rows are in the sample in proportion to all.
+        is_new = times >= rows_of(log.days[number])["ts"].to_numpy().min()
+        share = np.mean(is_new) * state.rows_seen / (0.8 * rows_of(log.days[number]).height)
+        assert share == pytest.approx(1.0, abs=0.25)
 
 
 def test_values_are_forgotten(log: Log, tmp_path: Path) -> None:
@@ -277,13 +343,19 @@ def work(stage):
     elif stage == "training":
         step = Trainer.step
         Trainer.step = lambda self: kill() if self.progress.step == 2 else step(self)
+    elif stage == "state":
+        stages.write_state = kill
+    elif stage == "delta":
+        stages.write_delta = kill
     elif stage == "shipping":
         stages.atomic_directory = kill
-    limits = json.loads(sys.argv[4])
-    stages.update(artifact, rows, out=out, settings={"passes": 1, "replay": 0.2}, gate=limits)
+    elif stage == "tidying":
+        stages.remove_directory = kill
+    options = {"settings": {"passes": 1, "replay": 0.2}, "gate": json.loads(sys.argv[4])}
+    stages.update(artifact, rows, out=out, delta=out + "-delta", **options)
 
 
-for stage in ("rows", "training", "shipping", "none"):
+for stage in ("rows", "training", "state", "delta", "shipping", "tidying", "none"):
     child = os.fork()
     if child == 0:
         code = 1
@@ -304,11 +376,26 @@ def test_killed_in_each_stage_it_ends_with_the_same_bits(log: Log, tmp_path: Pat
         [sys.executable, "-c", DRIVER, *arguments], capture_output=True, text=True, check=True
     )
     *killed, finished = done.stdout.splitlines()
-    assert killed == [f"{stage} -9 False" for stage in ("rows", "training", "shipping")]
+    stages = ("rows", "training", "state", "delta", "shipping", "tidying")
+    assert killed == [f"{stage} -9 {stage == 'tidying'}" for stage in stages]
     assert finished == "none 0 True", done.stderr
-    update(log.fit, log.days[FITTED], out=tmp_path / "whole", settings=ONCE, gate=OPEN)
-    first, second = (
-        {name: bits for name, (bits, _) in contents(path).items()} for path in (out, tmp_path / "whole")
-    )
-    assert first == second
-    assert {path.name for path in tmp_path.iterdir()} == {"new", "whole"}
+    whole = tmp_path / "whole"
+    update(log.fit, log.days[FITTED], out=whole, settings=ONCE, gate=OPEN, delta=tmp_path / "whole-delta")
+    assert bits(out) == bits(whole)
+    assert bits(tmp_path / "new-delta") == bits(tmp_path / "whole-delta")
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "new-delta", "whole", "whole-delta"}
+
+
+def test_an_output_of_something_else_stays(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an interrupted update has written may be replaced by the same update, and by no other."""
+    out, delta = tmp_path / "new", tmp_path / "delta"
+    with monkeypatch.context() as patch:
+        patch.setattr(updates, "atomic_directory", lambda _: pytest.fail("cut"))
+        with pytest.raises(pytest.fail.Exception):
+            update(log.fit, log.days[FITTED], out=out, delta=delta, settings=ONCE, gate=OPEN)
+    assert delta.exists() and not out.exists()
+    with pytest.raises(InputError, match="delta exists"):
+        update(log.fit, log.days[FITTED + 1], out=out, delta=delta, settings=ONCE, gate=OPEN)
+    assert update(log.fit, log.days[FITTED], out=out, delta=delta, settings=ONCE, gate=OPEN).shipped
+    with pytest.raises(InputError, match="new exists"):
+        update(log.fit, log.days[FITTED], out=out, delta=delta, settings=ONCE, gate=OPEN)

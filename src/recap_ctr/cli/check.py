@@ -71,7 +71,7 @@ def drift(
     artifact: ArtifactPath,
     rows: RawRows,
     every: Annotated[
-        str, typer.Option("--every", help="Length of a period: so many hours (6h) or days (1d).")
+        str, typer.Option("--every", help="Length of a period, in hours (6h) or days (1d).")
     ] = "1d",
     out: Annotated[Path | None, typer.Option("--out", help="Directory for a page with the series.")] = None,
     max_psi: Annotated[

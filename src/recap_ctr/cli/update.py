@@ -1,7 +1,7 @@
 """Commands for tomorrow's log: update a shipped model, and replay a log day by day."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -54,13 +54,22 @@ MaxUnknown = Annotated[
         help="Rise of a field's share of values that the model doesn't know.  [default: 0.5]",
     ),
 ]
+MinRanking = Annotated[
+    float | None,
+    typer.Option(
+        "--min-ranking",
+        min=0.0,
+        max=1.0,
+        help="Share of its AUC above one half that the shipped model must still have.  [default: 0.5]",
+    ),
+]
 ForgetAfter = Annotated[
     float | None,
     typer.Option(
         "--forget-after",
         min=0.0,
         metavar="DAYS",
-        help="Take the vector of values that were not seen for so long.  [default: never]",
+        help="Give up the vectors of values that were not seen for this long.  [default: never]",
     ),
 ]
 
@@ -73,6 +82,7 @@ def update(
     max_churn: MaxChurn = None,
     max_calibration_error: MaxCalibrationError = None,
     max_unknown: MaxUnknown = None,
+    min_ranking: MinRanking = None,
     forget_after: ForgetAfter = None,
     delta: Annotated[
         Path | None, typer.Option("--delta", help="Also write what changed to this directory, for servers.")
@@ -98,18 +108,12 @@ def update(
     require_torch()
     from recap_ctr.recipe.update import update as update_model
 
-    limits = {
-        "confidence": confidence,
-        "max_churn": max_churn,
-        "max_calibration_error": max_calibration_error,
-        "max_unknown": max_unknown,
-    }
     result = update_model(
         artifact,
         rows,
         out=out,
         settings={**parse_settings(settings), **drop_unset({"forget_after": forget_after})},
-        gate=drop_unset(limits),
+        gate=_limits(confidence, max_churn, max_calibration_error, max_unknown, min_ranking),
         delta=delta,
         threads=threads or 1,
         force=force,
@@ -122,6 +126,25 @@ def update(
     if not result.shipped:
         raise typer.Exit(BAD_INPUT)
     tell(quiet, f"Next: recap predict {out} rows.csv --out scores.csv")
+
+
+def _limits(
+    confidence: float | None,
+    max_churn: float | None,
+    max_calibration_error: float | None,
+    max_unknown: float | None,
+    min_ranking: float | None,
+) -> dict[str, Any]:
+    """Return the limits of the gate that options set."""
+    return drop_unset(
+        {
+            "confidence": confidence,
+            "max_churn": max_churn,
+            "max_calibration_error": max_calibration_error,
+            "max_unknown": max_unknown,
+            "min_ranking": min_ranking,
+        }
+    )
 
 
 def _print_update(report: "UpdateReport") -> None:
@@ -198,6 +221,10 @@ def backtest(
     budget: Annotated[float | None, typer.Option("--budget", min=0.1, help="Minutes of each fit.")] = None,
     settings: Set = None,
     confidence: Confidence = None,
+    max_churn: MaxChurn = None,
+    max_calibration_error: MaxCalibrationError = None,
+    max_unknown: MaxUnknown = None,
+    min_ranking: MinRanking = None,
     forget_after: ForgetAfter = None,
     threads: TrainThreads = None,
     force: Force = False,
@@ -228,7 +255,7 @@ def backtest(
         settings=parse_settings(settings),
         budget=budget,
         update_settings=drop_unset({"forget_after": forget_after}),
-        gate=drop_unset({"confidence": confidence}),
+        gate=_limits(confidence, max_churn, max_calibration_error, max_unknown, min_ranking),
         threads=threads or 1,
         force=force,
         quiet=quiet,

@@ -1,7 +1,8 @@
 """Encoded rows, counted in a few bins a field: the shape of its values, small enough to keep and to compare.
 
 The commonest values have a bin each and the rest share one; hash buckets and quantiles are joined in order; numbers
-are cut at edges. Ids count values by falling frequency, so bins need no table of the vocabulary's size.
+are cut at edges. Ids count values by falling frequency, so bins need no table of the vocabulary's size; values that
+an update adds come last.
 Shape suffixes: B rows, W id columns, P periods, K bins of all fields.
 """
 
@@ -37,11 +38,8 @@ class Bins:
         def spread(values: Sequence[int]) -> Ints:
             return np.array([values[i] for i in columns], np.int32)
 
-        firsts = [int(fitted.ids(np.zeros(1, np.int32))[0]) for fitted in encoder.fields]
         pairs = list(zip(encoder.fields, layout.fields, strict=True))
-        self._first_W = spread(
-            [place.offset + first for first, (_, place) in zip(firsts, pairs, strict=True)]
-        )
+        self._first_W = spread([place.offset + 1 for place in layout.fields])
         self._oov_W = spread([place.offset + fitted.oov for fitted, place in pairs])
         self._start_W = spread([place.start for place in self.places])
         self._last_W = spread([place.stop - 2 for place in self.places])
@@ -64,7 +62,7 @@ class Bins:
         return counts[:-1].astype(np.int64)
 
     def count_by_period(self, ids_BW: Ints, values_BN: Floats, periods_B: Ints, num_periods: int) -> Counts:
-        """Return the same for each period of the rows, a matrix of periods × bins."""
+        """Return how many values are in each bin for each period of the rows, periods × bins."""
         width = self.size + 1
         places_BW = self._find(ids_BW, values_BN) + periods_B[:, None].astype(np.int64) * width
         counts = np.bincount(places_BW.ravel(), minlength=num_periods * width)
@@ -72,7 +70,8 @@ class Bins:
 
     def _find(self, ids_BW: Ints, values_BN: Floats) -> Ints:
         """Return the bin of each value; `size` for padding."""
-        order_BW = (ids_BW - self._first_W) // self._divisor_W  # below 0 for padding
+        # Ids of values that an update added come after OOV's. Padding is below 0.
+        order_BW = (ids_BW - self._first_W - (ids_BW > self._oov_W)) // self._divisor_W
         bins_BW = np.minimum(self._start_W + order_BW, self._last_W)
         bins_BW[order_BW < 0] = self.size
         for column, table in self._quantiles.items():

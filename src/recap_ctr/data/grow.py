@@ -19,6 +19,7 @@ from recap_ctr.data.count import field_directory
 from recap_ctr.data.encode import Encoder, FittedField
 from recap_ctr.data.fit import count_field
 from recap_ctr.data.moments import seconds_or_never
+from recap_ctr.data.profile import Profile
 from recap_ctr.data.rare import NO_VALUES, Rare, most_frequent
 from recap_ctr.data.split import SplitCodes
 from recap_ctr.data.spool import SpooledRows
@@ -40,6 +41,8 @@ class Base:
     """When each row of the table was last seen, in seconds since 1970."""
     forget_after: float | None = None
     """Seconds after which a value that was not seen again is forgotten."""
+    profile: Profile | None = None
+    """What was usual in the rows before; that of these rows goes on from it."""
 
     def grown(
         self, rows: SpooledRows, unit: TimeUnit | None, splits: SplitCodes, directory: Path

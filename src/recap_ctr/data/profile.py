@@ -42,7 +42,7 @@ class FieldProfile(_Counts):
 
 
 class Repeats(_Counts):
-    """How many of so many neighbouring rows repeat another one, at most."""
+    """The largest share of rows that repeat an earlier one, among `rows` neighbouring rows."""
 
     rows: PositiveInt
     share: float

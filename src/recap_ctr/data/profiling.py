@@ -9,8 +9,10 @@ import polars as pl
 
 from recap_ctr.data.bins import NUM_BINS, Bins, Counts, field_entries
 from recap_ctr.data.encode import Encoder, Ints
+from recap_ctr.data.grow import Base, row_map
 from recap_ctr.data.moments import DAY, HOUR, Seconds, seconds_of
 from recap_ctr.data.profile import FieldProfile, Profile, Repeats
+from recap_ctr.data.rolling import go_on
 from recap_ctr.data.shards import Shard
 from recap_ctr.data.split import SplitCodes
 from recap_ctr.data.spool import SPOOL_ROWS, Part, PartTables, SpooledRows, training_blocks
@@ -26,33 +28,49 @@ EDGE_ROWS = SAMPLE_ROWS = 1 << 18
 
 
 def build_profile(
-    rows: SpooledRows, encoder: Encoder, splits: SplitCodes, train: Shard, unit: TimeUnit | None
+    rows: SpooledRows,
+    encoder: Encoder,
+    splits: SplitCodes,
+    train: Shard,
+    unit: TimeUnit | None,
+    base: Base | None = None,
 ) -> Profile:
-    """Return the profile of the training rows: `train` are those rows, encoded; times are written in `unit`."""
+    """Return the profile of the training rows: `train` are those rows, encoded; times are written in `unit`.
+
+    If `base` has a profile, this one goes on from it: in its bins and periods, of which the oldest leave.
+    """
+    earlier = None if base is None else base.profile
     times = None
     if "time" in rows.columns:
         times = np.concatenate(list(training_blocks(rows.columns["time"], splits)))
     num_fields = len(encoder.fields)
     most = max(min(MAX_PERIODS, MAX_COUNTS // (num_fields * (NUM_BINS + 2))), MIN_PERIODS)
     seconds = None if times is None or unit is None else seconds_of(times, unit)
-    periods, starts, length = _periods(times, seconds, len(train), most)
+    periods, starts, length = _periods(times, seconds, len(train), most, earlier)
     num_periods = int(periods.max()) + 1
-    edges = [
-        _edges(rows, fitted.field.name, splits) if fitted.field.is_value else [] for fitted in encoder.fields
-    ]
+    if earlier is None:
+        edges = [
+            _edges(rows, fitted.field.name, splits) if fitted.field.is_value else []
+            for fitted in encoder.fields
+        ]
+    else:
+        edges = [field.edges for field in earlier.fields]
     bins = Bins(encoder, edges)
     counts_PK = np.zeros((num_periods, bins.size), np.int64)
     for at, ids_BW in _blocks(train):
         counts_PK += bins.count_by_period(ids_BW, np.asarray(train.values[at]), periods[at], num_periods)
     missing_FP = [_missing(rows, fitted.field.name, splits, periods) for fitted in encoder.fields]
-    unseen_PF = _unseen(encoder, train, periods, num_periods)
+    if base is None or earlier is None:
+        unseen_PF = _unseen(encoder, train, periods, num_periods)
+    else:
+        unseen_PF = _added(row_map(base.encoder, encoder).fresh_G, encoder, train, periods, num_periods)
     top_FP = _top_shares(encoder, train, periods, num_periods)
-    fields = []
+    fields, unseen_FP = [], []
     for i, fitted in enumerate(encoder.fields):
         field_bins = counts_PK[:, bins.places[i]].copy()
         if fitted.field.kind != "multi":  # A multi field without values has no id but padding.
             field_bins[:, -1] -= missing_FP[i]
-        unseen = (unseen_PF[:, i] + field_bins[:, -1])[num_periods // 2 :]
+        unseen_FP.append(unseen_PF[:, i] + field_bins[:, -1])
         fields.append(
             FieldProfile(
                 name=fitted.field.name,
@@ -60,10 +78,10 @@ def build_profile(
                 missing=missing_FP[i].tolist(),
                 bins=field_bins.tolist(),
                 top=top_FP[i].tolist(),
-                unseen=unseen.tolist(),
+                unseen=unseen_FP[-1][num_periods // 2 :].tolist(),
             )
         )
-    return Profile(
+    profile = Profile(
         starts=starts,
         seconds=length,
         rows=np.bincount(periods, minlength=num_periods).tolist(),
@@ -71,17 +89,30 @@ def build_profile(
         fields=fields,
         repeats=_repeats(rows, splits, times),
     )
+    if base is None or earlier is None:
+        return profile
+    return go_on(earlier, base.encoder, profile, unseen_FP, encoder, most)
 
 
 def _periods(
-    times: npt.NDArray[np.float64] | None, seconds: Seconds | None, num_rows: int, most: int
+    times: npt.NDArray[np.float64] | None,
+    seconds: Seconds | None,
+    num_rows: int,
+    most: int,
+    earlier: Profile | None,
 ) -> tuple[Ints, list[int] | None, int | None]:
-    """Return the period of each row, and where they are stretches of time, their starts and their length."""
-    if seconds is not None and (length := _period_length(seconds, most)) is not None:
+    """Return the period of each row, and where they are stretches of time, their starts and their length.
+
+    They are as long as those of an earlier profile, or have about as many rows.
+    """
+    if seconds is not None and (length := _period_length(seconds, most, earlier)) is not None:
         stretches, places = np.unique(seconds // length, return_inverse=True)
-        if len(stretches) >= MIN_PERIODS:
+        if earlier is not None or len(stretches) >= MIN_PERIODS:
             return places.astype(np.int32), (stretches * length).tolist(), length
     num_periods = int(np.clip(num_rows // PERIOD_ROWS, min(MIN_PERIODS, num_rows), most))
+    if earlier is not None:
+        usual = sum(earlier.rows) / len(earlier.rows)
+        num_periods = int(np.clip(round(num_rows / usual), 1, most))
     in_order: Ints = (np.arange(num_rows) * num_periods // num_rows).astype(np.int32)
     if times is None:
         return in_order, None, None
@@ -94,8 +125,12 @@ def _periods(
     return periods, seconds[order[firsts]].tolist(), None
 
 
-def _period_length(seconds: Seconds, most: int) -> int | None:
-    """Return the seconds of the shortest usual stretch of which at most `most` cover all rows."""
+def _period_length(seconds: Seconds, most: int, earlier: Profile | None) -> int | None:
+    """Return the seconds of a period of the earlier profile, or of the shortest usual stretch of which `most` cover all
+    rows.
+    """
+    if earlier is not None:
+        return earlier.seconds
     first, last = int(seconds.min()), int(seconds.max())
     whole_days = -(-(last - first + 1) // (DAY * (most - 1)))
     lengths = (*(hours * HOUR for hours in PERIOD_HOURS), whole_days * DAY)
@@ -160,6 +195,19 @@ def _unseen(encoder: Encoder, train: Shard, periods: Ints, num_periods: int) -> 
     return unseen_PF
 
 
+def _added(
+    fresh: npt.NDArray[np.bool_], encoder: Encoder, train: Shard, periods: Ints, num_periods: int
+) -> Counts:
+    """Return how many values of each period are those of `fresh` rows of the table, by field."""
+    added_PF = np.zeros((num_periods, len(encoder.fields)), np.int64)
+    for at, ids_BW in _blocks(train):
+        is_fresh_BW = fresh[ids_BW]
+        for i, place in enumerate(encoder.layout.fields):
+            fresh_B = is_fresh_BW[:, place.start : place.start + place.width].sum(axis=1)
+            added_PF[:, i] += _sums(periods[at], fresh_B, num_periods)
+    return added_PF
+
+
 def _top_shares(
     encoder: Encoder, train: Shard, periods: Ints, num_periods: int
 ) -> list[npt.NDArray[np.float64]]:
@@ -179,7 +227,7 @@ def _top_shares(
 
 
 def _repeats(rows: SpooledRows, splits: SplitCodes, times: npt.NDArray[np.float64] | None) -> list[Repeats]:
-    """Return how many rows repeat an earlier one among so many neighbours, for the newest training rows."""
+    """Return which share of the newest training rows repeats an earlier one, for several numbers of neighbours."""
     positions = np.flatnonzero(splits == 0)
     if times is not None:
         positions = positions[np.argsort(times, kind="stable")]

@@ -8,7 +8,7 @@ import polars as pl
 from recap_ctr.data.encode import Encoder
 from recap_ctr.storage.files import make_directory, new_file
 
-MAX_RARE = 1_000_000  # Of each field the most frequent, which bounds them.
+MAX_RARE = 1_000_000  # The counts of the most frequent values of each field are kept, up to this number.
 Rare = Mapping[int, pl.DataFrame]
 """Values that a field's vocabulary lacks, with their counts, by the number of the field."""
 NO_VALUES = pl.DataFrame(schema={"value": pl.String, "count": pl.Int64})

@@ -28,6 +28,18 @@ class PeriodFigures(Record):
     """Why the gate refused it."""
 
 
+class Gap(Record):
+    """The difference of two models' logloss on the same rows."""
+
+    mean: float
+    error: float
+    """Its standard error."""
+
+    def __str__(self) -> str:
+        """Return the difference with its interval of 95 %."""
+        return f"{self.mean:+.5f} ± {1.96 * self.error:.5f}"
+
+
 class Period(Record):
     """One period of the log."""
 
@@ -46,6 +58,8 @@ class Backtest(Record):
     periods: list[Period]
     oldest: dict[Strategy, float]
     """Logloss of the last models on the rows of the first period of all."""
+    forgotten: dict[Strategy, Gap] = Field(default_factory=dict)
+    """By how much the updated model's logloss is above that of the other models there, if it has forgotten."""
 
     def mean(self, strategy: Strategy, figure: Callable[[PeriodFigures], float]) -> float:
         """Return the mean of a figure over the periods."""

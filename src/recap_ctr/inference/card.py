@@ -20,7 +20,7 @@ def model_card(manifest: dict[str, Any], encoder: Encoder, profile: Profile | No
         f" and {encoder.layout.num_rows:,} vocabulary entries.",
         f"Trained on {manifest['data']['rows']:,} rows of {manifest['data']['name']}"
         f" (fingerprint {manifest['data']['fingerprint']}), seed {manifest['training']['seed']}.",
-        *_describe_data(manifest["data"], encoder.schema, profile),
+        *_describe_data(manifest["data"], encoder.schema, profile, manifest["training"].get("updates", 0)),
         *about_lines(manifest["training"].get(ABOUT, {})),
         "",
         "| rows | AUC | logloss | calibrated logloss | base rate logloss |",
@@ -61,17 +61,23 @@ def model_card(manifest: dict[str, Any], encoder: Encoder, profile: Profile | No
     return "\n".join(lines)
 
 
-def _describe_data(data: dict[str, Any], schema: Schema, profile: Profile | None) -> list[str]:
+def _describe_data(data: dict[str, Any], schema: Schema, profile: Profile | None, updates: int) -> list[str]:
     """Return sentences on the training rows: label, base rate, split and dates, as far as they are known."""
     means = f"; {schema.positive!r} means a click" if schema.positive is not None else ""
     lines = [f"The label is {schema.label}{means}."]
     if data["rows"] and "clicks" in data:
         lines.append(f"The base rate is {data['clicks'] / data['rows']:.4f}.")
     if "split" in data:
-        lines.append(f"Rows were divided {data['split']}.")
+        which = "The rows of the first fit" if updates else "Rows"
+        lines.append(f"{which} were divided {data['split']}.")
+    if updates:
+        lines.append(f"{updates} update{'s' * (updates != 1)} trained it further.")
     if profile is not None and profile.starts:
         first, last = (
             datetime.fromtimestamp(start, UTC).date() for start in (profile.starts[0], profile.starts[-1])
         )
-        lines.append(f"Training rows are from {first} to {last} (UTC).")
+        # The profile of an updated model holds the newest periods only.
+        lines.append(
+            f"{'The newest training' if updates else 'Training'} rows are from {first} to {last} (UTC)."
+        )
     return lines

@@ -15,9 +15,19 @@ import polars as pl
 
 from recap_ctr.data.encode import Encoder, write_vocabulary
 from recap_ctr.data.grow import row_map
+from recap_ctr.data.profile import PROFILE
 from recap_ctr.errors import InputError
 from recap_ctr.inference.artifact import Artifact, model_identity, read_artifact
-from recap_ctr.inference.manifest import CARD, MANIFEST, SCHEMA, WEIGHTS, check_file, vocabularies
+from recap_ctr.inference.manifest import (
+    CARD,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    SCHEMA,
+    WEIGHTS,
+    check_file,
+    refuse_countless_values,
+    vocabularies,
+)
 from recap_ctr.storage.arrays import Array, array_names, load_arrays, save_arrays
 from recap_ctr.storage.files import (
     atomic_directory,
@@ -45,7 +55,13 @@ class DeltaSize:
 def is_delta(path: Path) -> bool:
     """Return whether a directory holds a delta."""
     file = path / MANIFEST
-    manifest = read_json(file) if file.is_file() else None
+    if not file.is_file() or file.stat().st_size > MAX_MANIFEST_BYTES:
+        return False
+    try:
+        refuse_countless_values(file.read_bytes())
+    except ValueError:
+        return False
+    manifest = read_json(file)
     return isinstance(manifest, dict) and manifest.get("kind") == "delta"
 
 
@@ -75,7 +91,7 @@ def write_delta(base: Path, new: Path, out: Path) -> DeltaSize:
         for name, fields in _vocabulary_changes(old.encoder, target.encoder).items():
             with new_file(partial / name) as file:
                 fields.write_parquet(file, statistics=False)
-        for name in (SCHEMA, CARD):
+        for name in _copied(target.manifest):
             copy_file(target.path / name, partial / name)
         files = [path for path in sorted(partial.rglob("*")) if path.is_file()]
         manifest = {
@@ -108,7 +124,7 @@ def apply_delta(base: Path, delta: Path, out: Path) -> None:
     target = manifest["target"]
     with atomic_directory(out) as partial:
         make_directory(partial / "vocabulary")
-        for name in (SCHEMA, CARD):
+        for name in _copied(target):
             copy_file(delta / name, partial / name)
         encoder = _grown(old, delta, target)
         for number, fitted in enumerate(encoder.fields):
@@ -117,6 +133,11 @@ def apply_delta(base: Path, delta: Path, out: Path) -> None:
         for name, entry in target["files"].items():
             check_file(partial, name, entry)
         write_json(partial / MANIFEST, target)
+
+
+def _copied(manifest: dict[str, Any]) -> list[str]:
+    """Return the small files of the artifact that a delta holds as they are."""
+    return [name for name in (SCHEMA, CARD, PROFILE) if name in manifest["files"]]
 
 
 def _read_manifest(delta: Path) -> dict[str, Any]:
@@ -132,7 +153,9 @@ def _read_manifest(delta: Path) -> dict[str, Any]:
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 raise InputError(f"{delta} names a file outside of it", fix=AGAIN)
             check_file(delta, name, entry)
-        missing = {"base", "tensors", "target"} - manifest.keys()
+        missing = {"base", "tensors", "target"} - manifest.keys() or {"files", "fields"} - manifest[
+            "target"
+        ].keys()
     except (KeyError, TypeError, AttributeError):
         missing = {"files"}
     if missing:

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import polars as pl
 
 from recap_ctr.config import Record
-from recap_ctr.data.encode import Encoder
 from recap_ctr.data.moments import DAY, find_unit, seconds_of
 from recap_ctr.data.roles import drop_unlabelled, read_times, time_kind
 from recap_ctr.data.source import Block
@@ -22,7 +21,6 @@ from recap_ctr.inference.window import MIN_ROWS, Window
 from recap_ctr.jobs.progress import meter
 from recap_ctr.schema import Schema, TimeUnit
 
-RARE_ROWS = 10  # Fewer training rows than this leave a value's vector close to its start.
 CHUNK_ROWS = 10_000  # of a period where rows have no time
 MAX_PERIODS = 400
 MAX_CALIBRATION = 0.1
@@ -98,9 +96,8 @@ class DriftReport(Record):
 class _Period:
     """Counts of the rows of one period."""
 
-    def __init__(self, window: Window, num_fields: int) -> None:
+    def __init__(self, window: Window) -> None:
         self.window = window
-        self.rare_F = np.zeros(num_fields, np.int64)
         self.predictions = self.labelled_predictions = self.variance = 0.0
 
 
@@ -112,7 +109,7 @@ class _Cut:
     every: int
 
     def periods(self, block: Block, first: int) -> tuple[Ints, bool]:
-        """Return the period of each row, of which the first has number `first`, and whether it is a time."""
+        """Return the period of each row (rows are numbered from `first`), and whether periods are times."""
         time = self.schema.time
         if time is None or time not in block.frame.columns:
             return (first + np.arange(block.frame.height)) // CHUNK_ROWS, False
@@ -153,7 +150,7 @@ def measure_drift(
             numbers, is_timed = cut.periods(renamed, first)
             for number in np.unique(numbers).tolist():
                 if number not in periods:
-                    periods[number] = _Period(empty.fresh(), len(encoder.fields))
+                    periods[number] = _Period(empty.fresh())
                 _refuse_many(periods)
                 part = renamed.frame.filter(pl.Series(numbers == number))
                 _add(scorer, periods[number], replace(renamed, frame=part, numbers=None))
@@ -172,7 +169,6 @@ def _add(scorer: Scorer, period: _Period, block: Block) -> None:
     encoder = scorer.engine.encoder
     encoded = encoder.encode(block)
     period.window.add(encoded)
-    period.rare_F += _num_rare(encoder, encoded.ids_BW)
     probability = scorer.engine.score(encoded, scorer.setting).probability_B
     period.predictions += float(probability.sum())
     labels = known_labels(block, encoder.schema)
@@ -184,18 +180,6 @@ def _add(scorer: Scorer, period: _Period, block: Block) -> None:
     period.window.add_labels(labels)
     period.labelled_predictions += float(probability.sum())
     period.variance += float((probability * (1 - probability)).sum())
-
-
-def _num_rare(encoder: Encoder, ids_BW: npt.NDArray[np.int32]) -> Ints:
-    """Return for each field how many values have a vector that few training rows have formed."""
-    rare = []
-    for fitted, place in zip(encoder.fields, encoder.layout.fields, strict=True):
-        first = int(fitted.ids(np.zeros(1, np.int32))[0])
-        common = int((fitted.counts >= RARE_ROWS).sum())  # Ids are by falling count.
-        codes = ids_BW[:, place.start : place.start + place.width] - place.offset - first
-        is_rare = (codes >= common) & (codes < len(fitted.counts))
-        rare.append(int(is_rare.sum()))
-    return np.array(rare, np.int64)
 
 
 def _report(periods: dict[int, _Period], every: int | None, limits: DriftLimits) -> DriftReport:
@@ -216,14 +200,14 @@ def _report(periods: dict[int, _Period], every: int | None, limits: DriftLimits)
 def _entry(period: _Period, start: int | None, limits: DriftLimits) -> DriftPeriod:
     window, fields = period.window, []
     for i, name in enumerate(window.profile.names):
-        unseen, total = window.unseen(i), max(int(window.field_bins(i).sum()), 1)
+        unseen = window.unseen(i)
         fields.append(
             FieldDrift(
                 name=name,
                 missing=window.missing(i).share,
                 unseen=unseen.share,
                 unseen_limit=unseen.high if limits.unseen is None else limits.unseen,
-                rare=int(period.rare_F[i]) / total,
+                rare=window.rare(i),
                 psi=window.psi(i),
                 psi_limit=window.psi_limit(i) if limits.psi is None else limits.psi,
             )

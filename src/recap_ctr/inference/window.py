@@ -30,6 +30,7 @@ MAX_TOP_SHARE = 0.995  # A field that one value fills further than this is nearl
 LEAST_PSI = 0.1  # A stability index below this is small by any rule of thumb.
 AnyCounts = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 PSI_FLOOR = 1e-4  # The share that an empty bin is taken to have.
+RARE_ROWS = 10  # Fewer training rows than this leave a value's vector close to its start.
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Window:
         self.encoder, self.profile = encoder, profile
         self.bins = profile.bins(encoder)
         self._rows_P = np.asarray(profile.rows, np.int64)
+        self._rare_V = _rare_rows(encoder)
         num_fields = len(profile.fields)
         self.num_shares = 2 * num_fields + self.bins.size + 1
         self._empty()
@@ -74,7 +76,7 @@ class Window:
     def _empty(self) -> None:
         self.rows = self.labelled = self.clicks = 0
         self.counts_K = np.zeros(self.bins.size, np.int64)
-        self.missing_F, self.unseen_F = np.zeros((2, len(self.profile.fields)), np.int64)
+        self.missing_F, self.unseen_F, self.rare_F = np.zeros((3, len(self.profile.fields)), np.int64)
 
     def add(self, encoded: Encoded) -> None:
         """Count further rows."""
@@ -82,6 +84,8 @@ class Window:
         self.counts_K += self.bins.count(encoded.ids_BW, encoded.values_BN)
         self.missing_F += encoded.num_missing
         self.unseen_F += encoded.num_unseen
+        rare_W = self._rare_V[encoded.ids_BW].sum(axis=0)
+        self.rare_F += np.add.reduceat(rare_W, [place.start for place in self.encoder.layout.fields])
 
     def add_labels(self, labels: npt.NDArray[np.uint8]) -> None:
         """Count the labels of rows that have one."""
@@ -119,6 +123,10 @@ class Window:
         limits = self._limits(np.asarray(field.unseen, np.int64)[:, None], totals, total, LEAST_UNSEEN)
         judged = _judged(int(self.unseen_F[index]), total, limits)
         return Judged(judged.share, judged.usual, 0.0, judged.high, total)
+
+    def rare(self, index: int) -> float:
+        """Return the share of a field's values that fewer than `RARE_ROWS` training rows have."""
+        return int(self.rare_F[index]) / max(int(self.field_bins(index).sum()), 1)
 
     def largest_shift(self, index: int) -> tuple[int, Judged] | None:
         """Return the bin of a field whose share is furthest beyond its limits; None if all are within them.
@@ -180,6 +188,15 @@ class Window:
         if most <= MAX_TOP_SHARE and most**self.rows < CONSTANT_CHANCE:
             limit = min(limit, MAX_TOP_SHARE)
         return Judged(share, most, 0.0, min(limit, 1.0), self.rows)
+
+
+def _rare_rows(encoder: Encoder) -> npt.NDArray[np.bool_]:
+    """Return which rows of the table few training rows have formed; those of hashed fields and numbers are not."""
+    rare_V = np.zeros(encoder.layout.num_rows, np.bool_)
+    for fitted, place in zip(encoder.fields, encoder.layout.fields, strict=True):
+        codes = np.flatnonzero(fitted.counts < RARE_ROWS).astype(np.int32)
+        rare_V[place.offset + fitted.ids(codes)] = True
+    return rare_V
 
 
 def bins_matrix(field: FieldProfile) -> Counts:

@@ -29,7 +29,12 @@ def summary(report: Backtest) -> str:
     refused = sum(not period.figures["update"].shipped for period in report.periods[1:])
     text = f"Updating has {kept or 'nothing to keep'} that refitting has over never updating"
     text += f", for {100 * report.cpu_share:.1f} % of its CPU time, over {len(report.periods)} periods"
-    return f"{text}; the gate refused {refused} updates, which then wait for more rows."
+    text += f"; the gate refused {refused} updates, whose rows then wait for the next one."
+    if report.forgotten:
+        others = {"never": "the first fit", "refit": "the last refit"}
+        gaps = " and ".join(f"{gap} from {others[name]}" for name, gap in report.forgotten.items())
+        text += f" On the oldest rows the logloss of the updated model differs by {gaps}."
+    return text
 
 
 def cells(report: Backtest, strategy: str) -> tuple[str, ...]:

@@ -55,7 +55,12 @@ def drift_page(report: DriftReport) -> Page:
 def _charts(report: DriftReport) -> list[Chart]:
     places = tuple(float(place + 1) for place in range(len(report.periods)))
     charts = []
-    for figure, label in (("psi", "population stability index"), ("unseen", "share of unseen values")):
+    figures = (
+        ("psi", "population stability index"),
+        ("unseen", "share of unseen values"),
+        ("rare", "share of rare values"),
+    )
+    for figure, label in figures:
         largest = {
             field.name: max(getattr(period.fields[i], figure) for period in report.periods)
             for i, field in enumerate(report.periods[0].fields)

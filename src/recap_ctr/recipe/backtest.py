@@ -25,6 +25,7 @@ from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.backtest import STRATEGIES, Backtest, Period, PeriodFigures, Strategy
 from recap_ctr.inference.scorer import Scorer
+from recap_ctr.jobs.engines import LOCAL
 from recap_ctr.jobs.executor import Executor
 from recap_ctr.jobs.progress import say
 from recap_ctr.pages.backtest import page
@@ -40,6 +41,7 @@ from recap_ctr.storage.locks import locked
 REPORT = "backtest.json"
 UNITS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 MIN_PERIODS = 3
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def backtest(
     update_settings: Mapping[str, Any] | None = None,
     gate: Mapping[str, Any] | None = None,
     threads: int = 1,
-    executor: Executor | None = None,
+    executor: Executor | str = LOCAL,
     force: bool = False,
     quiet: bool = True,
 ) -> BacktestResult:
@@ -187,7 +189,7 @@ class _Replay:
             periods.append(Period(start=self.starts[at], rows=judged["rows"], figures=figures))
             self._say(periods[-1])
             before = dict(models)
-        oldest = self._stage("oldest", self._judge, 0, models, models)
+        oldest = self._stage("oldest-rows", self._judge_oldest, models)
         return Backtest(
             every=every,
             first_rows=sum(
@@ -195,7 +197,8 @@ class _Replay:
             ),
             first_cpu_seconds=begun["cpu_seconds"],
             periods=periods,
-            oldest={name: oldest[name]["logloss"] for name in STRATEGIES},
+            oldest=oldest["logloss"],
+            forgotten=oldest["forgotten"],
         )
 
     def _stage(self, name: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
@@ -239,19 +242,11 @@ class _Replay:
         self, at: int, models: Mapping[Strategy, str], before: Mapping[Strategy, str]
     ) -> dict[str, Any]:
         """Return the figures of all models on the rows of a period."""
-        frame = pl.read_parquet(self.files[at], glob=False)
-        schema = self.schema
-        labels = read_labels(
-            Block(frame, 1, str(self.files[at])), schema.label, schema.positive, schema.negative
-        )
-        scores: dict[str, npt.NDArray[np.float64]] = {
-            path: np.asarray(Scorer.load(Path(path)).score_frame(frame), np.float64)
-            for path in {*models.values(), *before.values()}
-        }
-        judged: dict[str, Any] = {"rows": frame.height}
+        labels, scores = self._scores(at, {*models.values(), *before.values()})
+        judged: dict[str, Any] = {"rows": len(labels)}
         for name, path in models.items():
             now, then = scores[path], scores[before[name]]
-            logits = metrics.logit(np.clip(now, 1e-12, 1 - 1e-12))
+            logits = _logits(now)
             judged[name] = {
                 "auc": metrics.auc(labels, logits),
                 "logloss": metrics.logloss(labels, logits),
@@ -260,6 +255,30 @@ class _Replay:
             }
         return judged
 
+    def _judge_oldest(self, models: Mapping[Strategy, str]) -> dict[str, Any]:
+        """Return what all models still know of the rows of the first period of all."""
+        labels, scores = self._scores(0, set(models.values()))
+        losses = {
+            name: metrics.softplus(np.where(labels == 1, -1, 1) * _logits(scores[path]))
+            for name, path in models.items()
+        }
+        gaps = {name: losses["update"] - losses[name] for name in models if name != "update"}
+        return {
+            "logloss": {name: float(loss_N.mean()) for name, loss_N in losses.items()},
+            "forgotten": {
+                name: {"mean": float(gap_N.mean()), "error": float(gap_N.std() / len(gap_N) ** 0.5)}
+                for name, gap_N in gaps.items()
+            },
+        }
+
+    def _scores(self, at: int, paths: set[str]) -> tuple[npt.NDArray[np.uint8], dict[str, Floats]]:
+        """Return the labels of the rows of a period, and the scores of models by their paths."""
+        frame, schema = pl.read_parquet(self.files[at], glob=False), self.schema
+        block = Block(frame, 1, str(self.files[at]))
+        labels = read_labels(block, schema.label, schema.positive, schema.negative)
+        scores = {path: np.asarray(Scorer.load(Path(path)).score_frame(frame), np.float64) for path in paths}
+        return labels, scores
+
     def _say(self, period: Period) -> None:
         if not self.quiet:
             listed = "; ".join(
@@ -267,6 +286,11 @@ class _Replay:
                 for name, figures in period.figures.items()
             )
             say(f"{period.start}: logloss {listed}")
+
+
+def _logits(scores: Floats) -> Floats:
+    """Return the logits of probabilities, none of them infinite."""
+    return np.asarray(metrics.logit(np.clip(scores, 1e-12, 1 - 1e-12)))
 
 
 def _cpu_seconds() -> float:

@@ -25,7 +25,7 @@ from recap_ctr.recipe.forecast import check_forecast
 from recap_ctr.recipe.portfolio import Portfolio
 from recap_ctr.recipe.ship import write_about
 from recap_ctr.recipe.stages import Recipe
-from recap_ctr.recipe.state import write_fit_state
+from recap_ctr.recipe.state import state_bytes, write_fit_state
 from recap_ctr.recipe.work import Work
 from recap_ctr.schema import Schema
 from recap_ctr.storage.claims import take
@@ -160,7 +160,7 @@ def fit(
         report = record_command(directory, report, command)
         write_about(directory, recipe.card, prepared)
         if keep_state:
-            write_fit_state(directory, report, prepared)
+            _keep_state(directory, report, prepared, quiet=quiet)
         shown = page(report, command, read_diagnosis(directory, prepared.fingerprint))
         result = FitResult(
             out=directory,
@@ -172,6 +172,13 @@ def fit(
         )
         log_report(report)
         return result
+
+
+def _keep_state(directory: Path, report: FitReport, prepared: PreparedData, *, quiet: bool) -> None:
+    """Put what updates need into the artifact, and say how large it is."""
+    kept = write_fit_state(directory, report, prepared)
+    if not quiet:
+        say(f"kept for updates: {state_bytes(kept) / 1e6:,.1f} MB in {kept}")
 
 
 def _recipe_config(

@@ -21,7 +21,9 @@ from recap_ctr.evaluation.calibrate import Calibration, fitting
 from recap_ctr.evaluation.halves import halves
 
 SAMPLES, BLOCKS = 2_000, 1_000
-BINS = 20  # Of the calibration error.
+LOST, LEAST_KNOWN = 0.9, 0.05
+"""A field that loses so much of what the shipped model knew is broken, if the model knew at least so much."""
+BINS = 20  # The calibration error is measured in this many bins.
 Floats = npt.NDArray[np.float64]
 
 
@@ -36,7 +38,8 @@ class GateLimits(Frozen):
     """How much its calibration error may exceed that of the shipped model calibrated again, relative to the click
     rate and beyond chance."""
     max_unknown: PositiveFloat = 0.5
-    """How much the share of values that the shipped model doesn't know may rise in a field."""
+    """How much the share of values that the shipped model doesn't know may rise in a field, or that of rows without a
+    value; never by more than nine tenths of what is left."""
     min_ranking: float = Field(0.5, ge=0, le=1)
     """The share of the shipped model's AUC above one half, as it was when it shipped, that it must still have."""
 
@@ -81,6 +84,18 @@ class NewestRows:
 
 
 @dataclass(frozen=True)
+class FieldShares:
+    """What a field held when the model shipped, and what it holds now."""
+
+    unknown_before: float
+    """Values that the shipped model doesn't know, among all."""
+    unknown: float
+    missing_before: float
+    """Rows without a value, among all."""
+    missing: float
+
+
+@dataclass(frozen=True)
 class Ranking:
     """How the shipped model ranks all new rows, none of which it was trained on, and how it ranked when it shipped."""
 
@@ -95,13 +110,12 @@ def judge(
     calibration: Calibration,
     *,
     limits: GateLimits,
-    unknown: Mapping[str, tuple[float, float, float]],
-    ranking: "Ranking",
+    fields: Mapping[str, FieldShares],
+    ranking: Ranking,
 ) -> Verdict:
     """Compare the updated model with the shipped one, whose `calibration` is given, and list what speaks against it.
 
-    `unknown` has for each field the share of values without a vector in the shipped model, when it shipped and now, and
-    the share of rows that lack a value now. `ranking` is how the shipped model ranks all new rows.
+    `fields` are the shares of each field, by name. `ranking` is how the shipped model ranks all new rows.
     """
     kind = str(calibration.to_dict()["kind"])
     scores = {
@@ -132,7 +146,7 @@ def judge(
     )
     rate = float(np.average(rows.labels, weights=rows.weights))
     reasons = [
-        *_reasons_in_fields(unknown, limits),
+        *_reasons_in_fields(fields, limits),
         *_reasons_in_labels(ranking, limits),
         *_reasons_in_scores(verdict, rate, limits),
     ]
@@ -181,20 +195,31 @@ def share_won(gaps_N: Floats, weights_N: npt.NDArray[Any] | None = None, seed: i
     return float((drawn_SB @ sums_B < 0).mean())
 
 
-def _reasons_in_fields(unknown: Mapping[str, tuple[float, float, float]], limits: GateLimits) -> list[str]:
+def _reasons_in_fields(fields: Mapping[str, FieldShares], limits: GateLimits) -> list[str]:
     reasons = []
-    for name, (before, now, missing) in unknown.items():
-        if now - before > limits.max_unknown:
-            cause = (
-                f"{100 * missing:.0f} % of the rows have no value at all: is the column empty?"
-                if missing > now / 2
-                else "are its values written in another way?"
-            )
+    for name, shares in fields.items():
+        missing_limit = _largest_rise(shares.missing_before, limits)
+        unknown_limit = _largest_rise(shares.unknown_before, limits)
+        if shares.missing - shares.missing_before > missing_limit:
             reasons.append(
-                f"field {name!r}: {100 * now:.1f} % of the values are unknown to the shipped model,"
-                f" {100 * before:.1f} % when it shipped (limit: {100 * limits.max_unknown:.0f} points more); {cause}"
+                f"field {name!r}: {100 * shares.missing:.1f} % of the rows have no value,"
+                f" {100 * shares.missing_before:.1f} % when the model shipped (limit: {100 * missing_limit:.0f} points"
+                " more); is the column empty?"
+            )
+        elif shares.unknown - shares.unknown_before > unknown_limit:
+            reasons.append(
+                f"field {name!r}: {100 * shares.unknown:.1f} % of the values are unknown to the shipped model,"
+                f" {100 * shares.unknown_before:.1f} % when it shipped (limit: {100 * unknown_limit:.0f} points more);"
+                " are its values written in another way?"
             )
     return reasons
+
+
+def _largest_rise(before: float, limits: GateLimits) -> float:
+    """Return by how much a share may rise; a field that held nearly nothing before may lose that, too."""
+    left = 1 - before
+    most = limits.max_unknown
+    return most if left < LEAST_KNOWN else min(most, max(LOST, most) * left)
 
 
 def _reasons_in_labels(ranking: Ranking, limits: GateLimits) -> list[str]:

@@ -28,6 +28,7 @@ from recap_ctr.data.rare import load_rare
 from recap_ctr.data.rates import ENTRIES_PER_VALUE, MIN_ENTRIES, Entries, fields_of
 from recap_ctr.data.rates import Rates as Counted
 from recap_ctr.data.shards import PreparedData, Shard
+from recap_ctr.evaluation.metrics import sigmoid
 from recap_ctr.inference.torch_backend import PackedModel
 from recap_ctr.models.blend import BlendConfig, Parts
 from recap_ctr.models.boosted import Boosted, BoostedConfig
@@ -58,7 +59,7 @@ from recap_ctr.training.linear import go_on
 from recap_ctr.training.loop import STATE, Start, train
 
 TRAINED = "trained.safetensors"
-SMALL = 1e-4  # Of small random numbers: what an untrained table starts from.
+SMALL = 1e-4  # Standard deviation of the random numbers that an untrained table starts from.
 Floats = npt.NDArray[np.float64]
 
 
@@ -316,7 +317,7 @@ class Retraining:
             for teacher, share in teachers:
                 logits_N += share / total * predict(teacher, self.epoch.shard, self.device)
             logits_N /= 2
-        return (1.0 / (1.0 + np.exp(-logits_N))).astype(np.float32)
+        return sigmoid(logits_N).astype(np.float32)
 
     def routed(self, model: nn.Module) -> nn.Module:
         """Return the model on the routes that the shipped one averages."""
@@ -397,10 +398,17 @@ class Retraining:
         return kept.plus(self.fresh.take(np.sort(sample(len(self.fresh), new, self._seed))))
 
     def _last_seen(self) -> Floats | None:
+        """Return when each value was last seen; where that is not known, the latest moment at which it can have been.
+
+        So a value is not forgotten for want of records.
+        """
         last_V = last_seen([self.data.train, self.data.valid], self.data.layout, self.data.time_unit)
-        if last_V is None or self.state.last_V is None:
-            return last_V
-        return np.maximum(last_V, self.rows.grow_counters(self.state.last_V, -np.inf))
+        if last_V is None:
+            return None
+        if self.state.last_V is None:
+            return np.where(np.isfinite(last_V), last_V, last_V[np.isfinite(last_V)].min())
+        latest = self.state.last_V[np.isfinite(self.state.last_V)].max()
+        return np.maximum(last_V, self.rows.grow_counters(self.state.last_V, latest))
 
     def _next_teacher(self, number: int) -> Teacher:
         teacher = self.state.teachers[number]

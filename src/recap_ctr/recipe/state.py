@@ -227,6 +227,11 @@ def counted_crosses(config: object) -> tuple[Cross, ...]:
     return next((part.crosses for part in parts if part is not None), ())
 
 
+def state_bytes(directory: Path) -> int:
+    """Return how large a training state is, as its manifest states."""
+    return int(read_json(directory / MANIFEST)["bytes"])
+
+
 def write_fit_state(fit: Path, report: FitReport, data: PreparedData) -> Path:
     """Keep what an update of a fit's artifact will need, inside it; return the directory."""
     artifact, run = fit / ARTIFACT, fit / report.student
@@ -330,6 +335,33 @@ def unknown_shares(ids_NW: Array, layout: Layout) -> dict[str, float]:
             np.asarray(ids_NW[:, place.start : place.start + place.width]) - place.offset == 0,
         )
         for place in layout.fields
+    }
+
+
+def empty_bucket_shares(ids_NW: Array, encoder: Encoder, seen_V: Floats) -> dict[str, float]:
+    """Return for each hashed field the share of values in buckets that no training row had.
+
+    It has no other unknown values. Where nearly all buckets are in use, the share says nothing.
+    """
+    shares = {}
+    for fitted, place in zip(encoder.fields, encoder.layout.fields, strict=True):
+        if fitted.field.hash_buckets:
+            ids = np.asarray(ids_NW[:, place.start : place.start + place.width])
+            is_padding = ids == place.offset
+            shares[place.name] = unknown_share((seen_V[ids] == 0) & ~is_padding, is_padding)
+    return shares
+
+
+def empty_row_shares(ids_NW: Array, layout: Layout) -> dict[str, float]:
+    """Return for each field of several values the share of rows that have none: these hold nothing but padding."""
+    return {
+        place.name: float(
+            np.mean(
+                (np.asarray(ids_NW[:, place.start : place.start + place.width]) == place.offset).all(axis=1)
+            )
+        )
+        for place in layout.fields
+        if place.pooling is not None
     }
 
 

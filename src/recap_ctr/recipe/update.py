@@ -41,11 +41,20 @@ from recap_ctr.inference.torch_backend import PackedModel, load_artifact
 from recap_ctr.jobs.progress import say
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.nn.weights import to_arrays
-from recap_ctr.recipe.gate import GateLimits, NewestRows, Ranking, Verdict, judge
+from recap_ctr.recipe.gate import FieldShares, GateLimits, NewestRows, Ranking, Verdict, judge
 from recap_ctr.recipe.retrain import Retraining, UpdateConfig
-from recap_ctr.recipe.state import TrainingState, read_state, unknown_shares, write_state
-from recap_ctr.storage.claims import claim
-from recap_ctr.storage.files import atomic_directory, copy_file, read_json
+from recap_ctr.recipe.state import (
+    TrainingState,
+    empty_bucket_shares,
+    empty_row_shares,
+    read_state,
+    state_directory,
+    unknown_shares,
+    write_state,
+)
+from recap_ctr.storage.claims import INPUTS, claim
+from recap_ctr.storage.files import atomic_directory, copy_file, read_json, remove_directory
+from recap_ctr.storage.hashes import sha256
 from recap_ctr.storage.locks import locked
 from recap_ctr.training.config import ARTIFACT
 
@@ -103,28 +112,52 @@ def update(
     config = settings if isinstance(settings, UpdateConfig) else parse(UpdateConfig, settings or {}, "update")
     limits = gate if isinstance(gate, GateLimits) else parse(GateLimits, gate or {}, "gate")
     target, started = Path(out), time.monotonic()
-    for path in (target, *([] if delta is None else [Path(delta)])):
-        if path.exists() and not force:
-            raise InputError(f"{path} exists", fix="choose another --out, or replace it with --force")
+    work = target.with_name(f".{target.name}.update")
+    outputs = (target, *([] if delta is None else [Path(delta)]))
+    taken = () if force else tuple(path for path in outputs if path.exists())
+    for path in taken:
+        if not _is_result_of(work, path):
+            raise _exists(path)
     torch.set_num_threads(threads)
     shipped = load_artifact(Path(artifact))
     source = open_source(rows, shipped.encoder.schema.columns, shipped.encoder.schema.separator)
-    work = target.with_name(f".{target.name}.update")
+    kept = state_directory(Path(artifact)) / MANIFEST
     inputs = {
         "artifact": shipped.manifest["files"][WEIGHTS]["sha256"],
+        "state": sha256(kept) if kept.is_file() else None,
         "rows": [{"size": file.size, "sha256": file.sha256} for file in source.files()],
         "settings": config.model_dump(mode="json"),
         "threads": threads,
     }
+    if taken and read_json(work / INPUTS) != inputs:
+        raise _exists(taken[0])
     claim(work, inputs, finished=FINISHED, force=True)
     with locked(work):
         state = read_state(Path(artifact), shipped.encoder)
         if state is None and not quiet:
             say("no training state: rare values are counted from zero, and no earlier rows are replayed")
+        if shipped.graphs and not quiet:
+            say("exported graphs are not renewed: run recap export after the update")
         stages = _Update(shipped, state or TrainingState(), config, limits, work, quiet=quiet)
         report = stages.run(source, target, None if delta is None else Path(delta), started)
-        shutil.rmtree(work)
+        remove_directory(work)
     return UpdateResult(target, report)
+
+
+def _is_result_of(work: Path, path: Path) -> bool:
+    """Return whether the interrupted update in `work` has written this artifact or delta: then it may do so again."""
+    manifests = [directory / MANIFEST for directory in (work / ARTIFACT, path)]
+    if not (work / INPUTS).is_file() or not all(file.is_file() for file in manifests):
+        return False
+    artifact, written = map(read_json, manifests)
+    return isinstance(written, dict) and artifact["files"] in (
+        written.get("files"),
+        written.get("target", {}).get("files"),
+    )
+
+
+def _exists(path: Path) -> InputError:
+    return InputError(f"{path} exists", fix="choose another --out, or replace it with --force")
 
 
 class _Update:
@@ -187,6 +220,7 @@ class _Update:
             self.state.rare,
             self.state.last_V,
             None if days is None else days * DAY,
+            self.shipped.profile,
         )
         rule = Split(kind="time" if schema.time else "random", ratio=NEWEST)
         preparation = Preparation(schema, {"all": source}, rule, base=base)
@@ -198,18 +232,33 @@ class _Update:
         as_shipped = replace(valid, ids=retraining.shipped_ids_G[np.asarray(valid.ids)])
         updated, weights = self._logits(retraining.routed(model), valid)
         shipped, _ = self._logits(self.shipped.model, as_shipped)
-        now = unknown_shares(as_shipped.ids, self.shipped.encoder.layout)
-        missing = retraining.data.manifest["splits"]["valid"]["missing"]
         return judge(
             NewestRows(np.asarray(valid.labels), weights, updated, shipped),
             self.shipped.calibration,
             limits=self.limits,
-            unknown={
-                name: (self.state.unknown.get(name, share), share, missing[name] / len(valid))
-                for name, share in now.items()
-            },
+            fields=self._field_shares(retraining, as_shipped),
             ranking=self._ranking(retraining, shipped),
         )
+
+    def _field_shares(self, retraining: Retraining, newest: Shard) -> dict[str, FieldShares]:
+        """Return what each field holds in the newest rows, and held when the model shipped, as far as that is known."""
+        encoder, profile = self.shipped.encoder, self.shipped.profile
+        now = unknown_shares(newest.ids, encoder.layout)
+        before = {**now, **self.state.unknown}
+        if self.state.seen_V is not None and self.state.pending is not None:
+            before |= empty_bucket_shares(self.state.pending.shard.ids, encoder, self.state.seen_V)
+            now |= empty_bucket_shares(newest.ids, encoder, self.state.seen_V)
+        counts = retraining.data.manifest["splits"]["valid"]["missing"]
+        missing = {name: counts[name] / len(newest) for name in now}
+        missing |= empty_row_shares(newest.ids, encoder.layout)
+        if profile is None:
+            missing_before = missing
+        else:
+            rows = max(sum(profile.rows), 1)
+            missing_before = {field.name: sum(field.missing) / rows for field in profile.fields}
+        return {
+            name: FieldShares(before[name], now[name], missing_before[name], missing[name]) for name in now
+        }
 
     def _ranking(self, retraining: Retraining, newest_logits: npt.NDArray[np.float64]) -> Ranking:
         """Return how the shipped model ranks all new rows; its logits of the newest ones are known."""
@@ -259,10 +308,11 @@ class _Update:
                 negative_rate=self.negative_rate,
             ),
             routes=routes,
+            profile=retraining.data.profile,
             data={
                 **recorded["data"],
                 "fingerprint": retraining.data.fingerprint,
-                "rows": recorded["data"]["rows"] + len(retraining.fresh),
+                **self._totals(retraining.fresh.shard.labels),
             },
             training={
                 **recorded["training"],
@@ -272,3 +322,9 @@ class _Update:
         )
         checksum = read_json(directory / MANIFEST)["files"][WEIGHTS]["sha256"]
         write_state(directory / TRAINING_STATE, retraining.next_state(), checksum)
+
+    def _totals(self, labels: npt.NDArray[np.uint8]) -> dict[str, int]:
+        """Return the training rows so far, with these new ones, and their clicks if those of before are known."""
+        data = self.shipped.manifest["data"]
+        clicks = {"clicks": data["clicks"] + int(np.sum(labels))} if "clicks" in data else {}
+        return {"rows": data["rows"] + len(labels), **clicks}
