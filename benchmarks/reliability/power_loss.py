@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,19 @@ import numpy as np
 import polars as pl
 
 from benchmarks.reliability.disk import Disk, crashes, recorded
+from recap_ctr.data.encode import Encoder, FittedField
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.sink import open_sink
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.split import Split
+from recap_ctr.evaluation.calibrate import AffineCalibration
+from recap_ctr.inference.artifact import read_artifact, write_artifact
+from recap_ctr.inference.delta import apply_delta, write_delta
+from recap_ctr.inference.manifest import WEIGHTS
+from recap_ctr.models.catalogue import build
+from recap_ctr.models.lr import LRConfig
+from recap_ctr.nn.weights import to_arrays
 from recap_ctr.schema import Field, Schema
 from recap_ctr.storage.arrays import check_arrays, load_arrays, save_arrays
 from recap_ctr.storage.claims import claim, is_made
@@ -104,12 +113,69 @@ def _read_directory(root: Path) -> int | None:
     return version
 
 
+DELTA_VERSIONS = range(4)
+
+
+@cache
+def _artifacts() -> Path:
+    """Return a directory with an artifact of each version, and the deltas that lead to them from version 0."""
+    directory = Path(_scratch().name)
+    fields = [Field(name=name, kind="categorical") for name in ("a", "b")]
+    values = pl.Series([f"value {number}" for number in range(40)])
+    encoder = Encoder(
+        Schema(label="y", fields=tuple(fields)),
+        [FittedField(field, values, np.arange(40, 0, -1)) for field in fields],
+    )
+    weights = to_arrays(build("lr", LRConfig(), encoder.layout).state_dict())
+    for version in DELTA_VERSIONS:
+        table = next(name for name in weights if name.endswith("table.weight"))
+        weights[table] = weights[table].copy()
+        weights[table][3] = version
+        figures = {"auc": 0.5, "logloss": 0.7, "calibration_error": 0.0}
+        write_artifact(
+            directory / f"whole-{version}",
+            name="lr",
+            config=LRConfig(),
+            weights=weights,
+            encoder=encoder,
+            calibration=AffineCalibration(1.0, 0.0),
+            shift=0.0,
+            metrics={"valid": {"rows": 1, "base_rate_logloss": 0.7, "raw": figures, "calibrated": figures}},
+            data={"name": "none", "fingerprint": "none", "rows": 1},
+            training={"seed": 1, "version": version},
+        )
+        write_delta(directory / "whole-0", directory / f"whole-{version}", directory / f"delta-{version}")
+    return directory
+
+
+@cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="recap-power-artifacts-")
+
+
+def _apply_delta(root: Path, version: int) -> None:
+    made = _artifacts()
+    apply_delta(made / "whole-0", made / f"delta-{version}", root / "deep" / "artifact")
+
+
+def _read_artifact(root: Path) -> int | None:
+    path = root / "deep" / "artifact"
+    if not path.exists():
+        return None
+    artifact = read_artifact(path)  # Every file has its checksum.
+    weights = load_arrays(artifact.path / WEIGHTS)
+    (version,) = {int(array[3, 0]) for name, array in weights.items() if name.endswith("table.weight")}
+    assert version == artifact.manifest["training"]["version"]
+    return version
+
+
 CASES = {
     "a directory": Case(_write_directory, _read_directory),
     "prepared data": Case(_write_data, _read_data),
     "scored rows": Case(_write_rows, _read_rows),
     "training state": Case(_write_state, _read_state),
     "report of a run": Case(_write_record, _read_record),
+    "a delta applied": Case(_apply_delta, _read_artifact),
 }
 
 

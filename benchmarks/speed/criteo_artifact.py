@@ -63,8 +63,8 @@ def rows(count: int) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-def write(out: Path, seed: int, small: bool) -> int:
-    """Write the artifact, with a graph for each setting of the dial; return its number of parameters."""
+def write(out: Path, seed: int, small: bool, *, graphs: bool = True) -> int:
+    """Write the artifact, with a graph for each setting of the dial by default; return its number of parameters."""
     schema = Schema(label=CRITEO.label, fields=tuple(map(schema_field, CRITEO.fields)))
     fitted = [
         FittedField(field, values, np.arange(len(values), 0, -1))
@@ -90,7 +90,8 @@ def write(out: Path, seed: int, small: bool) -> int:
         training={"seed": seed},
         routes=tuple(late_routes(config, 8)),
     )
-    export(out, quiet=True)
+    if graphs:
+        export(out, quiet=True)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -397,6 +397,27 @@ class TestBombs:
         forge(copy)
         self.refused_quickly(copy, "more than 1,000,000 values")
 
+    def test_a_schema_with_a_key_of_countless_parts(self, copy: Path) -> None:
+        text = (copy / SCHEMA).read_bytes()
+        (copy / SCHEMA).write_bytes(text + b"\n[" + b"a." * 100_000 + b"a]\n")
+        forge(copy)
+        self.refused_quickly(copy, "dots")
+
+    def test_a_profile_of_countless_values(self, copy: Path) -> None:
+        (copy / PROFILE).write_bytes(b'{"a": [' + b"[]," * 1_200_000 + b"[]]}")
+        forge(copy)
+        self.refused_quickly(copy, "more than 1,000,000 values")
+
+    def test_weights_of_countless_tensors(self, copy: Path) -> None:
+        raw = (copy / WEIGHTS).read_bytes()
+        size = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8 : 8 + size])
+        header |= {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(80_000)}
+        text = json.dumps(header).encode()
+        (copy / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
+        forge(copy)
+        self.refused_quickly(copy, "larger than 4 MiB")
+
     @pytest.mark.parametrize("length", [65_537, 300_000_000])
     def test_rows_of_countless_ids(self, copy: Path, length: int) -> None:
         text = (copy / SCHEMA).read_text()

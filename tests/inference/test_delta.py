@@ -1,9 +1,12 @@
 """Deltas: applied they are the whole artifact bit for bit, and only to their base."""
 
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import polars as pl
 import pytest
 
@@ -18,8 +21,11 @@ from recap_ctr.inference.artifact import read_artifact, write_artifact
 from recap_ctr.inference.delta import apply_delta, is_delta, write_delta
 from recap_ctr.inference.manifest import WEIGHTS
 from recap_ctr.models.catalogue import parse_model
-from recap_ctr.serve.snapshots import Snapshots
+from recap_ctr.serve.check import Check, Verdict
+from recap_ctr.serve.config import ServeConfig
+from recap_ctr.serve.snapshots import Snapshots, complete, remove
 from recap_ctr.storage.arrays import load_arrays
+from recap_ctr.storage.files import read_json, write_json
 from tests.conftest import Recap, contents
 
 
@@ -129,7 +135,35 @@ def test_the_server_takes_a_delta_as_a_version(pair: Pair, tmp_path: Path) -> No
     with pytest.raises(InputError, match="start the server with a whole artifact"):
         snapshots.take()
     taken = snapshots.take(pair.base)
+    assert not taken.exists()  # The supervisor leaves the work to a process with limits.
+    complete(taken, pair.base)
     assert bits(taken) == bits(pair.whole)
+    again = snapshots.take(taken)
     with pytest.raises(InputError, match="made from another artifact"):
-        snapshots.take(taken)
+        complete(again, taken)
+    remove(again)
     assert [entry.name for entry in state.iterdir()] == [taken.name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("added", [None, 10**10])
+def test_a_hostile_delta_ends_with_its_check(pair: Pair, added: int | None, tmp_path: Path) -> None:
+    served, state = tmp_path / "served", tmp_path / "state"
+    state.mkdir()
+    shutil.copytree(pair.delta, served)
+    manifest = read_json(served / "manifest.json")
+    manifest["target"] = manifest["target"] if added else {}
+    if added:
+        manifest["target"]["fields"][0]["added"] = added
+    write_json(served / "manifest.json", manifest)
+    snapshot = Snapshots(str(served), state).take(pair.base)
+    wanted = Check(ServeConfig(str(served), offer_mib=1024), str(state), str(snapshot), str(pair.base))
+    command = [sys.executable, "-m", "recap_ctr.serve.check"]
+    done = subprocess.run(command, input=msgspec.json.encode(wanted), capture_output=True, check=True)
+    verdict = msgspec.json.decode(done.stdout, type=Verdict)
+    assert not verdict.model and ("too much memory" if added else "is damaged") in verdict.reason
+
+
+def test_a_manifest_of_countless_values_is_no_delta(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(b'{"kind": "delta", "x": [' + b"[]," * 2_000_000 + b"[]]}")
+    assert not is_delta(tmp_path)

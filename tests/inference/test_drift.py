@@ -9,8 +9,9 @@ import pytest
 from recap_ctr.config import TrainConfig
 from recap_ctr.errors import InputError
 from recap_ctr.inference import drift
-from recap_ctr.inference.drift import RARE_ROWS, DriftLimits, DriftReport, measure_drift
+from recap_ctr.inference.drift import DriftLimits, DriftReport, measure_drift
 from recap_ctr.inference.scorer import Scorer
+from recap_ctr.inference.window import RARE_ROWS
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.pages.drift import drift_page, lead, write_drift
 from recap_ctr.training.config import RunConfig
@@ -100,7 +101,12 @@ def test_too_many_periods_are_refused(scorer: Scorer, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_the_page(clean: DriftReport, tmp_path: Path) -> None:
     page = drift_page(clean)
-    assert [chart.name for chart in page.charts] == ["drift-psi", "drift-unseen", "drift-calibration"]
+    assert [chart.name for chart in page.charts] == [
+        "drift-psi",
+        "drift-unseen",
+        "drift-rare",
+        "drift-calibration",
+    ]
     assert write_drift(tmp_path, clean).is_file()
     assert DriftReport.model_validate_json((tmp_path / "drift.json").read_bytes()) == clean
 

@@ -376,9 +376,11 @@ class TestPoorSettings:
         assert done.code == 2 and named in done.err
 
     def test_one_that_proves_good_when_it_is_measured_again_is_offered(
-        self, copy: Path, prepared: PreparedData
+        self, copy: Path, exported: Path, prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         forge(copy, lambda manifest: spoil(manifest, SHALLOW, 1.5))
+        graphs = read_artifact(exported)  # The same model gives the same bytes, as is shown above.
+        monkeypatch.setattr(export_module, "to_onnx", lambda _, setting: graphs.read_graph(setting))
         export(copy, routes=1, depth=1, data=prepared, quiet=True)
         assert Engine.load(copy, threads=1).settings == (FULL, HOME, SHALLOW)
 
@@ -455,22 +457,24 @@ class TestBaseInstall:
 from pathlib import Path
 from recap_ctr.errors import InputError
 from recap_ctr.inference.engine import Engine
-for path, backend in (CASES):
+for path, backend, hidden in (CASES):
+    sys.modules.update(dict.fromkeys(hidden))
     try:
         Engine.load(Path(path), backend=backend)
     except InputError as error:
         print(error)
 """
-        cases = [(str(trained), "auto"), (str(exported), "torch")]
+        runtime = ("onnxruntime",)
+        cases = [
+            *((str(trained), "auto", ()), (str(exported), "torch", ())),
+            *((str(exported), "auto", runtime), (str(trained), "onnx", runtime)),
+        ]
         done = without(HIDDEN, script.replace("CASES", repr(cases)), tmp_path)
         assert (
             "holds no exported graphs, and without them PyTorch is needed\n  fix: run `recap export`"
             in done.stdout
         )
         assert "this needs PyTorch\n  fix: pip install 'recap-ctr[train]'" in done.stdout
-        cases = [(str(exported), "auto"), (str(trained), "onnx")]
-        hidden = (*HIDDEN, "onnxruntime")
-        done = without(hidden, script.replace("CASES", repr(cases)), tmp_path)
         assert "graphs need ONNX Runtime\n  fix: pip install onnxruntime" in done.stdout
         assert "holds no exported graphs\n  fix: recap export" in done.stdout
 
@@ -640,15 +644,14 @@ class TestMalice:
 
 class TestRefusal:
     def test_a_graph_that_differs_from_torch_is_not_stored(
-        self, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, trained: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         copy = Path(shutil.copytree(trained, tmp_path / "copy"))
         before = contents(copy)
-        real = export_module.to_onnx
 
-        def biased(*arguments: Any) -> bytes:
+        def biased(_: object, setting: Setting) -> bytes:
             """Return the graph with 5e-5 added to its logit."""
-            model = onnx.load_from_string(real(*arguments))
+            model = onnx.load_from_string(read_artifact(exported).read_graph(setting))
             node = next(node for node in model.graph.node if "logit" in node.output)
             node.output[0] = "right"
             model.graph.node.append(helper.make_node("Add", ["right", "bias"], ["logit"]))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from recap_ctr.inference.export import export
-from recap_ctr.serve import arrow
+from recap_ctr.serve import arrow, batcher, service
 from recap_ctr.serve.codec import SCORES, Codec
 from recap_ctr.serve.config import Limits, ServeConfig
 from recap_ctr.serve.interface import load_engine
@@ -393,15 +393,24 @@ def test_under_load_the_dial_is_lowered_before_requests_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_after_a_burst_and_five_idle_seconds_requests_get_the_best_setting_again() -> None:
+def test_after_a_burst_and_five_idle_seconds_requests_get_the_best_setting_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The engine takes ten times what its costs say, as on a machine that has become busy."""
+    ahead = 0.0
+
+    def clock() -> float:
+        return time.monotonic() + ahead
+
+    for module in (batcher, service):
+        monkeypatch.setattr(module, "clock", clock)
     costs = Costs((1, 512), tuple((0.004 * share, 2.048 * share) for share in FakeEngine.costs))
     with serve_in_thread(FakeEngine(SLOW), ServeConfig(artifact="", deadline_ms=200), costs=costs) as address:
         assert address.score({"rows": [ROW]}).json()["routes"] == 8
         burst = [answer for _ in range(3) for answer, _ in at_once(address, [{"rows": [ROW]}] * 30)]
         assert any(answer.status == 429 or answer.json()["lowered"] for answer in burst)
         # What the very next request gets depends on the machine; test_batcher.py asks that with its own clock.
-        time.sleep(5)
+        ahead = 5.0
         rested = address.score({"rows": [ROW]}).json()
         assert (rested["routes"], rested["depth"], rested["lowered"]) == (8, 4, False)
 
@@ -585,6 +594,26 @@ class TestKeptColumns:
         assert answer["logit"] == [row["logit"] for row in plain]
         assert fake.ask("POST", "/score?keep=nothing", body, headers).status == 400
         assert fake.ask("POST", "/score?keep=site&keep=site", body, headers).status == 400
+
+    def test_arrow_answers_values_of_any_type_as_they_came(self, fake: Address) -> None:
+        day = pl.Series("day", [2**31 - 1], dtype=pl.Int32).cast(pl.Date)  # Beyond what Python can hold.
+        frame = pl.DataFrame([pl.Series("site", ["a"]), day, pl.Series("k", [3], dtype=pl.UInt16)])
+        answer = fake.ask(
+            "POST",
+            "/score?keep=day&keep=k",
+            arrow.write(frame, arrow.STREAM),
+            {"content-type": arrow.STREAM},
+        )
+        assert answer.status == 200
+        kept = pl.read_ipc_stream(answer.body)
+        assert kept.schema["k"] == pl.UInt16 and kept["day"].to_physical().to_list() == [2**31 - 1]
+
+    def test_text_that_arrow_shares_counts_in_each_row(self, fake: Address) -> None:
+        shared = pl.Series("id", ["x" * 300]).new_from_index(0, 50)
+        body = arrow.write(shared.to_frame(), arrow.STREAM)
+        assert len(body) < 4_000
+        answer = fake.ask("POST", "/score?keep=id", body, {"content-type": arrow.STREAM})
+        assert answer.status == 413 and "text of all rows" in answer.json()["error"]
 
     @pytest.mark.parametrize(
         "keep",

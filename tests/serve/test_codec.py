@@ -2,8 +2,11 @@
 
 import json
 import math
+import resource
+import sys
 from collections.abc import Sequence
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recap_ctr.data.encode import Encoded
+from recap_ctr.data.encode import Encoded, Encoder, FittedField
 from recap_ctr.data.few_rows import FewRows
 from recap_ctr.data.source import Block
 from recap_ctr.data.text import as_text
+from recap_ctr.schema import Field, Schema
 from recap_ctr.serve import arrow, codec
-from recap_ctr.serve.codec import Codec
+from recap_ctr.serve.codec import JSON, Codec
 from recap_ctr.serve.config import Limits
 from recap_ctr.serve.problem import Problem
 from tests.support.fake_engine import FIELDS, fake_encoder
@@ -272,11 +276,11 @@ def test_arrow_types_with_the_same_meaning() -> None:
 
 
 def test_a_context_times_its_rows_is_limited() -> None:
-    limits = Limits(rows=1000, held_bytes=20_000)
+    limits = Limits(rows=1000, body_bytes=10_000)
     body = {"context": {"site": "a" * 50, "tags": ["x"] * 6}, "rows": [{}] * 20}
     assert Codec(ENCODER, limits).from_json(json.dumps(body).encode()).table.height == 20
     body["rows"] = [{}] * 1000
-    with pytest.raises(Problem, match="the context, given to 1,000 rows, takes more than 20,000") as error:
+    with pytest.raises(Problem, match="the context, given to 1,000 rows, is more than 20,000") as error:
         Codec(ENCODER, limits).from_json(json.dumps(body).encode())
     assert error.value.status == 413
 
@@ -407,8 +411,81 @@ class TestLongLists:
         rows = [{"site": site, "tags": tags} for site in ("a", "b")]
         np.testing.assert_array_equal(encode(table).ids_BW, reference(rows).ids_BW)
 
+    @pytest.mark.parametrize("missing", [("-1",), ("0.5", "n.a."), ("1", "true")])
+    @pytest.mark.parametrize(
+        "tags",
+        [
+            [-1.0, -1.0, "-1", -1, "x"],
+            [0.5] * 4 + ["n.a.", 7.0, "x"],
+            [1.0, 1, "1.0", True, "True", 0.5, "y"],
+        ],
+    )
+    def test_missing_values_are_not_among_those_kept(self, missing: tuple[str, ...], tags: list[Any]) -> None:
+        field = Field(name="tags", kind="multi", max_len=2, missing=missing)
+        values = pl.Series(["x", "y", "7", "0.5", "-1", "1", "true"])
+        encoder = Encoder(
+            Schema(label="click", fields=(field,)), [FittedField(field, values, np.arange(7, 0, -1))]
+        )
+        table = Codec(encoder, Limits()).from_json(json.dumps({"rows": [{"tags": tags}]}).encode()).table
+        assert len(table.columns["tags"][0]) <= 2
+        texts = pl.Series("tags", [[spell(tag) for tag in tags]])
+        expected = encoder.encode(Block(texts.to_frame(), 1, "reference"))
+        actual = encoder.encode(Block(Codec(encoder, LIMITS).join([table]), 1, "table"))
+        assert_same(actual, expected)
+
     def test_a_long_context_for_many_rows_takes_little(self) -> None:
         codec = Codec(ENCODER, Limits())
         body = {"context": {"tags": ["x" * 40] * 1_000}, "rows": [{}] * 10_000}
         table = codec.from_json(json.dumps(body).encode()).table
         assert sum(len(cell) for cell in table.columns["tags"]) == 30_000
+
+    @pytest.mark.parametrize("kind", [arrow.STREAM, arrow.FILE])
+    @pytest.mark.parametrize(
+        "dtype", [pl.String, pl.Categorical, pl.List(pl.String), pl.List(pl.Categorical)]
+    )
+    def test_text_that_arrow_rows_share_is_limited(self, dtype: pl.DataType, kind: str) -> None:
+        value = ["x" * 40] if isinstance(dtype, pl.List) else "x" * 40
+        codec = Codec(ENCODER, Limits(body_bytes=10_000))
+        for rows in (500, 501):
+            frame = pl.DataFrame({"tags": pl.Series([value], dtype=dtype).new_from_index(0, rows)})
+            if rows == 500:
+                assert codec.from_arrow(arrow.write(frame, kind), kind).table.height == rows
+                continue
+            with pytest.raises(Problem, match="the text of all rows takes more than 20,000 bytes") as error:
+                codec.from_arrow(arrow.write(frame, kind), kind)
+            assert error.value.status == 413
+
+    @pytest.mark.parametrize("kind", [arrow.STREAM, JSON])
+    @pytest.mark.parametrize(
+        "value", ["x|" * 9, "|" * 18, "|||z|7.0|y||new|x", ["x", None, "", "y", "z", "1"]]
+    )
+    def test_much_text_is_cut_before_it_is_divided(
+        self, value: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rows = [{"site": "a", "tags": value}, {"tags": None}, {"tags": value}]
+        expected = reference(rows)
+        monkeypatch.setattr(codec, "_LONG_COLUMN", 10)
+        whole = Codec(ENCODER, Limits())
+        if kind == JSON:
+            table = whole.from_json(json.dumps({"rows": rows}).encode()).table
+        else:
+            table = whole.from_arrow(to_arrow(rows, kind), kind).table
+        joined = whole.join([table])
+        assert max(len(cell or ()) for cell in joined["tags"].to_list()) <= 3
+        assert_same(ENCODER.encode(Block(joined, 1, "table")), expected)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+    @pytest.mark.parametrize("context", [{"tags": ["x" * 800, None, "y" * 800]}, {"site": "x" * 1_600}])
+    def test_the_text_of_a_context_is_in_memory_once(self, context: dict[str, Any]) -> None:
+        body = {"context": context, "rows": [{}] * 10_000}
+        codec = Codec(ENCODER, Limits())
+        table = codec.from_json(json.dumps(body).encode()).table
+        before = resident_mib()
+        frame = codec.join([table])
+        assert resident_mib() - before < 4
+        expected_BW = np.repeat(reference([context]).ids_BW, 10_000, axis=0)
+        np.testing.assert_array_equal(ENCODER.encode(Block(frame, 1, "rows")).ids_BW, expected_BW)
+
+
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20

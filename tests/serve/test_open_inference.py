@@ -85,6 +85,9 @@ class TestTritonClient:
         ({"shape": [2, 1, 1]}, "no inference request"),
         ({"data": [1, "b"]}, "'1' is not a value of datatype BYTES"),
         ({"data": [["a", "b"], ["c", "d"]], "shape": [2, 2]}, "the field takes one"),
+        ({"data": [["a", "b"], []], "shape": [2, 0]}, "2 values don't fill the shape"),
+        ({"name": "tags", "data": [], "shape": [2, 0]}, "0 values don't fill the shape"),
+        ({"data": [{}, "b"]}, "a dict is not a value of datatype BYTES"),
         ({"data": None}, "has no data in JSON"),
         ({"name": "nothing"}, "no field 'nothing'"),
         ({"name": "price"}, "must hold numbers"),
@@ -101,9 +104,42 @@ def test_a_tensor_that_is_there_twice_and_an_unknown_output_are_refused(address:
     good = {"name": "site", "shape": [1], "datatype": "BYTES", "data": ["a"]}
     twice = address.ask("POST", INFER, json.dumps({"inputs": [good, good]}), JSON)
     assert twice.status == 400 and "twice" in twice.json()["error"]
+    outputs = [{"name": "logit"}, {"name": "logit"}]
+    again = address.ask("POST", INFER, json.dumps({"inputs": [good], "outputs": outputs}), JSON)
+    assert again.status == 400 and "an output is there twice" in again.json()["error"]
     unknown = address.ask("POST", INFER, json.dumps({"inputs": [good], "outputs": [{"name": "x"}]}), JSON)
     assert unknown.status == 400 and "probability" in unknown.json()["fix"]
     assert (
         address.ask("POST", INFER, json.dumps({"inputs": [good]}), {"content-type": "text/plain"}).status
         == 415
     )
+
+
+TENSOR = '{"name": "site", "shape": [1], "datatype": "BYTES", "data": ["a"]%s}'
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('{"inputs": [], "inputs": [%s]}' % (TENSOR % ""), "'inputs' twice"),
+        ('{"inputs": [%s]}' % (TENSOR % ', "data": ["b"]'), "'data' twice"),
+        ('{"inputs": [%s], "id": ":", "id": "2"}' % (TENSOR % ""), "'id' twice"),
+        ('{"inputs": [], "parameters": {"a": {"b": 1, "b": 2}}}', "'b' twice"),
+        ('{"inputs": [], "parameters": {"a": %s' % ("[" * 1_900), "no inference request"),
+        (
+            '{"inputs": [{"name": "site", "shape": [1], "datatype": "BYTES", "data": %s' % ("[" * 1_900),
+            "no inf",
+        ),
+    ],
+)
+def test_keys_that_are_there_twice_and_deep_values_are_refused(
+    address: Address, body: str, message: str
+) -> None:
+    answer = address.ask("POST", INFER, body, JSON)
+    assert answer.status == 400 and message in answer.json()["error"]
+
+
+def test_parameters_are_ignored(address: Address) -> None:
+    parameters = {"priority": 0, "nested": {"binary_data_size": 3}}
+    asked = {"inputs": [json.loads(TENSOR % "") | {"parameters": parameters}], "parameters": parameters}
+    assert address.ask("POST", INFER, json.dumps(asked), JSON).status == 200

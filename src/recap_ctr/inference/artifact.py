@@ -41,6 +41,7 @@ from recap_ctr.inference.manifest import (
     nearest_setting,
     read_artifact_manifest,
     read_checked,
+    refuse_countless_tensors,
     refuse_countless_values,
     shortfall_of,
     trained_depths,
@@ -66,9 +67,10 @@ __all__ = [
     "write_artifact",
 ]
 MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 64 << 20, 32
-"""A vocabulary may unpack to so many bytes, and beyond that to so many times its size."""
+"""The bytes to which any vocabulary may unpack, and for a larger one the multiple of its size."""
 MAX_VALUES_A_BYTE = 8
 """Vocabulary entries in a byte of their file: several times what consecutive numbers, which pack well, come to."""
+MAX_DOTS = 250  # In a line of the schema: a name has at most 200 characters.
 POLARS_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)  # The latter is not an Exception.
 
 
@@ -378,10 +380,11 @@ def read_artifact(path: Path) -> Artifact:
             for setting, entry in dial_entries(manifest).items()
             if entry.get("calibration") is not None
         }
+        refuse_countless_tensors(path / WEIGHTS)
         _refuse_bombs(path, schema.fields, manifest)
         encoder = Encoder.load(path, schema, manifest["fields"])
         _check_values(encoder)
-        profile = read_profile(path / PROFILE) if PROFILE in manifest["files"] else None
+        profile = _read_profile(path) if PROFILE in manifest["files"] else None
         if profile is not None:
             profile.bins(encoder)
         check_routes(manifest)
@@ -398,11 +401,23 @@ def _read_schema(path: Path) -> Schema:
     file = path / SCHEMA
     if file.stat().st_size > MAX_SCHEMA_BYTES:
         raise InputError(f"{file} is larger than {MAX_SCHEMA_BYTES >> 20} MiB", fix=COPY_AGAIN)
+    text = file.read_bytes()
     try:
-        refuse_countless_values(file.read_bytes())
+        refuse_countless_values(text)
+        # The time to read a key with dots grows with the square of their number. We write none.
+        if any(line.count(b".") > MAX_DOTS for line in text.splitlines()):
+            raise ValueError(f"a line holds more than {MAX_DOTS} dots")
     except ValueError as error:
         raise InputError(f"{file}: {error}", fix=COPY_AGAIN) from None
     return read_schema(file)
+
+
+def _read_profile(path: Path) -> Profile:
+    """Read the profile; raise a ValueError for one that would take far more memory than its text."""
+    file = path / PROFILE
+    if file.stat().st_size <= MAX_SCHEMA_BYTES:  # A larger one is refused by its size.
+        refuse_countless_values(file.read_bytes())
+    return read_profile(file)
 
 
 def _refuse_bombs(path: Path, fields: Sequence[Field], manifest: dict[str, Any]) -> None:

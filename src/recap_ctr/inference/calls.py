@@ -1,4 +1,4 @@
-"""Use an artifact in one call: the Python doors of `recap predict`, `evaluate`, `explain` and `check`."""
+"""Use an artifact in one call: the Python counterparts of `recap predict`, `evaluate`, `explain` and `check`."""
 
 import warnings
 from collections.abc import Mapping, Sequence

@@ -26,8 +26,8 @@ from recap_ctr.jobs.machine import num_cores
 if TYPE_CHECKING:
     from recap_ctr.inference.torch_backend import PackedModel
 
-EVAL_ROWS = 512  # At a time, so that everything between inputs and logits stays in the processor's cache.
-EVAL_IDS = 1 << 20  # At a time, so that very wide rows take no more memory than narrow ones.
+EVAL_ROWS = 512  # Rows scored at a time: everything between inputs and logits stays in the processor's cache.
+EVAL_IDS = 1 << 20  # Ids scored at a time: very wide rows take no more memory than narrow ones.
 Floats = npt.NDArray[np.float64]
 BackendName = Literal["onnx", "torch"]
 

@@ -84,9 +84,8 @@ def _place(artifact: Artifact, directory: Path, *, force: bool) -> None:
         if not directory.is_dir() or not (directory / MANIFEST).is_file():
             raise InputError(f"{directory} exists and is no artifact", fix="choose another directory")
         if (directory / MANIFEST).read_bytes() == (artifact.path / MANIFEST).read_bytes():
-            _place_signature(
-                artifact, directory
-            )  # The rest is there, and may have a training state beside it.
+            # Everything else is there already, perhaps with a training state beside it.
+            _place_signature(artifact, directory)
             return
         if not force:
             raise InputError(f"{directory} holds another artifact", fix="add --force to replace it")
@@ -105,7 +104,7 @@ def _place_signature(artifact: Artifact, directory: Path) -> None:
 
 
 def _commit(artifact: Artifact, repository: str, revision: str | None, *, private: bool) -> str:
-    """Make the files of a repository those of an artifact, in one commit: nobody can fetch half of one."""
+    """Replace the files of a repository by an artifact's in one commit, so that nobody can fetch half of one."""
     hub, files = _library(), _files(artifact)
     card = HEAD + (artifact.path / CARD).read_text(encoding="utf-8") if CARD in files else HEAD
     api = hub.HfApi()
@@ -124,9 +123,8 @@ def _commit(artifact: Artifact, repository: str, revision: str | None, *, privat
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Vocabularies are Parquet files, and no data set.
             made = api.create_commit(repository, operations, commit_message=message, revision=revision)
-    except (
-        Exception
-    ) as error:  # Of several libraries below; each is about the network, the token or the name.
+    # Several libraries raise errors of their own here: about the network, the token or the name.
+    except Exception as error:
         raise _refused(repository, error) from error
     return str(made.commit_url)
 
@@ -136,7 +134,7 @@ def _download(repository: str, revision: str | None, directory: Path) -> None:
     try:
         hub.snapshot_download(repository, revision=revision, local_dir=directory)
         shutil.rmtree(directory / ".cache", ignore_errors=True)
-        for name in (README, ".gitattributes"):  # The hub's own, which nobody signs.
+        for name in (README, ".gitattributes"):  # The hub adds these files; they are not signed.
             (directory / name).unlink(missing_ok=True)
     except Exception as error:  # See above.
         raise _refused(repository, error) from error

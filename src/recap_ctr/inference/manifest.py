@@ -23,11 +23,13 @@ from recap_ctr.storage.places import input_directory
 FORMAT = 1
 MANIFEST, WEIGHTS, SCHEMA, CARD = "manifest.json", "model.safetensors", "schema.toml", "MODEL_CARD.md"
 ABOUT = "card"  # The part of a manifest's training that says what people add to the card.
-SIGNATURE = "model.sig"  # Of all files of the artifact but itself and the training state.
+SIGNATURE = "model.sig"  # It signs all files of the artifact but itself and the training state.
 TRAINING_STATE = "state"  # The directory inside an artifact that updates go on from; scoring needs none.
-MAX_MANIFEST_BYTES, MAX_SCHEMA_BYTES = 64 << 20, 16 << 20
+MAX_MANIFEST_BYTES = MAX_SCHEMA_BYTES = 16 << 20
+MAX_HEADER_BYTES = 4 << 20
+"""Bytes of the names and shapes of all tensors, which take more than ten times as much once they are read."""
 MAX_VALUES = 1_000_000
-"""Values in a manifest or a schema: each takes up to a hundred times the bytes of its text once it is read."""
+"""Values in a manifest, a schema or a profile; each takes up to a hundred times the bytes of its text in memory."""
 COPY_AGAIN = "copy the artifact again from where it was made"
 
 
@@ -155,6 +157,13 @@ def refuse_countless_values(text: bytes) -> None:
     """Raise a ValueError for JSON or TOML whose values would take far more memory than its text."""
     if sum(text.count(mark) for mark in (b"[", b"{", b",", b"=")) > MAX_VALUES:
         raise ValueError(f"it holds more than {MAX_VALUES:,} values")
+
+
+def refuse_countless_tensors(weights: Path) -> None:
+    """Raise a ValueError for a file of weights whose header would take far more memory than the tensors of a model."""
+    with weights.open("rb") as file:
+        if int.from_bytes(file.read(8), "little") > MAX_HEADER_BYTES:
+            raise ValueError(f"the header of {WEIGHTS} is larger than {MAX_HEADER_BYTES >> 20} MiB")
 
 
 def mismatch(path: Path) -> str:

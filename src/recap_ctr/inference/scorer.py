@@ -26,7 +26,7 @@ from recap_ctr.inference.setting import Setting
 from recap_ctr.jobs.progress import meter
 
 OUTPUT_COLUMNS = ("score", "logit")
-ENCODED_IDS = 1 << 25  # At a time; 131,072 rows of up to 256 ids.
+ENCODED_IDS = 1 << 25  # This many ids are encoded at a time, such as 131,072 rows of 256 ids.
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The one stopwatch: calls are timed by turns, so that other work on the machine disturbs all of them alike."""
+"""The stopwatch: calls are timed in turns, so that other work on the machine disturbs all of them alike."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -12,14 +12,15 @@ def interleaved_seconds(
     *,
     rounds: int,
     seconds: float = 0.0,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> dict[K, list[float]]:
-    """Return how long each call takes by `clock`, round by round, in seconds.
+    """Return how long each call takes, round by round, in seconds by `clock`: the wall clock by default.
 
     Every call runs once in a round. A first round only warms up; then follow at least `rounds` rounds, and more
     until `seconds` of wall time have passed. Each round starts with another call, because the first call of a round
     finds the caches cold.
     """
+    clock = clock or time.perf_counter
     names = list(calls)
     for name in names:
         calls[name]()

@@ -58,7 +58,7 @@ class Pending:
 
     @property
     def rows(self) -> int:
-        """The number of rows to score: an explained row is scored once more for each field."""
+        """Return the number of rows to score: an explained row is scored once more for each field."""
         return num_scored(self.table.height, self.version, explain=self.explain)
 
 
@@ -120,8 +120,8 @@ class Batcher:
         self._busy_until: float | None = None
         self._idle_since = clock()
         self._num_held = self._num_held_rows = 0
-        self._queued_rows: Counter[Version] = Counter()  # Of requests that leave the setting to the dial.
-        self._queued_seconds = 0.0  # Of requests with a fixed setting.
+        self._queued_rows: Counter[Version] = Counter()  # Only requests that leave the setting to the dial.
+        self._queued_seconds = 0.0  # Only requests with a fixed setting.
         self._coming: Counter[Version] = Counter()  # Rows whose body is being read.
         self._wake = threading.Condition()
         self._closing = False
@@ -189,7 +189,7 @@ class Batcher:
         self._on_queue(self._num_held, self._num_held_rows)
 
     def is_overloaded(self, rows: int, version: Version, seconds_left: float) -> bool:
-        """Return whether a request of about so many rows can't be answered in time; its body need not be read."""
+        """Return whether a request of about `rows` rows can't be answered in time; then its body is not read."""
         if self._num_held >= self._max_requests:
             return True
         wait = self._wait_seconds()
@@ -200,7 +200,7 @@ class Batcher:
 
     @property
     def is_scoring(self) -> bool:
-        """Whether the scoring thread is at work on a batch."""
+        """Return whether the scoring thread is at work on a batch."""
         return self._busy_until is not None
 
     def refusal(self) -> Problem:

@@ -13,6 +13,7 @@ import msgspec
 
 from recap_ctr.errors import InputError
 from recap_ctr.serve.config import MEBI, ServeConfig
+from recap_ctr.serve.snapshots import complete
 
 SHADOW_SECONDS = 0.2  # To measure an engine while another one serves.
 _NICENESS = 10
@@ -26,6 +27,8 @@ class Check(msgspec.Struct, frozen=True):
     state: str
     """The directory that the processes of the server share."""
     snapshot: str
+    serving: str
+    """The snapshot that serves now, which a delta is applied to."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -39,9 +42,11 @@ def check(wanted: Check) -> Verdict:
     """Load and measure the artifact, within the limits."""
     from recap_ctr.serve.versions import load_version  # The supervisor, which knows no model, stays small.
 
-    path = Path(wanted.snapshot)
+    path, serving = Path(wanted.snapshot), Path(wanted.serving)
     try:
-        _limit(wanted.config, sum(file.stat().st_size for file in path.rglob("*")))
+        places = [path] if path.is_dir() else [serving, *path.parent.glob(f"{path.name}-*")]
+        _limit(wanted.config, sum(file.stat().st_size for place in places for file in place.rglob("*")))
+        complete(path, serving)
         version = load_version(path, wanted.config, Path(wanted.state), SHADOW_SECONDS)
     except InputError as error:
         return Verdict(reason=str(error))

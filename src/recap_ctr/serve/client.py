@@ -94,7 +94,7 @@ class Client:
 
     @property
     def fields(self) -> list[str]:
-        """The names of the model's fields; the server is asked once."""
+        """Return the names of the model's fields; the server is asked once."""
         if self._fields is None:
             self._fields = [field["name"] for field in self.model()["fields"]]
         return self._fields
@@ -149,9 +149,7 @@ class Client:
                     raise _refusal(status, reason)
                 with suppress(ValueError):
                     wait = max(wait, float(headers.get("retry-after", "")))
-            pause = wait * random.uniform(
-                1.0, 1.5
-            )  # Spread retries, so that clients don't return all at once.
+            pause = wait * random.uniform(1.0, 1.5)  # Clients must not all return at once.
             if pause > end - time.monotonic():
                 break
             time.sleep(pause)

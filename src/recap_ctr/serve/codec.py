@@ -7,12 +7,14 @@ scoring it.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, islice
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 import polars as pl
 from msgspec import UNSET, Meta, UnsetType
 
@@ -32,6 +34,8 @@ ORIGIN = "the request"
 MAX_COUNT = 1_000_000  # of routes, of steps, and of explained fields
 CONTRIBUTIONS = "contributions"
 MAX_KEPT = 16  # columns
+# Characters of a multi field's column, and of it for each value that the encoder takes, beyond which it is cut.
+_LONG_COLUMN, _LONG_VALUE = 1 << 20, 64
 _PATH = re.compile(r" - at `(\$.*)`$")
 _ROW = re.compile(r"^\$\.rows\[(\d+)\]\.?(.*)$")
 _ODD_QUOTES = (b'\\"', b'" ', b'"\t', b'"\r', b'"\n')
@@ -63,7 +67,7 @@ class ScoreRequest:
     deadline_ms: float | None = None
     explain: int | None = None
     """How many of the largest contributions of fields to answer for each row."""
-    keep: dict[str, list[Any]] | None = None
+    keep: Mapping[str, Values] | None = None
     """Columns that are answered as they came, such as the id of an impression; they are no fields."""
 
 
@@ -125,9 +129,7 @@ class Codec:
         row_values = [msgspec.structs.astuple(row) for row in rows or ()]
         others = [msgspec.structs.astuple(item) for item in (in_columns, context) if item is not None]
         if body is not None:
-            _refuse_duplicates(
-                body, [top, *row_values, *others, *([tuple(keep)] if keep is not None else ())]
-            )
+            refuse_duplicates(body, [top, *row_values, *others, *([tuple(keep)] if keep is not None else ())])
         if (rows is None) == (in_columns is None):
             raise Problem(400, "the body must hold either rows or columns", fix='send {"rows": [{...}, ...]}')
         if rows is not None:
@@ -153,13 +155,15 @@ class Codec:
         absent = [name for name in keep if name not in frame.columns]
         if absent:
             raise Problem(400, f"the body has no column {absent[0][:200]!r}, which keep names")
-        height, kept = frame.height, {name: frame[name].to_list() for name in keep}
+        height, kept = frame.height, {name: frame[name] for name in keep}
         _check_kept(kept, height)
+        rows = frame
         frame = frame.drop([name for name in keep if name not in self.columns])
         unknown = [name for name in frame.columns if name not in self.columns]
         if unknown:
             raise self._unknown_field(unknown[0])
         try:
+            self._check_text(rows, len(body))
             plain = pl.DataFrame([self._read(series) for series in frame])
             self._check(plain)
             columns: dict[str, Values] = {
@@ -169,6 +173,29 @@ class Codec:
         except InputError as error:
             raise Problem(400, error.message, fix=error.fix) from None
         return ScoreRequest(Table(height, columns), False, keep=kept or None)
+
+    def _check_text(self, frame: pl.DataFrame, body_bytes: int) -> None:
+        """Refuse columns that share so much text among their rows that reading it row by row would take long."""
+        has_lists = any(isinstance(kind, pl.List) for kind in frame.dtypes)
+        if not has_lists and frame.height * frame.width * body_bytes <= self._limits.text_bytes:
+            return  # No value is longer than the body.
+        # polars takes names such as ^x$ for patterns.
+        plain = pl.DataFrame([series.alias(str(number)) for number, series in enumerate(frame)])
+        lengths = [
+            length for name, kind in plain.schema.items() if (length := _length_of(name, kind)) is not None
+        ]
+        if not lengths:
+            return
+        try:
+            size = plain.select(pl.sum_horizontal(lengths)).item()
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException):  # a panic is not an Exception
+            raise InputError("the body holds text that can't be read", fix="send it in UTF-8") from None
+        if size > self._limits.text_bytes:
+            raise Problem(
+                413,
+                f"the text of all rows takes more than {self._limits.text_bytes:,} bytes",
+                fix="send the rows in several requests",
+            )
 
     def _read(self, series: pl.Series) -> pl.Series:
         try:
@@ -186,7 +213,10 @@ class Codec:
     def join_lists(self, tables: Sequence[Table]) -> dict[str, list[Any]]:
         """Return the rows of all tables as plain columns, without those that are missing everywhere."""
         names = {name for table in tables for name in table.columns}
-        return {name: [*chain.from_iterable(_cells(table, name) for table in tables)] for name in names}
+        return {
+            name: [*chain.from_iterable(_cells(table, self.columns[name]) for table in tables)]
+            for name in names
+        }
 
     def largest(self, table: Table, contributions_BF: Floats, count: int) -> list[list[Contribution]]:
         """Return the `count` largest contributions to each row of a table, with the values that were sent."""
@@ -195,6 +225,10 @@ class Codec:
     def _join_column(self, field: Field, tables: Sequence[Table]) -> pl.Series:
         parts = [table.columns.get(field.name) for table in tables]
         kind = pl.Float64() if field.kind == "numeric" else pl.String()
+        if len(parts) == 1 and (cell := _common_cell(parts[0])) is not None:
+            return _repeat(field.name, cell, tables[0].height, kind)
+        if field.kind == "multi":
+            parts = [part if part is None else _cut_long(field, part) for part in parts]
         if field.kind == "multi" and any(_holds_lists(part) for part in parts):
             series = [_as_lists(field, part, table.height) for part, table in zip(parts, tables, strict=True)]
             return pl.concat(series)
@@ -227,11 +261,11 @@ class Codec:
                     fix="send it in one of the two",
                 )
             spread[name] = column
-        size = height * sum(_memory_bytes(column[0]) for column in spread.values())
-        if size > self._limits.held_bytes:
+        if height * sum(_text_length(column[0]) for column in spread.values()) > self._limits.text_bytes:
+            limit = f"more than {self._limits.text_bytes:,} bytes of text"
             raise Problem(
                 413,
-                f"the context, given to {height:,} rows, takes more than {self._limits.held_bytes:,} bytes",
+                f"the context, given to {height:,} rows, is {limit}",
                 fix="shorten the context, or send the rows in several requests",
             )
         columns |= {
@@ -310,7 +344,7 @@ class Codec:
         return Problem(400, f"{where}the model has no field {name[:200]!r}", fix=f"fields are {names}")
 
 
-def _refuse_duplicates(body: bytes, objects: Sequence[tuple[Any, ...]]) -> None:
+def refuse_duplicates(body: bytes, objects: Sequence[tuple[Any, ...]]) -> None:
     """Refuse a body in which an object has a key twice, of which the decoder keeps the last.
 
     `objects` are the values of all objects that were decoded; those without a key are UNSET. Keys in the body are
@@ -323,7 +357,7 @@ def _refuse_duplicates(body: bytes, objects: Sequence[tuple[Any, ...]]) -> None:
     json.loads(body, object_pairs_hook=_unique_keys)
 
 
-def _check_kept(keep: dict[str, list[Any]], height: int) -> None:
+def _check_kept(keep: Mapping[str, Values], height: int) -> None:
     """Refuse columns to keep that have not one value a row, or the name of a score."""
     for name, values in keep.items():
         if name in (*SCORES, CONTRIBUTIONS):
@@ -350,14 +384,14 @@ def to_json(
     *,
     by_rows: bool,
     contributions: list[list[Contribution]] | None = None,
-    keep: dict[str, list[Any]] | None = None,
+    keep: Mapping[str, Values] | None = None,
 ) -> bytes:
     """Return the JSON answer, with one object per row or one list per score, and what is to be kept before them."""
     columns: Any = {name: array.tolist() for name, array in scores.items()}
     if contributions is not None:
         columns[CONTRIBUTIONS] = [[entry._asdict() for entry in row] for row in contributions]
     if keep:
-        columns = keep | columns
+        columns = {**keep, **columns}
     if by_rows and keep:
         columns = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     elif by_rows:
@@ -459,14 +493,42 @@ def _cut(field: Field, values: list[Any]) -> list[Any]:
 
     A request may hold a thousand values for each of ten thousand rows, or once for all of them.
     """
-    missing = missing_texts(field.missing)
-    if any("." in text for text in missing):  # Then a number that is no text yet may mean a missing value.
-        return values
-    present = (value for value in values if value is not None)
-    kept = (
-        value for value in present if type(value) is float or canonical(_text(value) or "") not in missing
-    )
-    return list(islice(kept, field.max_len))
+    missing, numbers = missing_texts(field.missing), _missing_floats(field.missing)
+    kept: list[Any] = []
+    for value in values:
+        # Most missing values are spelled as usual, and a body may hold millions of them.
+        if value is None or value in (numbers if type(value) is float else missing):
+            continue
+        if type(value) is float or canonical(_text(value) or "") not in missing:
+            kept.append(value)
+            if len(kept) == field.max_len:
+                break
+    return kept
+
+
+@cache
+def _missing_floats(missing: tuple[str, ...]) -> frozenset[float]:
+    """Return the floats whose text means a missing value."""
+    texts = missing_texts(missing)
+    floats = pl.Series(sorted(texts), dtype=pl.String).cast(pl.Float64, strict=False).drop_nulls()
+    spelled = zip(floats, as_text(floats), strict=True)
+    return frozenset(number for number, text in spelled if text in texts)
+
+
+def _cut_long(field: Field, part: Values) -> Values:
+    """Return a column of a multi field without the values that the encoder would not take, if it holds many."""
+    if _count_characters(part) <= min(_LONG_COLUMN, _LONG_VALUE * field.max_len * len(part)):
+        return part
+    cells = part.to_list() if isinstance(part, pl.Series) else part
+    return [_as_list(field, cell) for cell in cells]
+
+
+def _count_characters(part: Values) -> int:
+    """Return about how much text a column holds; a value in a list has a separator, too."""
+    if not isinstance(part, pl.Series):
+        return sum(map(_text_length, part))
+    flat = part.explode() if part.dtype == pl.List else part
+    return len(flat) + int(flat.str.len_bytes().sum())
 
 
 def _as_list(field: Field, value: str | list[Any] | None) -> list[Any] | None:
@@ -513,18 +575,20 @@ def _text(value: str | int | None) -> str | None:
     return str(value)
 
 
-def _memory_bytes(value: object) -> int:
-    """Return about how many bytes a value takes in a column."""
+def _text_length(value: object) -> int:
+    """Return the characters of a value, or of all values in a list."""
     if type(value) is list:
-        return sum(map(_memory_bytes, value))
-    return 16 + (len(value) if type(value) is str else 0)
+        return sum(map(_text_length, value))
+    return len(value) if type(value) is str else 0
 
 
-def _cells(table: Table, name: str) -> Sequence[Any]:
+def _cells(table: Table, field: Field) -> Sequence[Any]:
     """Return the values of one column as a plain sequence."""
-    values = table.columns.get(name)
+    values = table.columns.get(field.name)
     if values is None:
         return [None] * table.height
+    if field.kind == "multi":
+        values = _cut_long(field, values)
     return values.to_list() if isinstance(values, pl.Series) else values
 
 
@@ -532,6 +596,35 @@ def _holds_lists(part: Values | None) -> bool:
     if isinstance(part, pl.Series):
         return part.dtype == pl.List
     return part is not None and any(type(value) is list for value in part)
+
+
+def _length_of(name: str, kind: pl.DataType) -> pl.Expr | None:
+    """Return the bytes of all text in a column; None if it holds none."""
+    column = pl.col(name)
+    if isinstance(kind, pl.List):
+        column, kind = column.explode(), kind.inner  # type: ignore[assignment]
+    if kind not in (pl.String, pl.Categorical, pl.Enum):
+        return None
+    return column.cast(pl.String).str.len_bytes().sum()
+
+
+def _common_cell(part: Values | None) -> Any:
+    """Return what every row of a column holds, if it is one object: the value of a context; otherwise None."""
+    if part is None or isinstance(part, pl.Series) or len(part) < 2:
+        return None
+    return part[0] if all(cell is part[0] for cell in part) else None
+
+
+def _repeat(name: str, cell: Any, height: int, kind: pl.DataType) -> pl.Series:
+    """Return a column with one value in all rows, whose text is in memory only once."""
+    if type(cell) is not list:
+        return pl.Series(name, [cell], dtype=kind).new_from_index(0, height)
+    if not cell:
+        return pl.Series(name, [cell], dtype=pl.List(kind)).new_from_index(0, height)
+    # A list that is repeated by `new_from_index` copies the text of its values.
+    places = np.tile(np.arange(len(cell), dtype=np.uint32), height)
+    flat = pl.Series(name, cell, dtype=kind).gather(places)
+    return flat.reshape((height, len(cell))).cast(pl.List(kind))
 
 
 def _as_lists(field: Field, part: Values | None, height: int) -> pl.Series:

@@ -16,10 +16,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     body_bytes: int = 8 * MEBI
     held_bytes: int = 256 * MEBI
-    """Bytes of all bodies that one worker holds at a time, and of one context repeated for all rows.
-
-    Decoded, they take several times as much memory.
-    """
+    """Bytes of all bodies that one worker holds at a time; decoded, they take several times as much memory."""
     rows: int = 10_000
     value_length: int = 4096
     """Characters of one value."""
@@ -38,6 +35,11 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The longest deadline that a request may set."""
     batch_rows: int = 512
     """The most rows of one batch that joins several requests."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Return how much text the rows of one body may hold; what a context or Arrow shares counts in each row."""
+        return 2 * self.body_bytes
 
 
 class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

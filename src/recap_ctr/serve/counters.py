@@ -42,6 +42,10 @@ HELP = {
         "counter",
         "Sum over the windows of a field's population stability index; divide it by recap_windows_total.",
     ),
+    "recap_rare_share_total": (
+        "counter",
+        "Sum over the windows of the share of values that few training rows have; divide it by recap_windows_total.",
+    ),
     LATENCY: ("histogram", "Time from a request's head to its answer, only for status 200."),
     "recap_waiting_requests": ("gauge", "Requests accepted and not yet answered."),
     "recap_waiting_rows": ("gauge", "Rows of the requests accepted and not yet answered."),

@@ -23,7 +23,7 @@ class RowScorer(Protocol):
 
     @property
     def settings(self) -> Sequence[Setting]:
-        """The settings on offer, most accurate first; the first is the default."""
+        """Return the settings on offer, most accurate first; the first is the default."""
         ...
 
     def setting(self, routes: int | None = None, depth: int | None = None) -> Setting:

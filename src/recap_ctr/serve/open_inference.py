@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from recap_ctr.inference.engine import Floats
 from recap_ctr.schema import Field
-from recap_ctr.serve.codec import SCORES, Codec, ScoreRequest
+from recap_ctr.serve.codec import SCORES, Codec, ScoreRequest, refuse_duplicates
 from recap_ctr.serve.problem import Problem
 from recap_ctr.serve.versions import Version
 
@@ -33,20 +33,20 @@ class _Tensor(msgspec.Struct, gc=False):
     name: str
     shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, max_length=2)]
     datatype: str
-    data: list[Any] | None = None
-    parameters: dict[str, Any] | None = None
+    data: list[Any] | UnsetType | None = UNSET
+    parameters: dict[str, Any] | UnsetType | None = UNSET
 
 
 class _Wanted(msgspec.Struct, gc=False):
     name: str
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, Any] | UnsetType | None = UNSET
 
 
 class _Inference(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     inputs: Annotated[list[_Tensor], Meta(max_length=_MAX_TENSORS)]
-    outputs: Annotated[list[_Wanted], Meta(max_length=_MAX_TENSORS)] | None = None
-    id: Annotated[str, Meta(max_length=1_000)] | None = None
-    parameters: dict[str, Any] | None = None
+    outputs: Annotated[list[_Wanted], Meta(max_length=_MAX_TENSORS)] | UnsetType | None = UNSET
+    id: Annotated[str, Meta(max_length=1_000)] | UnsetType | None = UNSET
+    parameters: dict[str, Any] | UnsetType | None = UNSET
 
 
 _decode = msgspec.json.Decoder(_Inference).decode
@@ -92,23 +92,27 @@ def read_inference(body: bytes, codec: Codec) -> Inference:
     """Decode a request; raise Problem 400 with the tensor at fault if it does not fit."""
     try:
         request = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        outputs = request.outputs or ()
+        refuse_duplicates(
+            body, [msgspec.structs.astuple(part) for part in (request, *request.inputs, *outputs)]
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, f"the body is no inference request: {error}", fix="see /openapi.json") from None
-    names = [tensor.name for tensor in request.inputs]
-    if len(set(names)) < len(names):
-        raise Problem(400, "a tensor is there twice", fix="send each once")
+    wanted = tuple(output.name for output in outputs) or tuple(SCORES)
+    for names, what in (([tensor.name for tensor in request.inputs], "a tensor"), (wanted, "an output")):
+        if len(set(names)) < len(names):
+            raise Problem(400, f"{what} is there twice", fix="send each once")
     columns = {tensor.name: _values(tensor, codec.columns.get(tensor.name)) for tensor in request.inputs}
-    wanted = tuple(output.name for output in request.outputs) if request.outputs else tuple(SCORES)
     unknown = [name for name in wanted if name not in SCORES]
     if unknown:
         raise Problem(400, f"there is no output {unknown[0][:200]!r}", fix=f"outputs are {', '.join(SCORES)}")
-    return Inference(codec.from_columns(columns), wanted, request.id)
+    return Inference(codec.from_columns(columns), wanted, request.id or None)
 
 
 def _values(tensor: _Tensor, field: Field | None) -> list[Any]:
     """Return the values of a tensor, one entry a row; refuse data that its shape or datatype does not describe."""
     where = f"tensor {tensor.name[:200]!r}"
-    if tensor.data is None:
+    if not isinstance(tensor.data, list):
         raise Problem(
             400, f"{where} has no data in JSON", fix="send it in JSON: binary_data=False in Triton's client"
         )
@@ -121,12 +125,13 @@ def _values(tensor: _Tensor, field: Field | None) -> list[Any]:
         raise Problem(400, f"{where} must hold numbers: the field is numeric", fix="send FP64")
     flat = _flatten(tensor.data)
     rows, width = tensor.shape[0], tensor.shape[1] if len(tensor.shape) > 1 else 1
-    if len(flat) != rows * width:
+    if len(flat) != rows * width or not width:
         raise Problem(400, f"{where}: {len(flat):,} values don't fill the shape {tensor.shape}")
     allowed = (int, float) if kind is float else (kind,)
     wrong = next((value for value in flat if value is not None and type(value) not in allowed), None)
     if wrong is not None:
-        raise Problem(400, f"{where}: {str(wrong)[:100]!r} is not a value of datatype {tensor.datatype}")
+        shown = f"a {type(wrong).__name__}" if isinstance(wrong, list | dict) else repr(str(wrong)[:100])
+        raise Problem(400, f"{where}: {shown} is not a value of datatype {tensor.datatype}")
     if width == 1:
         return flat
     if field is None or field.kind != "multi":

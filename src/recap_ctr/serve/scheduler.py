@@ -5,7 +5,6 @@ the artifact. Shapes: Q queued requests in order, S settings, N batch sizes.
 """
 
 import math
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from recap_ctr.inference.engine import Floats
+from recap_ctr.inference.stopwatch import interleaved_seconds
 from recap_ctr.serve.interface import RowScorer
 
 SIZES = (1, 32, 128, 512)
@@ -52,13 +52,13 @@ class Costs:
         return np.asarray(full_Q * self.seconds(setting, batch_rows) + last_Q)
 
     def drain(self, setting: int, rows: int, batch_rows: int) -> float:
-        """Return the same for one number of rows, without the cost of calls into numpy."""
+        """Return what `drain_Q` does for one number of rows, without the cost of calls into numpy."""
         full, rest = divmod(rows, batch_rows)
         return full * self.seconds(setting, batch_rows) + self.seconds(setting, rest)
 
     @cached_property
     def cheapest(self) -> int:
-        """The index of the setting that costs least at the largest batch size."""
+        """Return the index of the setting that costs least at the largest batch size."""
         return int(np.argmin([measured[-1] for measured in self.seconds_by_setting]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,14 +93,7 @@ def measure_costs(engine: RowScorer, make_rows: Callable[[int], pl.DataFrame], s
 
 def _time(run: Callable[[], object], seconds: float) -> float:
     """Return the lower quartile of repeated timings, because other work on the machine only adds time."""
-    run()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or (time.perf_counter() < end and len(times) < 1000):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return float(np.quantile(times, 0.25))
+    return float(np.quantile(interleaved_seconds({None: run}, rounds=3, seconds=seconds)[None], 0.25))
 
 
 def remembered(idle_seconds: float) -> float:
@@ -134,7 +127,7 @@ class Pace:
 
     @property
     def value(self) -> float:
-        """The factor to plan with."""
+        """Return the factor to plan with."""
         return self._mean + 2.0 * self._deviation
 
 

@@ -112,13 +112,13 @@ class Service:
 
     @property
     def batcher(self) -> Batcher:
-        """The queue; `start` must have been called."""
+        """Return the queue; `start` must have been called."""
         assert self._batcher is not None
         return self._batcher
 
     @property
     def version(self) -> Version:
-        """The serving version; raises Problem 503 while there is none."""
+        """Return the serving version; raises Problem 503 while there is none."""
         if self.versions.current is None:
             raise Problem(503, "no model is loaded yet", retry_after=1)
         return self.versions.current

@@ -34,27 +34,24 @@ class Snapshots:
     def take(self, serving: Path | None = None) -> Path:
         """Copy the artifact and return the copy; leave nothing behind if that fails.
 
-        A delta is applied to the snapshot that is `serving`, and refused if that is not its base.
+        A delta is copied to a place beside that, for `complete` to apply it to the snapshot that is `serving`.
         """
         self.number += 1
         snapshot = self._directory / f"artifact-{self.number}"
         try:
             source = self._source()
-            if is_delta(source):
-                if serving is None:
-                    raise InputError(
-                        f"{source} holds a delta, and there is nothing yet to apply it to",
-                        fix="start the server with a whole artifact",
-                    )
-                _copy(source, snapshot.with_name(f"{snapshot.name}-delta"))
-                apply_delta(serving, snapshot.with_name(f"{snapshot.name}-delta"), snapshot)
-            else:
+            if not is_delta(source):
                 _copy(source, snapshot)
+            elif serving is not None:
+                _copy(source, _delta_of(snapshot))
+            else:
+                raise InputError(
+                    f"{source} holds a delta, and there is nothing yet to apply it to",
+                    fix="start the server with a whole artifact",
+                )
         except BaseException:
-            shutil.rmtree(snapshot, ignore_errors=True)
+            remove(snapshot)
             raise
-        finally:
-            shutil.rmtree(snapshot.with_name(f"{snapshot.name}-delta"), ignore_errors=True)
         return snapshot
 
     def signature(self) -> Signature:
@@ -81,7 +78,7 @@ class Snapshots:
     def with_user_path(self, message: str) -> str:
         """Replace the path of a snapshot in `message`, which means nothing to the user, by the path they gave."""
         prefix = re.escape(str(self._directory / "artifact-"))
-        return re.sub(prefix + r"\d+", lambda _: self._artifact, message)
+        return re.sub(prefix + r"\d+(-delta)?", lambda _: self._artifact, message)
 
     def _source(self) -> Path:
         """Return the directory of the artifact, which may be inside that of a run, or a copy of one in a store."""
@@ -90,6 +87,27 @@ class Snapshots:
         inner = self._path / "artifact"
         is_run = not (self._path / "manifest.json").is_file() and (inner / "manifest.json").is_file()
         return inner if is_run else self._path
+
+
+def complete(snapshot: Path, serving: Path) -> None:
+    """Make a snapshot from the one that is `serving`, if only a delta was offered; refuse one with another base.
+
+    What the delta holds decides how much time and memory this takes, so the supervisor must not do it itself.
+    """
+    delta = _delta_of(snapshot)
+    if delta.is_dir():
+        apply_delta(serving, delta, snapshot)
+        shutil.rmtree(delta)
+
+
+def remove(snapshot: Path) -> None:
+    """Remove a snapshot, and whatever was left on the way to it."""
+    for path in (snapshot, _delta_of(snapshot), *snapshot.parent.glob(f".{snapshot.name}.*")):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _delta_of(snapshot: Path) -> Path:
+    return snapshot.with_name(f"{snapshot.name}-delta")
 
 
 def _copy(source: Path, target: Path) -> None:

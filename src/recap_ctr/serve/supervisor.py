@@ -29,7 +29,7 @@ from recap_ctr.errors import InputError
 from recap_ctr.serve.check import Check, Verdict
 from recap_ctr.serve.config import ServeConfig, check_exposure
 from recap_ctr.serve.log import log
-from recap_ctr.serve.snapshots import Signature, Snapshots
+from recap_ctr.serve.snapshots import Signature, Snapshots, remove
 
 PREFIX, LOCK = "recap-serve-", "lock"
 """How the directory of a server is called, and the file in it that its supervisor holds."""
@@ -114,12 +114,12 @@ class Supervisor:
 
     @property
     def _model(self) -> str:
-        """The serving version; empty until a worker has loaded it."""
+        """Return the serving version; empty until a worker has loaded it."""
         return self._models.get(self._current, "") if self._current else ""
 
     @property
     def address(self) -> str:
-        """The URL of the server."""
+        """Return the URL of the server."""
         host, port = self._listener.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -245,9 +245,8 @@ class Supervisor:
             model=message["model"],
             seconds=message["seconds"],
         )
-        if (
-            child.snapshot != self._current
-        ):  # The version changed while it started: end it, and start another.
+        # If the version changed while the worker started, end it and start another.
+        if child.snapshot != self._current:
             child.control.shutdown(socket.SHUT_WR)
         elif not self._model:
             self._models[child.snapshot] = message["model"]
@@ -282,7 +281,7 @@ class Supervisor:
         """Offer a changed artifact once two looks in a row find it the same."""
         try:
             signature = self._snapshots.signature()
-        except (OSError, InputError):
+        except Exception:  # It may be half-copied, or its store may be out of reach.
             return
         if signature == self._watched and signature != self._offered and self._offer is None:
             self._offer_artifact()
@@ -297,8 +296,11 @@ class Supervisor:
         try:
             self._offered = self._snapshots.signature()
             snapshot = self._snapshots.take(self._current)
-        except (OSError, InputError) as error:
-            self._record("refused", reason=self._snapshots.with_user_path(str(error)))
+        except Exception as error:  # Whatever is wrong with it, the serving version goes on.
+            reason = (
+                str(error) if isinstance(error, OSError | InputError) else f"{type(error).__name__}: {error}"
+            )
+            self._record("refused", reason=self._snapshots.with_user_path(reason))
             return
         checker = subprocess.Popen(
             [sys.executable, "-P", "-m", "recap_ctr.serve.check"],
@@ -309,7 +311,8 @@ class Supervisor:
         )
         assert checker.stdin is not None and checker.stdout is not None
         with suppress(OSError), checker.stdin as stdin:
-            stdin.write(msgspec.json.encode(Check(self._config, str(self._state), str(snapshot))))
+            wanted = Check(self._config, str(self._state), str(snapshot), str(self._current))
+            stdin.write(msgspec.json.encode(wanted))
         self._offer = _Offer(self._snapshots.number, snapshot, checker)
         self._selector.register(checker.stdout, selectors.EVENT_READ, self._offer)
         log("offered", number=self._offer.number)
@@ -377,7 +380,7 @@ class Supervisor:
         self._offer = None
         self._end_check(offer)
         self._send_to_ready(do="drop", history=self._history)
-        shutil.rmtree(offer.snapshot, ignore_errors=True)
+        remove(offer.snapshot)
 
     def _roll_back(self) -> None:
         if self._previous is None or self._offer is not None:

@@ -32,6 +32,7 @@ from recap_ctr.storage.hashes import fingerprint
 PROBE_ROWS = 32
 SAMPLE_TIME, SAMPLE_STEP = 1_750_000_000, 40_009  # seconds: every hour and weekday comes up
 CARD = "MODEL_CARD.md"
+MAX_CARD = 1 << 20  # Characters that an answer may hold of it.
 MAX_SAMPLED_VALUES = 64  # of a multi field
 RECENT_ROWS = 256  # kept in all
 RECENT_BYTES = 64 << 10  # the largest body of a request that is kept
@@ -131,8 +132,10 @@ def _costs(engine: RowScorer, file: Path, seconds: float) -> Costs:
 
 
 def _read_card(file: Path) -> str:
-    is_plain = file.is_file() and not file.is_symlink()
-    return file.read_text(encoding="utf-8", errors="replace") if is_plain else ""
+    if not file.is_file() or file.is_symlink():
+        return ""
+    with file.open(encoding="utf-8", errors="replace") as card:
+        return card.read(MAX_CARD)
 
 
 def sample_rows(encoder: Encoder, count: int) -> pl.DataFrame:

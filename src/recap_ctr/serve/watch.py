@@ -41,6 +41,7 @@ class RowsWatch:
         add = self._counters.add
         for i, name in enumerate(window.profile.names):
             add(labelled("recap_psi_total", field=name), window.psi(i))
+            add(labelled("recap_rare_share_total", field=name), window.rare(i))
             findings = {
                 "missing": window.missing(i).is_beyond,
                 "unseen": window.unseen(i).is_beyond,

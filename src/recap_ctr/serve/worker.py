@@ -67,7 +67,7 @@ class _Server(uvicorn.Server):
     """Answers, before it ends, the connections that the system has already accepted for it."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take what waits, stop listening at once, and give it time to send its requests."""
+        """Accept the connections that wait, stop listening, and give them time to send their requests."""
         for listener in sockets or []:
             await self._accept_waiting(listener)
         for server in self.servers:
