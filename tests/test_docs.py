@@ -1,5 +1,7 @@
 """The documents are true: their blocks run, what they name exists, and generated parts are those of today's code."""
 
+import ast
+import inspect
 import os
 import re
 import runpy
@@ -7,12 +9,14 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from socket import socket
 from typing import Any
 
 import pytest
 
+import recap_ctr
 from benchmarks import summary
 from docs import generate
 from recap_ctr.cli.main import app
@@ -65,12 +69,19 @@ def run_script(script: str, directory: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def run_python(script: str, directory: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], cwd=directory, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run_commands(lines: list[str], recap: Recap) -> None:
+    """Run lines of `recap`, each of which must succeed, in this process: importing torch for each takes a minute."""
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == "recap"
+        done = recap(*arguments)
+        assert done.code == 0, done.err
+
+
+def run_python(script: str, file: Path) -> None:
+    """Run a script as the main module, in this process."""
+    file.write_text(script)
+    runpy.run_path(str(file), run_name="__main__")
 
 
 def test_readme_opens_with_the_two_commands() -> None:
@@ -128,11 +139,13 @@ def in_seconds(script: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_tour_runs(tmp_path: Path) -> None:
+def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recap: Recap) -> None:
     """Run the README's commands in an empty directory; what ships is not behind the regression on validation rows."""
     script = "\n".join(command_lines(README))
     assert "--budget" in script
-    run_script(in_seconds(script), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with in_process():
+        run_commands(in_seconds(script).splitlines(), recap)
     assert (tmp_path / "scores.csv").read_text().splitlines()[0].endswith("score,logit")
     report = read_report(tmp_path / "model")
     assert report.reference is not None
@@ -143,7 +156,7 @@ def test_the_tour_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_registry")
 def test_the_quickstart_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recap: Recap) -> None:
-    """Run every line in this process, but for those of the server: importing torch for each would take a minute."""
+    """Run every line in this process, but for those of the server."""
     with socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -152,15 +165,10 @@ def test_the_quickstart_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, re
     assert str(port) in served
     monkeypatch.chdir(tmp_path)
     with in_process():
-        for line in before.splitlines():
-            program, *arguments = shlex.split(line)
-            assert program == "recap"
-            done = recap(*arguments)
-            assert done.code == 0, done.err
+        run_commands(before.splitlines(), recap)
         run_script(serve + served, tmp_path)
-        for number, block in enumerate(blocks(QUICKSTART, "python")):
-            (tmp_path / f"{number}.py").write_text(in_seconds(block))
-            runpy.run_path(str(tmp_path / f"{number}.py"))
+        for block in blocks(QUICKSTART, "python"):
+            run_python(in_seconds(block), tmp_path / "script.py")
     rows = {len((tmp_path / name).read_text().splitlines()) for name in ("scores.csv", "served.csv")}
     assert rows == {FEW_ROWS + 1}
 
@@ -179,9 +187,11 @@ def test_plans_in_the_guide_are_those_that_are_printed(recap: Recap) -> None:
 
 
 @pytest.mark.slow
-def test_readme_python_runs(tmp_path: Path) -> None:
-    for block in blocks(README, "python"):
-        run_python(in_seconds(block), tmp_path)
+def test_readme_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with in_process():
+        for block in blocks(README, "python"):
+            run_python(in_seconds(block), tmp_path / "script.py")
 
 
 def test_tables_are_those_of_the_committed_reports() -> None:
@@ -223,6 +233,44 @@ def test_options_in_documents_exist(path: Path) -> None:
             options = {option for each in parameters for option in (*each.opts, *each.secondary_opts)}
             for option in re.findall(r"(?<!\S)--[a-z][\w-]*", command):
                 assert option in {*options, "--help"}, f"recap {command}: {option}"
+
+
+def parse(line: str) -> None:
+    """Parse a `recap` line up to a pipe or the like as the command would; nothing is run."""
+    words = list(takewhile(lambda word: word not in ("|", "&", ">"), shlex.split(line)))[1:]
+    name = " ".join(words[:2]) if words[0] == "schema" else words[0]
+    COMMANDS[name].make_context(name, words[len(name.split()) :])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_of_commands_can_be_parsed(name: str) -> None:
+    examples = re.findall(r"Example: (.*?)(?:\n\n|\Z)", COMMANDS[name].help or "", re.DOTALL)
+    assert examples
+    for example in examples:
+        parse(example[example.index("recap ") :])
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=relative)
+def test_commands_in_documents_can_be_parsed(path: Path) -> None:
+    for line in command_lines(path.read_text()):
+        for command in re.findall(r"\brecap [a-z].*", line):
+            parse(command)
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=relative)
+def test_python_in_documents_uses_what_exists(path: Path) -> None:
+    """Check imports of ours, and the arguments of the public calls."""
+    for block in blocks(path.read_text(), "python"):
+        if path.parent.name == "reference":  # These are generated, and not whole.
+            continue
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("recap_ctr"):
+                assert all(exists(f"{node.module}:{alias.name}") for alias in node.names), node.module
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("recap_ctr."):
+                function = getattr(recap_ctr, ast.unparse(node.func).partition(".")[2], None)
+                keywords = {str(keyword.arg): None for keyword in node.keywords}
+                if inspect.isfunction(function):
+                    inspect.signature(function).bind(*node.args, **keywords)
 
 
 def exists(name: str) -> bool:

@@ -1,6 +1,7 @@
 """A package imports only packages before it; what must not exist does not."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,11 @@ WITHOUT_TORCH = {
 }
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def package(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
@@ -51,9 +57,7 @@ def imported_modules(tree: ast.AST) -> set[str]:
 def test_imports_go_downward(path: Path) -> None:
     importer = package(path)
     imported = {
-        name.split(".")[1]
-        for name in imported_modules(ast.parse(path.read_text()))
-        if name.startswith("recap_ctr.")
+        name.split(".")[1] for name in imported_modules(tree_of(path)) if name.startswith("recap_ctr.")
     }
     for other in imported - {importer}:
         assert RANKS[other] < RANKS[importer], f"{path.name} imports {other}"
@@ -62,7 +66,7 @@ def test_imports_go_downward(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_nothing_forbidden(path: Path) -> None:
     assert path.name not in ("utils.py", "common.py", "helpers.py", "misc.py")
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     assert not calls & FORBIDDEN_CALLS
     assert not {name.split(".")[0] for name in imported_modules(tree)} & FORBIDDEN_MODULES
@@ -85,6 +89,4 @@ def test_torch_is_needed_only_for_training() -> None:
 
 
 def _top_level_imports(path: Path) -> list[ast.stmt]:
-    return [
-        node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)
-    ]
+    return [node for node in tree_of(path).body if isinstance(node, ast.Import | ast.ImportFrom)]

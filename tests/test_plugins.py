@@ -257,7 +257,9 @@ class TestCommands:
         assert fulfil(Request(**{**vars(request), "models": ("pairs",)})) == text
 
     @pytest.mark.slow
+    @pytest.mark.usefixtures("one_process")
     def test_fit(self, prepared: PreparedData, tmp_path: Path, recap: Recap) -> None:
+        """That worker processes find the package is shown by `recap tune`, above."""
         done = recap(
             "fit",
             prepared.path,

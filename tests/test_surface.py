@@ -8,12 +8,14 @@ import pytest
 
 import recap_ctr
 
-CALLS = {"check", "evaluate", "explain", "fit", "load", "predict", "prepare", "run"}
+CALLS = {"check", "evaluate", "explain", "fit", "load", "predict", "prepare", "run", "update"}
 
 
 def in_new_process(script: str) -> str:
-    """Return what a script prints in a Python of its own."""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    """Return what a script prints in a Python of its own, where any warning is an error."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -76,7 +78,7 @@ import asyncio.unix_events, builtins, os, pkgutil, signal, sys
 from importlib import import_module
 
 import matplotlib.pyplot, onnx, optuna, polars, rich.progress, sklearn.utils, starlette.applications, torch, typer
-import torch._dynamo, uvicorn
+import uvicorn
 
 modules = {"fcntl", "grp", "pwd", "resource", "termios", "tty", "pty", "uvloop"}
 for name in ("SIGKILL", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGQUIT", "SIGPIPE", "SIGALRM"):

@@ -120,6 +120,7 @@ class TestPlanOfRowsThatThereAreNot:
         assert plan["memory_bytes"]["table"] == -(-900_000_000 // 64) * 16 * 4
         assert plan["workload"]["train"]["update"] == "fast"
 
+    @pytest.mark.slow
     def test_options_reach_the_formulas(self, recap: Recap) -> None:
         options = ("--fields", 5, "--model", "dnn", "--dim", 8, "--batch-size", 8192, "--network", 1)
         settings = ("--set", "train.update=exact", "--set", "train.ema=0", "--set", "model.units=[16]")

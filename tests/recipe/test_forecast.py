@@ -218,7 +218,8 @@ def test_the_plan_command_ends_with_sentences_and_the_next_step(
     settings = tmp_path / "recipe.toml"
     settings.write_text(
         "l2 = 0.01\n[model_settings]\ndim = 4\n[teacher_settings]\ndim = 4\n"
-        "[train]\nbatch_size = 1024\nmax_epochs = 1\n",
+        "[train]\nbatch_size = 1024\nmax_epochs = 1\n"
+        "[probe]\nhorizon_factors = []\ndropouts = []\n",
         encoding="utf-8",
     )
     done = recap("plan", prepared.path, "--config", settings, "--out", tmp_path / "out", "--budget", "0.1")

@@ -11,7 +11,7 @@ from recap_ctr.inference.scorer import Scorer
 from recap_ctr.jobs.executor import InThisProcess, Job
 from recap_ctr.recipe import race
 from recap_ctr.recipe.config import recipe_config
-from recap_ctr.recipe.entrants import Standing
+from recap_ctr.recipe.entrants import Standing, train_slice
 from recap_ctr.recipe.portfolio import Portfolio
 from recap_ctr.recipe.work import Work
 from recap_ctr.training.report import FitReport, read_report
@@ -153,20 +153,50 @@ class Interrupting(InThisProcess):
         return super().run(named, **arguments)
 
 
-@pytest.mark.parametrize("before", ["fcn", "fm", "student-recap"])
-def test_interrupted_it_ships_the_best_so_far_and_goes_on_to_the_same_end(
-    before: str, done: tuple[Path, FitReport], prepared: PreparedData, tmp_path: Path
+def test_interrupted_anywhere_it_ships_the_best_so_far_and_goes_on_to_the_same_end(
+    done: tuple[Path, FitReport], prepared: PreparedData, tmp_path: Path
 ) -> None:
+    """One fit is interrupted in each of its stages, one after the other."""
     out, executor = tmp_path / "fit", Interrupting()
-    Interrupting.text = before
-    with pytest.raises(KeyboardInterrupt):
-        portfolio(prepared, out, executor=executor).run()
-    assert Scorer.load(out / "artifact")
-    so_far = read_report(out)
-    assert isinstance(so_far, FitReport)
+    for before in ("fcn", "fm", "student-recap"):
+        Interrupting.text = before
+        with pytest.raises(KeyboardInterrupt):
+            portfolio(prepared, out, executor=executor).run()
+        assert not Interrupting.text, "the interrupt came where it was wanted"
+        assert Scorer.load(out / "artifact")
+        assert isinstance(read_report(out), FitReport)
     finished = portfolio(prepared, out, executor=executor).run()
     assert finished.metrics == done[1].metrics
     assert [arm.auc for arm in finished.arms] == [arm.auc for arm in done[1].arms]
+
+
+class InterruptedStudents(InThisProcess):
+    """An executor that is interrupted when its first students have trained for an epoch."""
+
+    is_over = False
+
+    def run(self, jobs: Any, **arguments: Any) -> list[Any]:
+        named: list[Job] = list(jobs)
+        if not self.is_over and any(job.name.startswith("student-recap") for job in named):
+            self.is_over = True
+            for job in named:
+                values = job.arguments
+                train_slice(values["data"], values["config"], values["out"], until=1, seconds=None)
+            raise KeyboardInterrupt
+        return super().run(named, **arguments)
+
+
+def test_interrupted_while_students_train_they_count_and_go_on_to_the_same_end(
+    done: tuple[Path, FitReport], prepared: PreparedData, tmp_path: Path
+) -> None:
+    out, executor = tmp_path / "fit", InterruptedStudents()
+    with pytest.raises(KeyboardInterrupt):
+        portfolio(prepared, out, executor=executor).run()
+    so_far = read_report(out)
+    assert isinstance(so_far, FitReport) and len(so_far.students) == 3
+    finished = portfolio(prepared, out, executor=executor).run()
+    assert finished.metrics == done[1].metrics
+    assert finished.students == done[1].students
 
 
 def test_interrupted_within_a_budget_the_race_is_not_lost(prepared: PreparedData, tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def test_the_constants_of_the_package_are_those_that_were_measured() -> None:
     assert SPEED.machine["cores_measured"] == 1
 
 
+@pytest.mark.slow
 def test_prepared_rows_and_the_codes_before_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, int] = {}
 

@@ -269,7 +269,7 @@ def test_a_killed_worker_ends_the_command_and_the_next_goes_on(
     command += ["--trials", 2, "--threads", 1, "--out", out]
 
     with monkeypatch.context() as patch:
-        patch.setattr(engines, "LocalProcesses", lambda workers, gpus: KilledWorkers(workers))
+        patch.setattr(engines, "LocalProcesses", lambda workers, **_: KilledWorkers(workers))
         killed = recap(*command)
     assert killed.code == 1 and "ended without a result, with code -9" in killed.err, killed.err
     started = {path.parent for path in out.glob("trials/*/state.safetensors")}
@@ -287,7 +287,7 @@ def test_the_command(
     prepared: PreparedData, tmp_path: Path, recap: Recap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that is trained with the config that the search wrote is as good as the search says."""
-    monkeypatch.setattr(engines, "LocalProcesses", lambda workers, gpus: InThisProcess())
+    monkeypatch.setattr(engines, "LocalProcesses", lambda workers, **_: InThisProcess())
     (tmp_path / "base.toml").write_text(BASE)
     out = tmp_path / "tuned"
     command = ["tune", prepared.path, "--config", tmp_path / "base.toml", "--trials", 3]

@@ -80,6 +80,7 @@ def test_row_weights_count() -> None:
     assert first > 0.8 and second < 0.2
 
 
+@pytest.mark.slow
 def test_the_combined_model_is_the_weighted_sum_at_every_depth_and_route(
     prepared: PreparedData, counted_runs: tuple[Path, Path], boosted_run: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_the_combined_model_is_the_weighted_sum_at_every_depth_and_route(
         assert np.allclose(home, predict_routes(combined, prepared.test, routes[:1], CPU)[:, 0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_blend_is_the_weighted_sum_of_parts_without_towers(
     prepared: PreparedData, counted_runs: tuple[Path, Path], boosted_run: Path, tmp_path: Path
 ) -> None:
@@ -147,6 +149,7 @@ def test_a_part_without_weight_is_left_out(prepared: PreparedData) -> None:
     assert 1 not in chosen.parts and min(chosen.mixture.factors) >= beside.SMALLEST_FACTOR
 
 
+@pytest.mark.slow
 def test_towers_are_trained_beside_rates_that_know_no_rows_own_click(
     prepared: PreparedData, counted_runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -213,6 +216,7 @@ def test_a_run_ships_them_and_their_size_is_counted(
     assert run(without, prepared, tmp_path / "run", quiet=True).beside is None
 
 
+@pytest.mark.slow
 def test_the_gain_is_against_the_calibrated_towers_alone(
     prepared: PreparedData, counted_runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_every_model_steps_on_a_device_without_numbers(
     assert (trainer.progress.step, len(trainer.record)) == (2, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [10.0, 0.05])
 @pytest.mark.parametrize("update", ["exact", "fast"])
 def test_weights_are_those_of_the_cpu(

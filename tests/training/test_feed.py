@@ -239,6 +239,7 @@ def test_a_resumed_run_has_the_same_bits(data: PreparedData, update: str, tmp_pa
     assert shuffled.progress.loss_sum != first.progress.loss_sum
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_window_on_a_larger_machine(
     data: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -209,6 +209,7 @@ def test_at_a_deadline_it_pauses_with_weights_to_go_on_with(data: PreparedData, 
     assert end.finished and end.history[-1].valid_auc == whole.history[-1].valid_auc
 
 
+@pytest.mark.slow
 def test_a_damaged_state_or_best_epoch_is_refused(data: PreparedData, tmp_path: Path) -> None:
     """One flipped bit, and a resumed run would be another model."""
     config = TrainConfig(batch_size=256, max_epochs=2, checkpoints=1)
@@ -228,6 +229,7 @@ def test_a_damaged_state_or_best_epoch_is_refused(data: PreparedData, tmp_path: 
     train("fcn", model, config, data, tmp_path, device=CPU, quiet=True)
 
 
+@pytest.mark.slow
 def test_a_state_of_an_earlier_version_is_resumed(data: PreparedData, tmp_path: Path) -> None:
     config, model = TrainConfig(batch_size=256, max_epochs=2), parse_model("fcn", SMALL)
     train("fcn", model, config, data, tmp_path, device=CPU, until=1, quiet=True)

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.stats import chi2
-from scipy.stats import t as student_t
 from torch import nn
 
 from recap_ctr.axes.logits import LogitTable
@@ -244,7 +242,11 @@ def gain_scatter(gains: Curve, count: int) -> tuple[float, float]:
         return 1.0, 1.0
     if gain.runs_low is not None and gain.runs_high is not None:
         return gain.runs_low / gain.value, gain.runs_high / gain.value
-    low, high = (DIRECTIONS / float(chi2.ppf(end, DIRECTIONS)) for end in ((1 + LEVEL) / 2, (1 - LEVEL) / 2))
+    from scipy.special import gammaincinv  # scipy.stats would take every fit a second to import.
+
+    # The quantiles of a chi-squared distribution.
+    ends = (2 * float(gammaincinv(DIRECTIONS / 2, end)) for end in ((1 + LEVEL) / 2, (1 - LEVEL) / 2))
+    low, high = (DIRECTIONS / end for end in ends)
     return low, high
 
 
@@ -257,8 +259,10 @@ def with_run_interval(
     other runs; the gain of their mean over that level is uncertain as `scatter` says. Both count as independent. Where
     runs that disagree more are worse alone, they cancel in part, and the interval is wider than needed.
     """
+    from scipy.special import stdtrit  # The inverse of Student's distribution function.
+
     level, gain = mean(alone), abs(mean(alone) - expected.value)
-    reach = float(student_t.ppf((1 + LEVEL) / 2, len(alone) - 1)) * stdev(alone)
+    reach = float(stdtrit(len(alone) - 1, (1 + LEVEL) / 2)) * stdev(alone)
     reach *= math.sqrt(1 / len(alone) + 1 / count)
     less, more = (1 - scatter[0]) * gain, (scatter[1] - 1) * gain
     down, up = (more, less) if expected.value < level else (less, more)  # A loss falls, an AUC rises.

@@ -29,7 +29,7 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.jobs.machine import compute_reproducibly, keep_freed_memory
 from recap_ctr.jobs.progress import announce_epoch, meter, say
 from recap_ctr.models.catalogue import build
-from recap_ctr.nn.device import is_host
+from recap_ctr.nn.device import is_host, seed
 from recap_ctr.nn.group import current_group, refuse_parts_of_torch
 from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.losses import LOSSES, distillation
@@ -145,7 +145,7 @@ class Trainer:
         self.config, self.data, self.device = config, data, device
         self.group = current_group()
         self.targets, self.window_rows = targets, choose_window(data.train, config, self.group)
-        torch.manual_seed(derive_seed(config.seed, _INITIAL))
+        seed(derive_seed(config.seed, _INITIAL), device)
         self.model = build(name, model_config, data.layout)
         self.start = start or Start({})
         self.model.load_state_dict({**self.model.state_dict(), **self.start.weights})
@@ -177,12 +177,12 @@ class Trainer:
 
     @cached_property
     def feed(self) -> Feed:
-        """The rows in the order of training, once it is known where a run goes on."""
+        """Return the rows in the order of training, once it is known where a run goes on."""
         return feed_of(self.data.train, self.config, self.targets, self.group, self.window_rows)
 
     @cached_property
     def batches(self) -> Batches:
-        """The same rows on the device."""
+        """Return the same rows on the device."""
         num_steps = self.config.max_epochs * self.steps_per_epoch
         return batches_of(self.feed, self.device, self._place_of, num_steps)
 
@@ -194,7 +194,7 @@ class Trainer:
         num_rows = min(size, len(self.data.train) - at * size)
         self.group.enter_batch(num_rows)
         rows = self.batches.take(self.progress.step)
-        torch.manual_seed(derive_seed(self.config.seed, self.progress.step))
+        seed(derive_seed(self.config.seed, self.progress.step), self.device)
         self.model.train()
         with self._autocast():
             output = self.model(rows.inputs)
@@ -225,7 +225,7 @@ class Trainer:
 
     @property
     def mean_loss(self) -> float:
-        """The mean loss since the last validation, of the steps that were read."""
+        """Return the mean loss since the last validation, of the steps that were read."""
         return self.progress.loss_sum / max(self.steps_since_validation - len(self.record), 1)
 
     def _place_of(self, step: int) -> Place:
@@ -309,7 +309,7 @@ class Trainer:
             yield None, self.model
         for average in self.averages:
             model = average.settle()
-            torch.manual_seed(derive_seed(self.config.seed, _STATISTICS))
+            seed(derive_seed(self.config.seed, _STATISTICS), self.device)
             restore_statistics(model, self._statistics_batches())
             yield average.beta, model
 

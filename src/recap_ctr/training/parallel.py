@@ -87,7 +87,9 @@ def run_and_write_logits(
 
     The arguments are plain, for a job.
     """
-    settings, directory, prepared = RunConfig.from_json(config), Path(out), PreparedData(Path(data))
+    # Whoever gives out jobs has checked the data: each job would read all of them again.
+    prepared = PreparedData(Path(data), verify=False)
+    settings, directory = RunConfig.from_json(config), Path(out)
     report = run(settings, prepared, directory, deadline=deadline)
     splits = [*(["train"] if teach else []), *held_out_shards(prepared)]
     tables = {split: directory / LOGITS / split for split in splits}
