@@ -149,7 +149,7 @@ def headline() -> list[str]:
         f"On MovieLens-1M one FCN has a test AUC of {alone}, the {together['name']} of them"
         f" {spread(together['auc'], 2, 100)}, and RECAP, taught by them, {spread(recap['auc'], 2, 100)}"
         f" ({len(recap['auc'])} runs) with {recap['parameters']:,} parameters,"
-        f" {recap['parameters'] / teachers['parameters']:.2f} of one FCN's: [measured](docs/results.md) by"
+        f" {recap['parameters'] / teachers['parameters']:.2f} times those of one FCN: [measured](docs/results.md) by"
         " `recap bench overview`.",
     ]
 

@@ -115,7 +115,7 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
-    """Return the version of the installed package; of a source tree that is not installed, none is known."""
+    """Return the version of the installed package; a placeholder for a source tree that is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

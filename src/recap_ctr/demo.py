@@ -43,8 +43,8 @@ from recap_ctr.training.parallel import Runs
 from recap_ctr.training.report import FitReport, Reference
 
 FINISHED = "demo.json"
-MINUTES = 1.7  # Of the quick demo's fit, so that it takes two in all.
-MAX_EPOCHS = 12  # Of a run: more would gain a little, but no longer fit into five minutes on two cores.
+MINUTES = 1.7  # The budget of the quick demo's fit; the demo takes two minutes in all.
+MAX_EPOCHS = 12  # More epochs would gain a little, but not fit into five minutes on two cores.
 QUICK_HEADER = ["model", "test AUC", "logloss", "excess over Bayes", "the shipped model's lead"]
 RECAP, FCN, BASE, BAYES = "RECAP", "FCN", "base rate", "Bayes (best possible)"
 HEADER = ["model", "test AUC", "logloss", "calibrated", "excess over Bayes", "parameters", "cost"]

@@ -40,9 +40,8 @@ class MovingAverage:
                     average = averaged_modules[name]
                     assert isinstance(average, Table)
                     device = table.weight.device
-                    precision = (
-                        torch.float32 if device.type == "mps" else torch.float64
-                    )  # MPS has no float64.
+                    # MPS has no float64.
+                    precision = torch.float32 if device.type == "mps" else torch.float64
                     settled_V = torch.zeros(table.weight.shape[0], dtype=precision, device=device)
                     self._tables[name] = table, average, settled_V
         lazy_weights = {id(table.weight) for table, _, _ in self._tables.values()}

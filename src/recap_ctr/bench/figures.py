@@ -24,7 +24,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 INK, PALE = "#000000", "#999999"
 WIDTH, DPI = 8.0, 200  # Inches, and dots per inch: twice as sharp as the 800 pixels that a figure is read at.
-NAME_SIZE, POINT_RADIUS = 7.0, 3  # Of the names of points and the points, in units of 1/72 inch.
+NAME_SIZE, POINT_RADIUS = 7.0, 3  # In units of 1/72 inch.
 STYLE: dict[str, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,

@@ -29,7 +29,7 @@ OTHERS = {
 }
 """The kind of table 1's models by their treatment, and what their names end with."""
 KINDS = ("single model", "ensemble", "capacity", "other models", RECAP, "others, averaged", "others, tuned")
-MAX_ENSEMBLES = 12  # Of one size, whose mean stands for them.
+MAX_ENSEMBLES = 12  # Ensembles of one size that are measured; their mean stands for the size.
 SHOWN = 4.0  # How far below one teacher the figure reaches, in units of the teacher's distance from the best.
 HEADER = ["model", "kind", "runs", "parameters", "AUC", "cost", "on the frontier"]
 

@@ -229,7 +229,7 @@ def _table1(request: Request, data: PreparedData, config: RecipeConfig) -> table
 
 
 def _announce_defaults(request: Request, reports: Path) -> None:
-    """Say which models are trained by default settings, because their figures compare with nobody else's."""
+    """Say which models are trained by default settings, because their figures can't be compared with published ones."""
     defaults = [model for model in request.models_or_all if table1.lacks_settings(model, reports)]
     if defaults and not request.quiet:
         say(

@@ -22,7 +22,7 @@ from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.training.config import RunConfig
 from recap_ctr.training.report import RunReport
 
-FACTORS = (0.5, 1.0, 2.0)  # Of the recipe's value.
+FACTORS = (0.5, 1.0, 2.0)  # The recipe's value is multiplied by these.
 KD_WEIGHTS = (0.0, 0.5, 1.0, 2.0)
 TEACHERS = (1, 2)
 HEADER = ["setting", "value", "runs", "parameters", "AUC", "logloss", "calibrated logloss", "ΔAUC"]

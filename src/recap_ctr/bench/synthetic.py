@@ -13,7 +13,7 @@ from recap_ctr.recipe.config import RecipeConfig, batch_size, merge_settings, re
 from recap_ctr.schema import Field, Schema
 
 NAME = "synthetic"
-ROWS = 30_000  # Of `--data synthetic`: with these a table of a few models takes two minutes.
+ROWS = 30_000  # With this size of `--data synthetic`, a table of a few models takes two minutes.
 
 
 def synthetic_schema(num_fields: int) -> Schema:

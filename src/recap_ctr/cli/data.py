@@ -103,7 +103,7 @@ def infer_schema(
 
 
 def output_inputs(source: "FileSource", **settings: Any) -> dict[str, Any] | None:
-    """Return what an output is made from: the files' content and the settings; None for a pipe, which nobody knows."""
+    """Return what an output is made from: the files' content and the settings; None for a pipe, which is read once."""
     return None if source.is_stream else {"files": [file.sha256 for file in source.files()], **settings}
 
 
@@ -159,7 +159,7 @@ def prepare(
         bool,
         typer.Option(
             "--check/--no-check",
-            help="Compare a --dataset with its published figures; not for a part of it, or generated rows.",
+            help="Compare a --dataset with its published figures; --no-check for a part of it or generated rows.",
         ),
     ] = True,
     max_values: Annotated[

@@ -1,4 +1,4 @@
-"""How a command fails: one message, how to put it right, and an exit code; a traceback only for a fault of ours."""
+"""How a command fails: one message, how to put it right, and an exit code; a traceback only for a bug of ours."""
 
 import errno
 import os
@@ -59,7 +59,7 @@ def end_with(error: BaseException) -> NoReturn:
 
 
 def as_command_error(error: BaseException) -> CommandError | None:
-    """Return what to show for an error; None if it is a fault of ours, which needs its traceback."""
+    """Return what to show for an error; None if it is a bug of ours, which needs its traceback."""
     match error:
         case CommandError():
             return error

@@ -133,11 +133,12 @@ Positive = Annotated[
 Separator = Annotated[
     str | None,
     typer.Option(
-        "--separator", help="What separates the columns of text files, or tab.  [default: noticed in line 1]"
+        "--separator", help="Separator of columns in text files; tab for a tab.  [default: found in line 1]"
     ),
 ]
 DropUnlabelled = Annotated[
-    bool, typer.Option("--drop-unlabelled", help="Drop and count rows without a label.  [default: an error]")
+    bool,
+    typer.Option("--drop-unlabelled", help="Drop rows without a label, and count them.  [default: an error]"),
 ]
 Columns = Annotated[
     list[str] | None,

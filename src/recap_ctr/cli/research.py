@@ -89,7 +89,7 @@ def bench(
     tuned: Annotated[
         bool,
         typer.Option(
-            "--tuned", help="table1: the same, each baseline tuned by probes of its own, as RECAP is."
+            "--tuned", help="table1: as --averaged, and each baseline tuned by its own probes, as RECAP is."
         ),
     ] = False,
     dry_run: Annotated[

@@ -1,4 +1,4 @@
-"""What `recap plan` prints of rows that there are not yet: sizes, times, and where more workers stop helping."""
+"""What `recap plan --rows` prints without data: sizes, times, and where more workers stop helping."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -163,4 +163,4 @@ def refuse_mixture(data: Path | None, rows: float | None, out: Path | None, work
         raise InputError("--workers goes with --rows", fix="remove it; `recap train` has the option")
     if rows is not None and (data is not None or out is not None):
         named = "prepared data" if data is not None else "--out"
-        raise InputError(f"--rows and {named}", fix="--rows plans for data that there is not; remove one")
+        raise InputError(f"--rows and {named}", fix="remove one of them: --rows plans without data")

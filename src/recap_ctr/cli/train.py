@@ -49,7 +49,7 @@ def train(
     config: RunConfigFile = None,
     l2: Annotated[float | None, typer.Option("--l2", help="Strength of the embedding regulariser.")] = None,
     max_epochs: Annotated[
-        int | None, typer.Option("--max-epochs", min=1, help="Epochs at most.  [default: 100]")
+        int | None, typer.Option("--max-epochs", min=1, help="Most epochs of the run.  [default: 100]")
     ] = None,
     routes: Annotated[
         int, typer.Option("--routes", min=1, help="For recap: routes that the artifact averages.")

@@ -1,4 +1,4 @@
-"""Synthetic clicks of mostly additive effects, with the hour hidden in a timestamp: the log that a stranger brings.
+"""Synthetic clicks of mostly additive effects, with the hour hidden in a timestamp: like many a real log.
 
     logit = intercept + spread * (user + ad + site + price + hour + user x ad)
 
@@ -170,9 +170,9 @@ def _standardised(effect_V: Floats, frequency_V: Floats) -> Floats:
 
 
 def _price_curve(deviation: Floats) -> Floats:
-    """Return the effect of a log-price that is so many standard deviations from its mean, before it is standardised.
+    """Return the effect of a log-price by its deviation from the mean, in standard deviations; not yet standardised.
 
-    Dear things are clicked less, but most attractive is what costs a little more than usual.
+    Expensive items are clicked less, but the most attractive ones cost a little more than usual.
     """
     return -0.25 * deviation + np.exp(-2.0 * (deviation - 0.5) ** 2)
 

@@ -25,7 +25,7 @@ BLOCK_BYTES = 16 << 20
 MAX_HEADER_BYTES = 16 << 20
 MAX_ROW_BYTES = 64 << 20
 MAX_VALUE_BYTES = 1 << 20
-SCANNED_BYTES = 1 << 20  # At a time, in the search for row ends.
+SCANNED_BYTES = 1 << 20  # The search for row ends looks at this many bytes at a time.
 ARROW_STREAM = b"\xff\xff\xff\xff"
 SEPARATOR_NAMES = {b",": "commas", b"\t": "tabs", b";": "semicolons", b"|": "bars"}
 """Separators that are noticed in a header line, with what messages call them."""
@@ -68,11 +68,11 @@ class ColumnNames:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What a user says about text files, and who is told what was noticed in them."""
+    """What a user says about text files; `note` is called with what was noticed in them."""
 
     names: ColumnNames | None = None
     separator: bytes | None = None
-    """It applies to files whose first line holds it; the separator of other files is noticed."""
+    """It applies to files whose first line holds it; the separator of other files is found in their first line."""
     note: Callable[[str], None] = lambda _: None
 
 
@@ -100,7 +100,7 @@ class _Table:
     origin: str
 
     def parse(self, text: bytes, first_row: int) -> pl.DataFrame:
-        """Parse whole rows, of which the first has the number `first_row`."""
+        """Parse whole rows, numbered from `first_row`."""
         schema = dict.fromkeys(self.columns, pl.String)
         try:
             frame = pl.read_csv(text, has_header=False, separator=self.separator.decode(), schema=schema)
@@ -165,7 +165,7 @@ def read_text_blocks(
 def _read_rows(
     stream: "BinaryIO | _Bytes", file: BinaryIO | None, table: _Table, text: bytes, first_row: int
 ) -> Iterator[tuple[pl.DataFrame, int]]:
-    """Yield the rows in `text` and then in `stream`, of which the first has the number `first_row`."""
+    """Yield the rows in `text` and then in `stream`, numbered from `first_row`."""
     origin, position = table.origin, 0
     at_end = False
     while not at_end:
@@ -193,7 +193,7 @@ def _read_rows(
         new_position = file.tell() if file is not None and not file.closed else 0
         if (
             file is not None and new_position == 0
-        ):  # a file without compression is read through `stream` alone
+        ):  # A file without compression is read through `stream` alone.
             new_position = position + len(rows)
         yield frame, max(new_position - position, 0)
         position = max(new_position, position)
@@ -214,8 +214,8 @@ def cut_text(
 ) -> list[TextSpan]:
     """Return the rows of a text file in spans of about `size` bytes, by reading it once without parsing it.
 
-    A span begins after a line end outside quotes, as counted from the beginning of the file, and neither it nor the one
-    before has a blank line there: within a file that is an error, and at its end it is not.
+    A span begins after a line end outside quotes, counted from the beginning of the file. No blank line is next to the
+    cut, because a blank line is an error within a file but not at its end.
     """
     spans: list[TextSpan] = []
     with path.open("rb") as file:
@@ -245,7 +245,7 @@ def cut_text(
 
 
 def _cuts(chunk: bytes, ends: npt.NDArray[np.int64]) -> list[int]:
-    """Return the positions after those line ends of a chunk that no blank line is next to."""
+    """Return the positions after the line ends of a chunk, except those next to a blank line."""
     part = np.frombuffer(chunk, np.uint8)
     ends = ends[(ends >= 2) & (ends < len(part) - 1)]
     follows_blank = (part[ends - 1] == ord("\n")) | (
@@ -256,7 +256,7 @@ def _cuts(chunk: bytes, ends: npt.NDArray[np.int64]) -> list[int]:
 
 
 class _Bytes:
-    """So many bytes of a file from where it stands."""
+    """At most `size` bytes of a file, from its current position on."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._left = file, size

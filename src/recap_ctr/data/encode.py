@@ -41,7 +41,7 @@ def as_numbers(block: Block, field: Field) -> pl.Series:
 
 
 def _numbers(block: Block, field: Field) -> npt.NDArray[np.float64]:
-    """Return the same as an array, NaN where missing."""
+    """Return the column of a numeric field as an array, NaN where missing."""
     raw = block.column(field.name, "numeric field").alias("")
     if raw.dtype == pl.String:
         text = as_text(raw.str.strip_chars(), field.missing)
@@ -91,7 +91,7 @@ def _first_infinity(values: pl.Series, field: Field) -> int | None:
 
 @cache
 def missing_numbers(missing: tuple[str, ...]) -> tuple[float, ...]:
-    """Return those of the texts that mean a missing value which are numbers."""
+    """Return the numbers among the texts that mean a missing value."""
     return tuple(pl.Series(missing, dtype=pl.String).cast(pl.Float64, strict=False).drop_nulls())
 
 
@@ -112,7 +112,7 @@ def categories(block: Block, field: Field, edges: Sequence[float] = ()) -> pl.Se
 
 
 def raw_categories(block: Block, field: Field, edges: Sequence[float] = ()) -> pl.Series:
-    """Return the same before `as_text`; `edges` are those of a field cut into quantiles."""
+    """Return what `categories` passes to `as_text`; `edges` are those of a field cut into quantiles."""
     if field.derive is not None:
         return derived_categories(
             block.column(field.column, f"{field.derive} of field {field.name!r}"), field
@@ -219,12 +219,12 @@ class _Lookup:
 
     @property
     def seed(self) -> int:
-        """The first seed under which no two values share a hash."""
+        """Return the first seed under which no two values share a hash."""
         return self._seed
 
     @property
     def values(self) -> pl.Series:
-        """The values by rising hash."""
+        """Return the values by rising hash."""
         return self._values
 
     def candidates(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
@@ -258,31 +258,31 @@ class FittedField:
 
     @property
     def num_kept(self) -> int:
-        """The number of ids other than PAD and OOV: kept values, hash buckets, or 1 for a number."""
+        """Return the number of ids other than PAD and OOV: kept values, hash buckets, or 1 for a number."""
         if self.field.is_value:
             return 1
         return self.field.hash_buckets or len(self.values)
 
     @property
     def size(self) -> int:
-        """The field's rows of the table: PAD, kept values, OOV, added values."""
+        """Return the field's rows of the table: PAD, kept values, OOV, added values."""
         return self.num_kept + 2
 
     @property
     def oov(self) -> int:
-        """The id of missing values and of those that the vocabulary lacks."""
+        """Return the id of missing values and of those that the vocabulary lacks."""
         return self.num_kept - self.num_added + 1
 
     @property
     def grows(self) -> bool:
-        """Whether an update adds values: not to numbers and quantiles, whose bounds stay, nor to hash buckets."""
+        """Return whether an update adds values: not to numbers, quantiles (whose bounds stay) or hash buckets."""
         field = self.field
         is_number = field.kind == "numeric" and field.transform != "log-square"
         return not is_number and not field.hash_buckets
 
     @cached_property
     def lookup(self) -> _Lookup:
-        """The positions of the kept values."""
+        """Return the positions of the kept values."""
         return _Lookup(self.values)
 
     def codes(self, values: pl.Series) -> Ints:
@@ -419,7 +419,7 @@ class Encoder:
 
     @cached_property
     def _joint_offsets(self) -> dict[int, np.uint32]:
-        """Where the vocabulary of a field begins in `_joint_values`; only fields hashed with seed 0 are in it."""
+        """Return where each field's vocabulary begins in `_joint_values`, which has only fields hashed with seed 0."""
         offsets: dict[int, np.uint32] = {}
         end = 0
         for i, fitted in enumerate(self.fields):

@@ -31,7 +31,7 @@ from recap_ctr.data.moments import derive_category
 from recap_ctr.data.text import canonical, missing_texts, spell_missing
 
 FEW_ROWS = 256
-"""Up to so many rows this path is the faster one (docs/decisions/0025-few-rows.md)."""
+"""Up to this number of rows, this path is the faster one (docs/decisions/0025-few-rows.md)."""
 CACHED_VALUES = 1 << 15
 """Values in one of the two generations of the cache, those of all fields together."""
 MAX_CACHED_LENGTH = 64  # Characters of a value; longer ones are looked up each time.
@@ -47,7 +47,7 @@ _SINGLE_KINDS = frozenset(
     )
 )
 _LISTED_KINDS = _SINGLE_KINDS - {pl.Float64, pl.Boolean}
-_LISTED_ROWS = 24  # Beyond so many, reading a data frame by columns takes less time than by rows.
+_LISTED_ROWS = 24  # With more rows, reading a data frame by columns takes less time than by rows.
 _FIRST_BUCKET, _NUM_BUCKETS = -8, 1024
 """Those with a place in a table: the buckets of log-square up to 5e13, and 1,016 quantiles."""
 
@@ -237,9 +237,8 @@ class FewRows:
         for row, index in enumerate(self._quantiles, start=split):
             buckets_FB[row] = [bisect_right(self._fields[index].edges, x) for x in numbers_FB[row].tolist()]
         places_FB = buckets_FB - _FIRST_BUCKET
-        is_far_FB = (
-            places_FB.view(np.uint64) >= _NUM_BUCKETS
-        )  # Those before the first one count as very large.
+        # As unsigned numbers, places before the first bucket are very large.
+        is_far_FB = places_FB.view(np.uint64) >= _NUM_BUCKETS
         places_FB[is_missing_FB | is_far_FB] = _NUM_BUCKETS
         codes_FB = self._bucket_codes_FK[self._bucket_rows_F1, places_FB]
         for row, column in np.argwhere(is_far_FB).tolist():

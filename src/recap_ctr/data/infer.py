@@ -1,4 +1,4 @@
-"""A first schema for a table that nobody has described: every choice with its reason, to be read and corrected.
+"""Propose a schema for a table without one: every choice comes with its reason, to be read and corrected.
 
 Text files hold everything as text, so a column's role follows from its values, not from its type. Memory holds the
 distinct values of each column, up to a limit.
@@ -193,7 +193,7 @@ def infer(
 
 
 def _labelled_blocks(source: Source, named: Named, max_rows: int) -> Iterator[tuple[Block, int]]:
-    """Yield the first rows of a source, each block with its bytes; leave out rows without a label if so wished."""
+    """Yield the first rows of a source, each block with its bytes; leave out rows without a label on request."""
     rows = 0
     for block, size in source.blocks():
         part = replace(block, frame=block.frame.head(max_rows - rows))

@@ -62,7 +62,7 @@ def _blocks_of_lines(stream: BinaryIO, origin: str) -> Iterator[bytes]:
 
 
 def _parse(text: bytes, first_row: int, origin: str, columns: pl.Schema | None = None) -> pl.DataFrame:
-    """Parse whole lines, of which the first row has the number `first_row`; `columns` fixes names and types."""
+    """Parse whole lines, whose rows are numbered from `first_row`; `columns` fixes names and types."""
     try:
         return pl.read_ndjson(text, schema=columns, infer_schema_length=None)
     except pl.exceptions.PolarsError as error:

@@ -27,7 +27,7 @@ class FieldLayout:
 
     @property
     def oov(self) -> int:
-        """The id of missing and unseen values, which an update leaves in its place."""
+        """Return the id of missing and unseen values, which no update changes."""
         return self.size - 1 - self.num_added
 
 
@@ -39,22 +39,22 @@ class Layout:
 
     @property
     def num_fields(self) -> int:
-        """The number of fields."""
+        """Return the number of fields."""
         return len(self.fields)
 
     @property
     def num_rows(self) -> int:
-        """Rows of a table over all fields: the sum of the vocabulary sizes."""
+        """Return the rows of a table over all fields: the sum of the vocabulary sizes."""
         return sum(field.size for field in self.fields)
 
     @property
     def num_columns(self) -> int:
-        """Columns of the id matrix; a multi field has several."""
+        """Return the number of columns of the id matrix; a multi field has several."""
         return sum(field.width for field in self.fields)
 
     @property
     def num_values(self) -> int:
-        """Columns of the matrix of numbers."""
+        """Return the number of columns of the matrix of numbers."""
         return sum(field.value_column is not None for field in self.fields)
 
     @classmethod

@@ -89,7 +89,7 @@ class Reading:
         return spooler.read(sources, labelled_only=self.labelled_only, quiet=quiet)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same as plain JSON values."""
+        """Return these settings as plain JSON values."""
         # A schema refuses options that don't apply to a field, even with their default.
         schema = self.schema.model_dump(mode="json", exclude_defaults=True)
         split = self.split.model_dump(mode="json")
@@ -180,7 +180,7 @@ class Spooled:
 
     @property
     def scratch(self) -> Path:
-        """The directory for what jobs make of the rows."""
+        """Return the directory for what jobs make of the rows."""
         return self.directory.parent
 
     @property
@@ -193,7 +193,7 @@ class Spooled:
 
     @cached_property
     def rows(self) -> SpooledRows:
-        """The rows of all pieces, one after the other."""
+        """Return the rows of all pieces, one after the other."""
         plain = read_object(self._record, "a spool")
         reading = Reading.of(plain["reading"])
         records = [parse(SpoolRecord, record, "spool") for record in plain["records"]]
@@ -201,7 +201,7 @@ class Spooled:
 
     @cached_property
     def splits(self) -> SplitCodes:
-        """The split code of each row, memory-mapped."""
+        """Return the split code of each row, memory-mapped."""
         return np.memmap(self._splits, np.uint8, "r")
 
 

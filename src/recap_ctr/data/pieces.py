@@ -42,7 +42,7 @@ class FilePiece(FileSource):
     """The rows of a piece; they have the numbers and the names in errors that they have in the whole source."""
 
     def __init__(self, piece: Piece) -> None:
-        """Take what `divide` returned, in this or in another process."""
+        """Open a piece that `divide` returned, in this or in another process."""
         names = None
         if piece.names is not None:
             names = ColumnNames(**{**piece.names, "fields": frozenset(piece.names["fields"])})
@@ -131,7 +131,7 @@ def _cut_rows(path: Path, count: int) -> list[tuple[int, int]]:
 
 
 def divide(sources: Mapping[str, Source], num_workers: int, directory: Path) -> list[Piece] | None:
-    """Return the sources in pieces for so many workers.
+    """Return the sources in pieces for the workers.
 
     None is returned if one of them can be read by this process only: a table in memory, a pipe, or rows that a
     function changes.

@@ -14,6 +14,7 @@ from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from recap_ctr.data.count import field_directory
@@ -35,14 +36,16 @@ from recap_ctr.data.rare import save_rare
 from recap_ctr.data.shards import (
     FORMAT,
     MANIFEST,
+    SPLITS,
     PreparedData,
+    Shard,
     files_fingerprint,
     is_prepared,
     open_shard,
     read_manifest,
 )
 from recap_ctr.data.source import FileSource, Source
-from recap_ctr.data.split import ReadBlocks, Split, describe_split
+from recap_ctr.data.split import ReadBlocks, Split, SplitCodes, describe_split
 from recap_ctr.data.spool import MAX_VALUES, Counted, SpooledRows
 from recap_ctr.data.text import as_text
 from recap_ctr.errors import InputError
@@ -96,7 +99,7 @@ class Preparation:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything that decides the result; names and places of the files are not part of it."""
+        """Return a hash of everything that decides the result; names and places of the files are not part of it."""
         return fingerprint(_content(self.inputs()))
 
 
@@ -223,8 +226,9 @@ def _write(
         learnt = Learnt(encoder, tuple(counts))
     files, split_entries, field_entries = write_shards(spooled, learnt, out, jobs, quiet=quiet)
     description = describe_split(preparation.split, splits, _time_blocks(rows), unit)
-    train = open_shard(out, "train", split_entries["train"]["rows"], files)
-    build_profile(rows, learnt.encoder, splits, train, unit).write(out / PROFILE)
+    shards = [open_shard(out, name, entry["rows"], files) for name, entry in split_entries.items()]
+    profiled, among = (shards[0], splits) if preparation.base is None else _all_rows(shards, splits)
+    build_profile(rows, learnt.encoder, among, profiled, unit, preparation.base).write(out / PROFILE)
     with atomic_file(out / "schema.toml") as file:
         file.write(schema.to_toml().encode())
     # No model depends on the last ones, so they are no part of what identifies the data.
@@ -244,6 +248,19 @@ def _write(
         "files": files,
     }
     write_json(out / MANIFEST, manifest)
+
+
+def _all_rows(shards: list[Shard], splits: SplitCodes) -> tuple[Shard, SplitCodes]:
+    """Return the rows of all splits in their order, as if all were training rows.
+
+    An update's newest rows only judge it, but without them the evening of every day would be missing in the profile.
+    """
+    order = np.argsort(np.concatenate([np.flatnonzero(splits == code) for code in range(len(SPLITS))]))
+    ids, values, labels, numbers = (
+        np.concatenate([getattr(shard, column) for shard in shards])[order]
+        for column in ("ids", "values", "labels", "rows")
+    )
+    return Shard(ids, values, labels, numbers, None, None, None), np.zeros_like(splits)
 
 
 def _time_blocks(rows: SpooledRows) -> ReadBlocks | None:

@@ -4,8 +4,8 @@ A training row's own click must not be part of the rates that it is explained by
 and a row sees the rates of the other folds. Later rows see the rates of all training rows. Where a model is for rows
 to come, the folds are stretches of time: rows of the same hour have more in common than later ones will have with them.
 
-An entry of the table has 32 bits: 15 of a mark that tells it from others in its bucket, 8 for the rate's log odds, 8
-for the logarithm of the number of rows. Numpy fills the table; torch and ONNX read it by the same arithmetic.
+An entry of the table has 32 bits: 15 for a mark that distinguishes it from others in its bucket, 8 for the rate's log
+odds, 8 for the logarithm of the number of rows. Numpy fills the table; torch and ONNX read it by the same arithmetic.
 
 Shapes: N rows, P crosses (fields or pairs of fields), C candidates.
 """
@@ -31,28 +31,28 @@ Cross = tuple[str, ...]
 """The names of one field, or of two."""
 
 FOLDS = 5
-PRIOR = 3.0  # Rows with the mean rate that every entry has besides its own.
+PRIOR = 3.0  # Every entry gets this many rows with the mean rate in addition to its own.
 MAX_PAIRS, MAX_PAIRED_FIELDS = 8, 12
-MIN_GAIN = (
-    0.002  # Of the variance that is explained already: a pair that explains less is not worth its entries.
-)
-ENTRIES_PER_VALUE = (
-    4.8  # Entries for each value of a field: then the table takes half the bytes of 16 numbers a value.
-)
+MIN_GAIN = 0.002
+"""A pair must add this share of the variance that is explained already, or it is not worth its entries."""
+ENTRIES_PER_VALUE = 4.8
+"""Entries for each value of a field: the table then takes half the bytes of 16 numbers a value."""
 MIN_ENTRIES = 100_000
-CHOICE_ROWS = 300_000  # That the choice of pairs looks at.
+CHOICE_ROWS = 300_000  # The choice of pairs looks at this many rows.
 SLOTS = 8
-FILL = 0.6  # Of the slots: then one entry in fifty finds its bucket full and is left out, the rarest first.
+FILL = (
+    0.6  # With this share of slots in use, one entry in fifty finds its bucket full; the rarest are left out.
+)
 LEVELS = 256
-NEUTRAL = 128  # The code of log odds that are those of all rows.
+NEUTRAL = 128  # The code of the log odds of all rows.
 ODDS_STEPS, COUNT_STEPS = 32.0, 16.0  # Codes per unit of log odds, and of log(1 + rows).
 PRIME, MARKS = 2**31 - 1, 2**15 - 1
 
 
 def place(left: Numbers, right: Numbers, cross: Numbers, buckets: int) -> tuple[Numbers, Numbers]:
-    """Return the bucket of a pair of values, and the mark that tells it from others there.
+    """Return the bucket of a pair of values, and the mark that distinguishes it from other pairs in that bucket.
 
-    Takes arrays or tensors of whole numbers below 2³¹.
+    The arguments are arrays or tensors of whole numbers below 2³¹.
     """
 
     def mixed(a: int, b: int, c: int) -> Any:
@@ -284,9 +284,8 @@ class Rates:
             entry = [counts.keys // size, counts.keys % size, np.full(len(counts.keys), index), *codes.T]
             entries.append(np.stack([counts.rows, *entry]).astype(np.int64))
         columns = np.concatenate(entries, axis=1)
-        columns = columns[
-            :, np.argsort(-columns[0], kind="stable")
-        ]  # Where a bucket is full, the rarest are left out.
+        # Frequent entries come first: where a bucket is full, the rarest are left out.
+        columns = columns[:, np.argsort(-columns[0], kind="stable")]
         table = pack_table(columns[1], columns[2], columns[3], columns[4:].T)
         return Measured(np.concatenate(training, axis=1), np.concatenate(held_out, axis=1), table)
 
@@ -376,10 +375,10 @@ class _Search:
 
 
 def pack_table(left: Ints, right: Ints, cross: Ints, codes: Ints) -> npt.NDArray[np.int32]:
-    """Return the table, buckets × slots, of these entries; the first come first, as long as there is a free slot."""
+    """Return the table of these entries, buckets × slots; entries that find their bucket full are left out."""
     buckets = max(round(len(left) / (FILL * SLOTS)), 1)
     bucket, mark = place(left, right, cross, buckets)
-    _, first = np.unique(bucket * (MARKS + 1) + mark, return_index=True)  # Of two that look alike, the first.
+    _, first = np.unique(bucket * (MARKS + 1) + mark, return_index=True)  # The first of two that look alike.
     order = np.sort(first)
     order = order[np.argsort(bucket[order], kind="stable")]
     sorted_buckets = bucket[order]

@@ -145,7 +145,7 @@ class RowEncoder:
             yield height
 
     def _encode(self, block: dict[str, Array], start: int) -> dict[str, Array]:
-        """Return the arrays of a shard for a block of spooled rows, of which the first has number `start`."""
+        """Return the arrays of a shard for a block of spooled rows, numbered from `start`."""
         height = len(block["label"])
         ids_BW = np.empty((height, self._layout.num_columns), np.int32)
         values_BN = np.empty((height, self._layout.num_values), np.float32)
@@ -236,7 +236,7 @@ def raw_file(directory: Path, split: str, name: str) -> Path:
 def open_shards(
     stack: ExitStack, encoder: RowEncoder, counts_S: Sequence[int], out: Path
 ) -> list[dict[str, NpyFile]]:
-    """Open the files of each split's shard in `out`, by the name of their array; they will have so many rows."""
+    """Open the files of each split's shard in `out`, by the name of their array, for a known number of rows."""
     return [
         {
             name: stack.enter_context(NpyFile(out / shard_file(split, name), dtype, (count, *width)))

@@ -104,17 +104,17 @@ class Rows(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """The sizes and positions of the fields."""
+        """Return the sizes and positions of the fields."""
         ...
 
     @property
     def train(self) -> Shard:
-        """The training rows."""
+        """Return the training rows."""
         ...
 
     @property
     def valid(self) -> Shard:
-        """The validation rows."""
+        """Return the validation rows."""
         ...
 
 
@@ -140,22 +140,22 @@ class PreparedData:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all shards and vocabularies, which says what data a logit table belongs to."""
+        """Return a hash of all shards and vocabularies, which says what data a logit table belongs to."""
         return str(self.manifest["fingerprint"])
 
     @property
     def split(self) -> str | None:
-        """How the rows were divided, in words, with the dates of a split by time; None in data of older versions."""
+        """Return in words how rows were divided, with the dates of a split by time; None in data of older versions."""
         return self.manifest.get("split")
 
     @property
     def time_unit(self) -> TimeUnit | None:
-        """How the time column writes moments, those of dates as microseconds; None if it has none or is unknown."""
+        """Return the unit of the time column (dates: microseconds); None without a time column, or if it is unknown."""
         return self.manifest.get("time_unit")
 
     @property
     def name(self) -> str:
-        """The name of the public data set, or of the directory without the hash that a recipe adds.
+        """Return the name of the public data set, or of the directory without the hash that a recipe adds.
 
         Rows that were not checked against the public data set are called NAME-unchecked, so that no table compares
         them with published figures.
@@ -173,37 +173,37 @@ class PreparedData:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """The fitted fields, to encode further rows as these were."""
+        """Return the fitted fields, which encode further rows as these rows were encoded."""
         return Encoder.load(self.path, self.schema, self.manifest["fields"])
 
     @property
     def layout(self) -> Layout:
-        """The sizes and positions of the fields."""
+        """Return the sizes and positions of the fields."""
         return self.encoder.layout
 
     @cached_property
     def profile(self) -> Profile | None:
-        """What is usual in the training rows; None for data that an older version prepared."""
+        """Return what is usual in the training rows; None for data that an older version prepared."""
         return read_profile(self.path / PROFILE) if PROFILE in self.manifest["files"] else None
 
     @cached_property
     def train(self) -> Shard:
-        """The training rows."""
+        """Return the training rows."""
         return self._open("train")
 
     @cached_property
     def valid(self) -> Shard:
-        """The validation rows."""
+        """Return the validation rows."""
         return self._open("valid")
 
     @cached_property
     def test(self) -> Shard:
-        """The test rows; there may be none."""
+        """Return the test rows; there may be none."""
         return self._open("test")
 
     @cached_property
     def is_in_time_order(self) -> bool:
-        """Whether the validation rows are later than nearly all training rows, as those to come will be."""
+        """Return whether the validation rows are later than nearly all training rows, as the rows to score will be."""
         train, valid = self.train.times, self.valid.times
         if train is None or valid is None or not (len(train) and len(valid)):
             return False

@@ -34,7 +34,7 @@ from recap_ctr.errors import InputError, did_you_mean
 from recap_ctr.storage.hashes import fingerprint, sha256
 
 BLOCK_ROWS = 1 << 17
-MAX_SLICE_ROWS, SLICE_CELLS = 1 << 19, 1 << 24  # Of a Parquet file, decoded at a time.
+MAX_SLICE_ROWS, SLICE_CELLS = 1 << 19, 1 << 24  # A Parquet file is decoded this much at a time.
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Block:
 
     @cached_property
     def _columns(self) -> dict[str, pl.Series]:
-        """The columns by their names: to look for one in the frame takes time for each that it has."""
+        """Return the columns by name: looking one up in the frame would take time proportional to their number."""
         return {series.name: series for series in self.frame.get_columns()}
 
 
@@ -166,7 +166,7 @@ class FileSource:
 
     @property
     def is_stream(self) -> bool:
-        """Whether some of the rows can be read only once: from standard input or a pipe."""
+        """Return whether some of the rows can be read only once: from standard input or a pipe."""
         return not all(path.is_file() for path in self.paths)
 
     def files(self) -> list[SourceFile]:
@@ -224,7 +224,7 @@ class FileSource:
 
     @cached_property
     def _json_columns(self) -> pl.Schema:
-        """The columns of all JSON lines: every key that some row has."""
+        """Return the columns of all JSON lines: every key that some row has."""
         columns = pl.Schema()
         for file in self._files:
             if file.kind is JSON and file.path.is_file():
@@ -328,7 +328,7 @@ def _table_blocks(lazy: pl.LazyFrame, size: int) -> Iterator[tuple[pl.DataFrame,
 
 
 def _parquet_blocks(lazy: pl.LazyFrame, size: int) -> Iterator[tuple[pl.DataFrame, int]]:
-    """Yield the same of a Parquet file in bounded memory: a batch needs a whole row group, a slice does not."""
+    """Yield the blocks of a Parquet file in bounded memory: a batch needs a whole row group, a slice does not."""
     rows = lazy.select(pl.len()).collect().item()
     step = max(BLOCK_ROWS, min(MAX_SLICE_ROWS, SLICE_CELLS // max(len(lazy.collect_schema()), 1)))
     for start in range(0, rows, step):

@@ -53,7 +53,7 @@ class Part(Frozen):
 
     @property
     def dictionary(self) -> Path:
-        """The file of a column of values that holds the `hash`, `code` and `value` of each, by rising hash."""
+        """Return the file of a column of values that holds the `hash`, `code` and `value` of each, by rising hash."""
         return Path(f"{self.path}.values")
 
     def read(self, dtype: np.dtype[Any], width: int, start: int, stop: int) -> npt.NDArray[Any]:
@@ -77,7 +77,7 @@ class PartTables:
     """What the codes of a column stand for, by part; only the table of the latest part is kept."""
 
     def __init__(self, make: Callable[[int, Part], npt.NDArray[Any]]) -> None:
-        """Take what makes the table of a part, from its number among the parts and from the part."""
+        """Remember `make`, which returns the table of a part, given the part's number and the part."""
         self._make = make
         self._number: int | None = None
         self._table: npt.NDArray[Any] = np.zeros(0)

@@ -70,7 +70,9 @@ COMMON_SHARE = 0.95
 PRIOR_ROWS = (2.0, 10.0, 50.0, 250.0, 1250.0)
 NUM_NEIGHBOURHOODS = 64
 MAX_UNEVENNESS = 0.1
-ID_EVIDENCE = 10.0  # Nats by which single values must predict better than neighbourhoods: e^10 to 1.
+ID_EVIDENCE = (
+    10.0  # Single values must predict better than neighbourhoods by so many nats: odds of e^10 to 1.
+)
 ID_ENDINGS = re.compile(
     r"(?:user|item|movie|song|ad|app|site|device|product|session|campaign|query|page|shop)id"
 )
@@ -151,33 +153,33 @@ class ColumnSummary:
 
     @cached_property
     def counts(self) -> pl.DataFrame:
-        """The columns value, count and clicks, most frequent value first."""
+        """Return the columns value, count and clicks, most frequent value first."""
         return self._sorted()
 
     @property
     def num_distinct(self) -> int:
-        """The number of distinct values, missing not counted."""
+        """Return the number of distinct values, missing not counted."""
         return self._counts.height
 
     @cached_property
     def num_singletons(self) -> int:
-        """The number of values that occur once."""
+        """Return the number of values that occur once."""
         return int((self.counts["count"] == 1).sum())
 
     @property
     def is_readable(self) -> bool:
-        """Whether the column's type, or the type inside its lists, can hold categories."""
+        """Return whether the column's type, or the type inside its lists, can hold categories."""
         inner = self.type.inner if isinstance(self.type, (pl.List, pl.Array)) else self.type
         return inner not in NO_CATEGORIES
 
     @property
     def is_list(self) -> bool:
-        """Whether the column holds lists."""
+        """Return whether the column holds lists."""
         return bool(self.lengths)
 
     @cached_property
     def _parsed(self) -> tuple[pl.Series | None, tuple[str, ...]]:
-        """The numbers, and the words among them that mean a missing value."""
+        """Return the numbers, and the words among them that mean a missing value."""
         text = self.counts["value"].str.strip_chars()
         numbers = text.cast(pl.Float64, strict=False)
         words = text.filter(numbers.is_null()).unique().to_list() if self.type != pl.Boolean else []
@@ -192,12 +194,12 @@ class ColumnSummary:
 
     @property
     def numbers(self) -> pl.Series | None:
-        """The distinct values as numbers; None if the column does not hold numbers."""
+        """Return the distinct values as numbers; None if the column does not hold numbers."""
         return self._parsed[0]
 
     @cached_property
     def comma_number(self) -> str | None:
-        """A value such as 1,5 or 1,234, if the column holds numbers that are written with commas."""
+        """Return a value such as 1,5 or 1,234, if the column holds numbers that are written with commas."""
         if self.numbers is not None or self.kind != "text":
             return None
         values = pl.col("value").str.strip_chars()
@@ -211,32 +213,32 @@ class ColumnSummary:
 
     @cached_property
     def list_text(self) -> str | None:
-        """A value such as ['a', 'b'], if the column holds lists that were written as text."""
+        """Return a value such as ['a', 'b'], if the column holds lists that were written as text."""
         if self.kind != "text":
             return None
         is_list = self.counts["value"].str.contains(LIST_AS_TEXT)
         return self.counts["value"].filter(is_list)[0] if self._is_common(self.counts, is_list) else None
 
-    def _is_common(self, counts: pl.DataFrame, is_such: pl.Series) -> bool:
-        """Return whether nearly all rows have a value that is such."""
+    def _is_common(self, counts: pl.DataFrame, is_match: pl.Series) -> bool:
+        """Return whether the values that match are in nearly all rows."""
         total = int(counts["count"].sum())
-        return total > 0 and int(counts["count"].filter(is_such).sum()) >= COMMON_SHARE * total
+        return total > 0 and int(counts["count"].filter(is_match).sum()) >= COMMON_SHARE * total
 
     @property
     def missing_words(self) -> tuple[str, ...]:
-        """Words in a column of numbers that mean a missing value, such as NA."""
+        """Return the words in a column of numbers that mean a missing value, such as NA."""
         return self._parsed[1]
 
     @cached_property
     def is_integer(self) -> bool:
-        """Whether all values are whole numbers."""
+        """Return whether all values are whole numbers."""
         return self.numbers is not None and bool((self.numbers == self.numbers.floor()).all())
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the values rise with the rows, or fall with them, in 95% of the steps, and don't begin again.
+        """Return whether the values rise with the rows, or fall with them, in 95% of the steps, and don't start over.
 
-        The minutes of a day do: in a log in the order of time they rise hundreds of times from the same start.
+        The minutes of a day start over: in a log in time order they rise from 0 again every day.
         """
         steps = self._rises + self._falls
         begins_again = not self.is_capped and steps > 2 * self.num_distinct
@@ -244,12 +246,12 @@ class ColumnSummary:
 
     @property
     def name_words(self) -> set[str]:
-        """The words in the name: user_id, UserID and user-id are `user` and `id`."""
+        """Return the words in the name: user_id, UserID and user-id are `user` and `id`."""
         return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+[0-9]*", self.name)}
 
     @property
     def is_id(self) -> bool:
-        """Whether the values are ids, by the column's name or because they are too long for a measurement."""
+        """Return whether the values are ids, by the column's name or because they are too long for a measurement."""
         words = self.name_words
         has_id_name = bool(ID_ENDINGS.search(self.name.lower()) or words & ID_WORDS)
         has_id_name = has_id_name or (len(words) == 1 and words <= ENTITIES)
@@ -258,7 +260,7 @@ class ColumnSummary:
 
     @cached_property
     def acts_like_id(self) -> bool:
-        """Whether whole numbers behave like ids: spread evenly, and each predicts clicks where its neighbours don't."""
+        """Return whether whole numbers behave like ids: evenly spread, each a better predictor than its neighbours."""
         if self.numbers is None or not self.is_integer or self.missing_words:
             return False
         table = self.counts.with_columns(pl.col("value").str.strip_chars().cast(pl.Float64)).sort("value")
@@ -273,7 +275,7 @@ class ColumnSummary:
 
     @property
     def kind(self) -> str:
-        """What the values are, in a user's words."""
+        """Return what the values are, in a user's words."""
         if self.is_list:
             return "list"
         if self.type.is_temporal():

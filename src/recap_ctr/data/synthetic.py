@@ -58,7 +58,7 @@ class SyntheticConfig:
 
     @property
     def num_values(self) -> tuple[int, ...]:
-        """The vocabulary size of every field.
+        """Return the vocabulary size of every field.
 
         >>> SyntheticConfig().num_values
         (5, 12, 29, 71, 171, 414, 1000)

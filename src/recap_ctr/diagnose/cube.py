@@ -91,12 +91,12 @@ class Cube:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The number of runs, steps and routes."""
+        """Return the number of runs, steps and routes."""
         return len(self.runs), len(self.steps), len(self.routes)
 
     @property
     def num_cells(self) -> int:
-        """The number of estimators."""
+        """Return the number of estimators."""
         return prod(self.shape)
 
     def block(self, start: int, stop: int) -> Floats:

@@ -37,7 +37,7 @@ class Families:
 
     @property
     def size(self) -> int:
-        """The number of estimators in each family."""
+        """Return the number of estimators in each family."""
         return len(self.members[0])
 
     def mean(self, form: Callable[[Members], Form], *, min_members: int = 1, grows: bool = False) -> Mean:
@@ -60,7 +60,7 @@ class Families:
 
     @cached_property
     def _without_each_run(self) -> list[list[Members]]:
-        """The families without each run: members lose its cells, and families the members that had no others.
+        """Return the families without each run: members lose its cells, and families the members that had no others.
 
         Only the largest families are kept: if some families never contained the run, those that lost a member to it
         are not comparable with them.

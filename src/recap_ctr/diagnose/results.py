@@ -48,12 +48,12 @@ class Family:
 
     @property
     def warning(self) -> str | None:
-        """A warning if Eq. 6 does not hold for this family; None if it does."""
+        """Return a warning if Eq. 6 does not hold for this family; None if it does."""
         return second_order_warning(self.axis, self.averaged, self.predicted, self.gain)
 
     @property
     def saving(self) -> Estimate:
-        """The loss that the mean saves over what one would use instead: the last checkpoint, or one run or route."""
+        """Return the loss that the mean saves over using one estimator: the last checkpoint, or one run or route."""
         return self.gain if self.over_last is None else self.over_last
 
     def more(self, count: int) -> Estimate:

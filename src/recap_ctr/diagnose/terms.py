@@ -19,9 +19,8 @@ from recap_ctr.evaluation.metrics import check_rows, pairs_won, refuse_one_class
 
 GROUPS = 256
 BLOCK_ROWS = 1 << 13
-CHUNK = (
-    32  # estimators whose losses are computed together, so that their batch stays in the processor's cache
-)
+CHUNK = 32
+"""Estimators whose losses are computed together, so that their batch stays in the processor's cache."""
 RANKED_ROWS, RANKED_LOGITS = 500_000, 100_000_000  # the most that are kept in memory for sorting
 
 Bools = npt.NDArray[np.bool_]

@@ -79,7 +79,7 @@ def _trend(grouped_GK: Floats, rows_G: Floats) -> Floats:
 def group_counts(
     counts_PK: npt.NDArray[np.int64], totals_P: npt.NDArray[np.int64], total: int
 ) -> tuple[Floats, Floats]:
-    """Join neighbouring periods until each group has about `total` rows, but keep `MIN_GROUPS` if there are so many."""
+    """Join neighbouring periods until each group has about `total` rows, but keep `MIN_GROUPS` if there are as many."""
     all_rows = int(totals_P.sum())
     target = max(min(total, all_rows / MIN_GROUPS), 1.0)
     middles_P = np.cumsum(totals_P) - totals_P / 2
@@ -102,7 +102,7 @@ def normal_quantile(chance: float) -> float:
 
 
 def student_quantile(chance: float, freedom: int) -> float:
-    """Return the same for Student's t (Wallace's approximation); infinity without a degree of freedom.
+    """Return the quantile of Student's t (Wallace's approximation); infinity without a degree of freedom.
 
     >>> round(student_quantile(0.05, 10), 2), round(student_quantile(1e-5, 10), 1)
     (2.23, 8.2)

@@ -21,17 +21,17 @@ class HasParts(Protocol):
 
     @property
     def first_order(self) -> bool:
-        """Whether there is a linear model of all values."""
+        """Return whether there is a linear model of all values."""
         ...
 
     @property
     def rates(self) -> RatesConfig | None:
-        """The network on click rates, if there is one."""
+        """Return the network on click rates, if there is one."""
         ...
 
     @property
     def boosted(self) -> BoostedConfig | None:
-        """The boosted trees, if there are any."""
+        """Return the boosted trees, if there are any."""
         ...
 
 
@@ -66,7 +66,7 @@ class Parts(nn.Module):
         return torch.stack(logits).sum(0) if logits else None
 
     def _codes_of_trees(self, codes_BQ: Tensor | None) -> Tensor | None:
-        """Return those of the rows' codes that the trees look at; a network on rates may look at more."""
+        """Return the codes that the trees look at; a network on rates may look at more."""
         if codes_BQ is None or self.rates is None or self.boosted is None:
             return codes_BQ
         at = [self.rates.config.crosses.index(cross) for cross in self.boosted.config.crosses]

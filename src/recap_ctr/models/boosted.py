@@ -16,7 +16,7 @@ from recap_ctr.nn.interface import Inputs, Output
 from recap_ctr.nn.table import Table
 from recap_ctr.nn.trees import Forest
 
-MISSING = -(2.0**20)  # In the place of a number: trees can tell it from all that occur.
+MISSING = -(2.0**20)  # It stands for a missing number, and no real number is as low.
 
 
 class BoostedConfig(Frozen):

@@ -127,7 +127,7 @@ class RecapConfig(Frozen):
 
     @property
     def home(self) -> Route:
-        """The default route: the first choice of each step; free adapters in turn; the first column."""
+        """Return the default route: the first choice of each step; free adapters in turn; the first column."""
         if self.binding == "columns":
             return self.column(0)
         steps = range(self.depth)

@@ -27,5 +27,5 @@ class Clock:
         return max(min(share * self.seconds, self.seconds - reserve) - self.taken, 0.0)
 
     def deadline(self, seconds: float) -> float | None:
-        """Return the time of `time.time` in so many seconds; None without a limit."""
+        """Return the value that `time.time` will have in `seconds` seconds; None without a limit."""
         return time.time() + seconds if math.isfinite(seconds) else None

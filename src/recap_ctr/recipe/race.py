@@ -23,9 +23,9 @@ RACE_EPOCHS = 96  # Where all workers together have time for fewer, there is no 
 STRENGTH_PER_EPOCH, UNTRIED = 200.0, (300.0, 5e3)
 """Without a race, l2 · rows grows with the epochs that there is time for, within limits: the longer a run, the stronger
 the regulariser that is best for it."""
-EPOCHS = (8, 8, 16, None)  # Of the four rounds, where there is no budget.
-LEADERS = 2  # Of the last round, where there is no budget; twice as many race in the one before.
-SHARES = (0.2, 0.4, 0.5, 0.58)  # Of the time that is left after the references, at the end of each round.
+EPOCHS = (8, 8, 16, None)  # Epochs of the four rounds, where there is no budget.
+LEADERS = 2  # Entrants of the last round, where there is no budget; twice as many race in the one before.
+SHARES = (0.2, 0.4, 0.5, 0.58)  # Shares of the time left after the references, at the end of each round.
 LOOK_EPOCHS = (2.0, 8.0)
 """A model without time for a third of a student's epochs, within these limits, is left out."""
 MAX_CHALLENGERS = 12
@@ -40,7 +40,7 @@ class Race:
         self.entrants: dict[str, Entrant] = {}
 
     def plan(self) -> None:
-        """Decide whether there is time for a race; it begins after the references, the student without one at once."""
+        """Decide if there is time for a race, which follows the references; without one a student starts at once."""
         if self.journal.races is not None:
             return
         self.journal.races = bool(self.journal.standings) or self._epochs_in_budget() >= RACE_EPOCHS

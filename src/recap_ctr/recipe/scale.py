@@ -33,7 +33,7 @@ from recap_ctr.training.loop import SAVE_SECONDS
 SPEEDS = Path(__file__).with_name("speeds.json")
 MAX_VALUES = 2**31 - 1  # Ids have 32 bits.
 NPY_HEADER, ARRAYS = 128, ("ids", "labels", "rows")
-DICTIONARY_BYTES = 28  # Of a value of up to 12 letters while preparing: hash, code and text.
+DICTIONARY_BYTES = 28  # A value of up to 12 letters takes this much while preparing: hash, code and text.
 TRIED_ROWS = (16, 48)
 MOST_WORKERS = 1024
 
@@ -103,32 +103,32 @@ class Workload:
 
     @property
     def train_rows(self) -> int:
-        """The rows that an epoch goes through."""
+        """Return the rows that an epoch goes through."""
         return round(self.rows * (1 - self.valid_share - self.test_share))
 
     @property
     def valid_rows(self) -> int:
-        """The rows that a validation scores."""
+        """Return the rows that a validation scores."""
         return round(self.rows * self.valid_share)
 
     @property
     def averages(self) -> int:
-        """How many averages of the weights are kept."""
+        """Return how many averages of the weights are kept."""
         return 1 if self.train.ema is not None else len(self.train.ema_epochs)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a prepared row: its ids, its label and its number."""
+        """Return the bytes of a prepared row: its ids, its label and its number."""
         return 4 * self.fields + 1 + 8
 
     @property
     def share(self) -> float:
-        """The rows of a batch that one worker has."""
+        """Return how many rows of a batch one worker has."""
         return self.train.batch_size / self.workers
 
     @property
     def shape(self) -> "ModelShape":
-        """What the model is, apart from the number of values."""
+        """Return what the model is, apart from the number of values."""
         return model_shape(self.model, self.model_config, self.fields)
 
 
@@ -148,7 +148,7 @@ class ModelShape:
 
     @property
     def dim(self) -> int:
-        """Numbers of a value over all tables."""
+        """Return how many numbers a value has over all tables."""
         return sum(self.dims)
 
 
@@ -289,12 +289,12 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Rows are read ahead, so that reading costs time only where it is slower than all else."""
+        """Return the seconds of a step; rows are read ahead, which costs time only if it is slower than all else."""
         return max(self.computing + self.network, self.reading)
 
     @property
     def bottleneck(self) -> str:
-        """The part that takes longest."""
+        """Return the name of the part that takes longest."""
         return max(asdict(self), key=lambda part: asdict(self)[part])
 
 

@@ -14,7 +14,7 @@ from recap_ctr.evaluation.halves import Rows, halves
 
 Floats = npt.NDArray[np.float64]
 MAX_MEMBERS = 8
-MIN_SHARE = 0.05  # Of the gain so far: a member that adds less would be lost on a student.
+MIN_SHARE = 0.05  # A member must add this share of the gain so far; less would be lost on a student.
 
 
 @dataclass(frozen=True)

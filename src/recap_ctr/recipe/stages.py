@@ -38,11 +38,8 @@ PLAN = "plan.json"
 MIN_EPOCHS = 6
 EXTEND = 4  # How many strengths beyond the recipe's factors a probe of a student may try.
 PROBE_SHARE = 0.25  # The share of a budget that the probe may take beyond its search for l2.
-SEARCH_SHARE, TEACHERS_SHARE, STUDENT_SHARE = (
-    0.4,
-    0.65,
-    0.92,
-)  # Of a budget, when the probe and the runs must end.
+SEARCH_SHARE, TEACHERS_SHARE, STUDENT_SHARE = 0.4, 0.65, 0.92
+"""Shares of a budget at which the search for l2, the teachers and the student must have ended."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,9 @@ JOURNAL = "journal.json"
 VALIDATION_ROWS = 250_000  # An epoch of more rows is validated several times.
 BATCH_FACTOR, RATE_FACTOR = 4, 2.0
 """Against the recipe's batches and learning rate: larger batches pass over the rows twice as fast, at a larger step."""
-WIDE_DIM = 8  # Of vectors, where many fields make the towers' matrices large: a quarter of the work of 16.
+WIDE_DIM = (
+    8  # Size of vectors where many fields make the towers' matrices large: a quarter of the work of 16.
+)
 MIDDLE = 1e3
 REPORT_SECONDS = 4.0  # To compare, to draw the page, and to end.
 FIELD_SECONDS = 0.2  # The same for each field, as far as its slices take time.

@@ -33,7 +33,7 @@ from recap_ctr.training.report import Epoch, PartGain
 
 Floats = npt.NDArray[np.float64]
 BLEND, TOWERS = "blend", "towers"
-SMALLEST_FACTOR = 0.01  # Of a part's logit; one with less is left out.
+SMALLEST_FACTOR = 0.01  # A part whose logit counts with a smaller factor is left out.
 NAMES: dict[type[torch.nn.Module], str] = {LR: "regression", Rates: "rates", Boosted: "trees"}
 
 

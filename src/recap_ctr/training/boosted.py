@@ -24,8 +24,8 @@ from recap_ctr.training.report import Epoch
 BOOSTED = "boosted"
 Floats = npt.NDArray[np.float32]
 MAX_ROUNDS, STOP_AFTER = 600, 30
-MAX_CELLS = 400_000_000  # Of the matrix that trees are fitted to; of more rows a random sample is taken.
-RECORDED = 25  # The place of what comes after the record of a round, among LightGBM's callbacks.
+MAX_CELLS = 400_000_000  # Cells of the matrix that trees are fitted to; larger logs are sampled at random.
+RECORDED = 25  # LightGBM calls callbacks in this order: ours comes after the one that records a round.
 MISSING_BUCKET = -1.0
 SETTINGS = {
     "objective": "binary",

@@ -47,7 +47,7 @@ class Feed(Protocol):
 def feed_of(
     rows: Shard, config: TrainConfig, targets: Targets | None, group: Group, window_rows: int
 ) -> Feed:
-    """Return what feeds a run, in windows of so many rows, or by shuffling all of them if there are to be none."""
+    """Return what feeds a run, in windows of `window_rows` rows; with 0, all rows are shuffled."""
     if window_rows == 0:
         return Shuffled(rows, config, targets)
     return Windowed(rows, config, targets, group, window_rows)
@@ -162,7 +162,7 @@ class Windowed:
 
     @property
     def _window_rows(self) -> int:
-        """The rows of every window but the last."""
+        """Return the number of rows of every window but the last."""
         return WINDOW_CHUNKS * self._chunk
 
     def _after(self, key: tuple[int, int]) -> tuple[int, int]:

@@ -30,9 +30,9 @@ Floats = npt.NDArray[np.float64]
 STRENGTHS = (300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 """Weights of the prior against all rows, as l2 · rows."""
 PATIENCE = 2  # Strengths in a row that may be worse on validation before the search ends.
-MAX_ENTRIES = 100_000_000  # Of the design matrix, which then takes about 2 GB with its transpose.
+MAX_ENTRIES = 100_000_000  # A design matrix of this many entries takes about 2 GB with its transpose.
 MAX_STEPS = 300
-UPDATE_STRENGTH = 3.0  # Of the prior of a value that is new, when a regression goes on.
+UPDATE_STRENGTH = 3.0  # Strength of the prior of a new value, when a regression goes on.
 TOLERANCE = 1e-7  # Relative gain of a step below which the loss has converged.
 
 

@@ -18,7 +18,7 @@ Value = str | int | float | bool
 Figures = dict[str, float]
 EVENTS, RESULT = "tensorboard", "result"
 PROJECT = "recap"
-MAX_METRICS, MAX_PARAMETERS = 1000, 100  # Of one call: MLflow's servers take no more.
+MAX_METRICS, MAX_PARAMETERS = 1000, 100  # MLflow's servers take no more in one call.
 
 
 @dataclass(frozen=True)

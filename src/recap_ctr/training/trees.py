@@ -13,7 +13,7 @@ from recap_ctr.data.shards import PreparedData, Shard
 
 Floats = npt.NDArray[np.float64]
 MAX_ROUNDS, STOP_AFTER = 2000, 50
-SAMPLE_ROWS, SAMPLE_TREES = 10_000, 40  # That show how long it takes to score.
+SAMPLE_ROWS, SAMPLE_TREES = 10_000, 40  # Scoring this many shows how long scoring takes.
 SETTINGS = {
     "objective": "binary",
     "metric": "binary_logloss",
