@@ -55,6 +55,8 @@ SHARED_MEANINGS = {
 """Meanings of settings that several models share, where a model does not have its own words for them."""
 FENCED = {">>>": "python", "===": "text"}
 """How a paragraph of a docstring starts that is shown as it is, and as what."""
+ALIASES = {"RawTable": "data/table.py", "Model": "inference/calls.py"}
+"""Types that signatures of public functions name, and that are not public themselves, with their modules."""
 METAVARS = {Path: "PATH", int: "N", float: "NUMBER", str: "TEXT"}
 
 
@@ -168,7 +170,28 @@ def python_page() -> str:
     ]
     for name in sorted(recap_ctr.__all__, key=lambda name: (name[0].isupper(), name.lower())):
         lines += ["", f"## `{name}`", "", *_public(name, getattr(recap_ctr, name))]
+    lines += ["", "## Types of arguments", "", "| type | what it is | stands for |", "|---|---|---|"]
+    lines += [
+        f"| `{name}` | {_cell(meaning)} | {_cell(definition)} |" for name, meaning, definition in _aliases()
+    ]
     return "\n".join([*lines, ""])
+
+
+def _aliases() -> Iterator[tuple[str, str, str]]:
+    """Yield the types that only signatures name: each with its meaning and its definition."""
+    from recap_ctr.jobs.executor import Executor
+
+    for name, module in ALIASES.items():
+        body = ast.parse((SOURCE / module).read_text(encoding="utf-8")).body
+        for node, below in pairwise(body):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+                assert isinstance(below, ast.Expr), f"{name} has no docstring"
+                yield name, str(ast.literal_eval(below.value)), f"`{ast.unparse(node.value)}`"
+    yield (
+        "Executor",
+        inspect.getdoc(Executor) or "",
+        "a protocol: `workers` and `run`; see `--engine` for names",
+    )
 
 
 def _public(name: str, value: Any) -> list[str]:
@@ -314,17 +337,27 @@ def recipe_page() -> str:
 
 
 def settings_page() -> str:
-    """Return the reference of the settings of training and of each model."""
+    """Return the reference of the settings of training, of updates and of each model."""
     from recap_ctr.config import TrainConfig
     from recap_ctr.models.catalogue import MODELS, config_class, paper, purpose
+    from recap_ctr.recipe.gate import GateLimits
+    from recap_ctr.recipe.retrain import UpdateConfig
 
     lines = [
-        "# Settings of training and models",
+        "# Settings of training, updates and models",
         "",
         "For `recap train` they are the tables `[train]` and `[model]` of a `--config` file, where `[model]` also has",
         "a `name`, and `--set train.KEY=VALUE` or `--set model.KEY=VALUE`. For a recipe see [recipe.toml](recipe.md).",
         "",
         *_section(TrainConfig, "[train]"),
+        "",
+        *_section(UpdateConfig, "An update"),
+        "",
+        "`recap update --set KEY=VALUE`, or `settings=` of `recap_ctr.update`.",
+        "",
+        *_section(GateLimits, "The gate of an update"),
+        "",
+        "Options of `recap update`, such as `--max-churn`, or `gate=` of `recap_ctr.update`.",
     ]
     for name in MODELS:
         config = config_class(name)
