@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -146,10 +147,12 @@ def test_a_thread_reads_ahead_and_not_beyond_the_last_epoch(monkeypatch: pytest.
     data, readers, counts = plain_rows(1_000), set(), []
     read = type(data.train).read
 
-    def noted(shard: object, rows: slice) -> object:
+    def noted(shard: Any, rows: slice) -> object:
+        if shard is not data.train:  # A thread of an earlier test may still be reading ahead.
+            return read(shard, rows)
         readers.add(threading.current_thread().name.partition("_")[0])
         counts.append(rows.stop - rows.start)
-        return read(data.train, rows)
+        return read(shard, rows)
 
     monkeypatch.setattr(type(data.train), "read", noted)
     source = windowed(data, max_epochs=2)
