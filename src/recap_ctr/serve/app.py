@@ -71,6 +71,7 @@ def make_app(service: Service) -> ASGIApp:
         allow_origins=service.config.origins,
         allow_methods=["GET", "POST"],
         allow_headers=["authorization", "content-type", "content-encoding"],
+        expose_headers=["retry-after", "recap-model", "recap-routes", "recap-depth", "recap-lowered"],
     )
 
 
