@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from typer.models import ArgumentInfo, OptionInfo
 
 import recap_ctr
+from recap_ctr.cli.options import ARGUMENTS, OPTIONS, SECTIONS
 
 DOCS = Path(__file__).parent
 SOURCE = DOCS.parent / "src" / "recap_ctr"
@@ -115,11 +116,17 @@ def _first_line(function: Callable[..., Any]) -> str:
 def _command(name: str, function: Callable[..., Any]) -> list[str]:
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     examples = [text for text in paragraphs if text.startswith("Example: ")]
-    usage, rows = [f"recap {name}"], []
-    for label, hint, is_option in _parameters(function):
-        rows.append(f"| {label} | {hint} |")
-        if not is_option:
+    usage = [f"recap {name}"]
+    sections: dict[str, list[str]] = {title: [] for title in SECTIONS}
+    for label, hint, section in _parameters(function):
+        sections[section].append(f"| {label} | {hint} |")
+        if section == ARGUMENTS:
             usage.append(label.strip("`"))
+    rows = []
+    for title, lines_of_section in sections.items():
+        if lines_of_section and title not in (ARGUMENTS, OPTIONS):
+            rows.append(f"| **{title}** | |")
+        rows += lines_of_section
     lines = ["```text", " ".join([*usage, "[OPTIONS]"]), "```", ""]
     for text in paragraphs:
         if text not in examples:
@@ -130,14 +137,14 @@ def _command(name: str, function: Callable[..., Any]) -> list[str]:
     return [*lines, "| argument or option | meaning |", "|---|---|", *rows]
 
 
-def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str, bool]]:
-    """Yield the spelling and the meaning of each parameter, and whether it is an option."""
+def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the spelling and the meaning of each parameter, and its section of the command's help."""
     hints = typing.get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         kind, info = hints[name].__origin__, hints[name].__metadata__[0]
         meaning = [_cell(info.help or "")]
         if isinstance(info, ArgumentInfo):
-            yield f"`{info.metavar or name.upper()}`", meaning[0], False
+            yield f"`{info.metavar or name.upper()}`", meaning[0], ARGUMENTS
             continue
         assert isinstance(info, OptionInfo)
         spelling = ", ".join(str(text) for text in (info.default, *(info.param_decls or ())))
@@ -148,7 +155,8 @@ def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str, bool]]
         elif parameter.default is True:
             meaning.append("On by default.")
         metavar = "" if kind is bool else f" {info.metavar or _metavar(kind)}"
-        yield f"`{spelling}{_cell(metavar)}`", " ".join(meaning).replace("  [default: ", " [default: "), True
+        hint = " ".join(meaning).replace("  [default: ", " [default: ")
+        yield f"`{spelling}{_cell(metavar)}`", hint, info.rich_help_panel or OPTIONS
 
 
 def _metavar(kind: Any) -> str:

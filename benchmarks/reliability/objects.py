@@ -27,7 +27,7 @@ import obstore
 import polars as pl
 from obstore.store import from_url
 
-from benchmarks.reliability.ray import checksums
+from benchmarks.reliability.ray import EPOCHS, checksums
 from benchmarks.reliability.running import Server
 from recap_ctr.bench.synthetic import draw
 from recap_ctr.data.synthetic import SyntheticConfig
@@ -36,7 +36,7 @@ from recap_ctr.storage.places import input_directory, input_files
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKET = "s3://bucket"
-FIT = ["--teachers", "2", "--l2", "0.01", "--max-epochs", "3", "--threads", "1", "--device", "cpu"]
+FIT = ["--teachers", "2", "--set", "l2=0.01", *EPOCHS, "--threads", "1", "--device", "cpu"]
 
 
 def start_store() -> subprocess.Popen[bytes]:

@@ -32,9 +32,10 @@ from recap_ctr.jobs.machine import machine, versions
 from tests.support.ray_cluster import NODE, processes_of, ray_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
+EPOCHS = ["--set", "train.max_epochs=3", "--set", "teacher_train.max_epochs=3"]
 RECIPES = {
-    "portfolio": ["--max-epochs", "3"],
-    "teachers": ["--teachers", "2", "--max-epochs", "3", "--set", "probe.rungs=[1,2]"],
+    "portfolio": EPOCHS,
+    "teachers": ["--teachers", "2", *EPOCHS, "--set", "probe.rungs=[1,2]"],
 }
 WAYS = ("ray", "killed", "node removed")
 KILL_AFTER = 0.3  # Seconds that a job has run before its worker is killed.

@@ -62,9 +62,10 @@ def test_bad_options(arguments: tuple[str, ...], words: list[str], raw: Path, re
 def test_options_win_over_the_file_and_set_wins_over_options(
     raw: Path, prepared: PreparedData, recap: Recap, one_process: None
 ) -> None:
-    (raw / "recipe.toml").write_text(tomli_w.dumps(TINY_RECIPE))
-    options = ("--teachers", 1, "--max-epochs", 1, "--seed", 3, "--threads", 1)
-    settings = ("--set", "train.patience=1", "--set", "seed=4", "--set", "calibration=isotonic")
+    (raw / "recipe.toml").write_text(tomli_w.dumps({**TINY_RECIPE, "teachers": 3, "model": "dnn"}))
+    options = ("--teachers", 1, "--model", "dcn", "--seed", 3, "--threads", 1)
+    settings = ("--set", "model=fcn", "--set", "train.max_epochs=1", "--set", "teacher_train.max_epochs=1")
+    others = ("--set", "train.patience=1", "--set", "seed=4", "--set", "calibration=isotonic")
     call = (
         "fit",
         prepared.path,
@@ -72,6 +73,7 @@ def test_options_win_over_the_file_and_set_wins_over_options(
         raw / "recipe.toml",
         *options,
         *settings,
+        *others,
         "--out",
         raw / "model",
     )

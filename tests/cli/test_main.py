@@ -18,6 +18,7 @@ import pytest
 
 from recap_ctr.cli.errors import as_command_error
 from recap_ctr.cli.main import GROUPS
+from recap_ctr.cli.options import SECTIONS
 from recap_ctr.data.encode import Encoder
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.inference.torch_backend import load_artifact
@@ -86,6 +87,21 @@ class TestConventions:
                 for word in line.split():
                     assert not word.startswith("--") or word in options, f"{line}: no option {word}"
         assert recap(*name.split(), "-h") == shown
+
+    def test_help_lists_options_in_sections(self, recap: Recap) -> None:
+        shown = re.split(r"^([A-Z][a-z ]+):(?: |$)", recap("fit", "--help").out, flags=re.MULTILINE)
+        sections = dict(zip(shown[1::2], shown[2::2], strict=True))
+        sections = {title: text for title, text in sections.items() if title in SECTIONS}
+        assert list(sections) == list(SECTIONS), "the sections come in one order"
+        for title, option in (
+            ("Arguments", "DATA"),
+            ("Options", "--budget"),
+            ("Raw files", "--label"),
+            ("Recipe", "--teachers"),
+            ("Machine", "--engine"),
+            ("Output", "--keep-state"),
+        ):
+            assert [name for name, text in sections.items() if f"  {option}" in text] == [title]
 
     @pytest.mark.slow
     def test_the_whole_way_in_json(self, raw: Path, recap: Recap) -> None:

@@ -156,7 +156,7 @@ class TestVariants:
         self, run_config: RunConfig, prepared: PreparedData, tmp_path: Path
     ) -> None:
         settings = run_config.train.model_copy(update={"learning_rate": 1e30, "clip": 1e30})
-        with pytest.raises(InputError, match=r"the loss became (nan|inf).*\n  fix: lower --learning-rate"):
+        with pytest.raises(InputError, match=r"the loss became (nan|inf).*\n  fix: lower learning_rate"):
             self.run(run_config, prepared, tmp_path / "run", train=settings)
         assert not (tmp_path / "run" / "artifact").exists()
 

@@ -9,6 +9,9 @@ import typer
 
 from recap_ctr.cli.options import (
     L2,
+    OUTPUT,
+    RAW_FILES,
+    RECIPE,
     Device,
     DropUnlabelled,
     Engine,
@@ -54,16 +57,24 @@ def fit(
     ],
     label: Annotated[
         str | None,
-        typer.Option("--label", help="For raw files: the column that says whether there was a click."),
+        typer.Option(
+            "--label",
+            help="The column that says whether there was a click.",
+            rich_help_panel=RAW_FILES,
+        ),
     ] = None,
     positive: Positive = None,
     weight: Annotated[
-        str | None, typer.Option("--weight", metavar="COLUMN", help="For raw files: the rows' weights.")
+        str | None,
+        typer.Option("--weight", metavar="COLUMN", help="The rows' weights.", rich_help_panel=RAW_FILES),
     ] = None,
     group: Annotated[
         str | None,
         typer.Option(
-            "--group", metavar="COLUMN", help="For raw files: also average AUC within groups, such as users."
+            "--group",
+            metavar="COLUMN",
+            help="Also average AUC within groups, such as users.",
+            rich_help_panel=RAW_FILES,
         ),
     ] = None,
     separator: Separator = None,
@@ -73,11 +84,13 @@ def fit(
         typer.Option(
             "--scores",
             metavar="COLUMN|FILE",
-            help="For raw files: your own model's scores, to compare with and to learn from.",
+            help="Your own model's scores, to compare with and to learn from.",
+            rich_help_panel=RAW_FILES,
         ),
     ] = None,
     schema: Annotated[
-        Path | None, typer.Option("--schema", help="For raw files: schema.toml.  [default: inferred]")
+        Path | None,
+        typer.Option("--schema", help="schema.toml.  [default: inferred]", rich_help_panel=RAW_FILES),
     ] = None,
     split: Annotated[
         str | None,
@@ -85,7 +98,8 @@ def fit(
             "--split",
             metavar="RULE",
             autocompletion=complete_split,
-            help="For raw files, 8:1:1: random, time or hash:COLUMN.  [default: time, if there is one]",
+            help="8:1:1, by rule: random, time or hash:COLUMN.  [default: time, if there is one]",
+            rich_help_panel=RAW_FILES,
         ),
     ] = None,
     config: RecipeFile = None,
@@ -96,26 +110,28 @@ def fit(
             "--model",
             autocompletion=complete_model,
             help="The student: a model, or auto: RECAP or FCN by validation.  [default: recap]",
+            rich_help_panel=RECIPE,
         ),
     ] = None,
     teacher_model: TeacherModel = None,
     teachers: Teachers = None,
-    l2: L2 = None,
-    max_epochs: Annotated[
-        int | None, typer.Option("--max-epochs", min=1, help="Most epochs of a run.  [default: 60]")
-    ] = None,
     budget: Annotated[
         float | None,
         typer.Option("--budget", min=0.1, help="Minutes to take, from the first row read to the artifact."),
     ] = None,
     settings: Set = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, max=999, help="Seed of the student.  [default: 1]")
+        int | None,
+        typer.Option(
+            "--seed", min=0, max=999, help="Seed of the student.  [default: 1]", rich_help_panel=RECIPE
+        ),
     ] = None,
     keep_state: Annotated[
         bool,
         typer.Option(
-            "--keep-state", help="Keep in the artifact what `recap update` needs besides the model."
+            "--keep-state",
+            rich_help_panel=OUTPUT,
+            help="Keep in the artifact what `recap update` needs besides the model.",
         ),
     ] = False,
     track: Track = None,
@@ -149,10 +165,7 @@ def fit(
         "model": model,
         "teacher_model": teacher_model,
         "teachers": teachers,
-        "l2": l2,
         "seed": seed,
-        "train": {"max_epochs": max_epochs},
-        "teacher_train": {"max_epochs": max_epochs},
     }
     result = fit_recipe(
         data,

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from recap_ctr.cli import check, data, deploy, explain, fit, pages, research, score, share, train, update
 from recap_ctr.cli.errors import BAD_INPUT, INTERRUPTED, end_with
-from recap_ctr.cli.options import GLOSSARY
+from recap_ctr.cli.options import ARGUMENTS, GLOSSARY, OPTIONS, SECTIONS
 
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Start here": {
@@ -59,6 +59,24 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "diagnose": research.diagnose,
     },
 }
+
+
+class GroupedOptions(TyperCommand):
+    """A command whose help lists its options by their `rich_help_panel`, as plain text."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for the arguments, and one for each group of options in order."""
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in SECTIONS}
+        for parameter in self.get_params(ctx):
+            is_option = parameter.param_type_name == "option"
+            title = (getattr(parameter, "rich_help_panel", None) or OPTIONS) if is_option else ARGUMENTS
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections[title].append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 class GroupedCommands(TyperGroup):
@@ -120,11 +138,11 @@ def _schema(context: typer.Context) -> None:
     _show_help_without_command(context)
 
 
-schema_app.command("infer", epilog=GLOSSARY)(data.infer_schema)
+schema_app.command("infer", cls=GroupedOptions, epilog=GLOSSARY)(data.infer_schema)
 app.add_typer(schema_app, name="schema", rich_help_panel="Data")
 for _title, _commands in GROUPS.items():
     for _name, _function in _commands.items():
-        app.command(_name, epilog=GLOSSARY, rich_help_panel=_title)(_function)
+        app.command(_name, cls=GroupedOptions, epilog=GLOSSARY, rich_help_panel=_title)(_function)
 
 
 def main() -> None:

@@ -13,6 +13,10 @@ import typer
 from recap_ctr.errors import InputError
 
 GLOSSARY = "Words such as route, teacher and artifact are explained in docs/glossary.md."
+ARGUMENTS, OPTIONS = "Arguments", "Options"
+RAW_FILES, RECIPE, MACHINE, OUTPUT = "Raw files", "Recipe", "Machine", "Output"
+SECTIONS = (ARGUMENTS, OPTIONS, RAW_FILES, RECIPE, MACHINE, OUTPUT)
+"""Sections of a command's help, in order; an option that names none belongs to OPTIONS."""
 
 
 class SplitName(StrEnum):
@@ -84,14 +88,32 @@ def complete_dataset(incomplete: str) -> list[str]:
 
 Json = Annotated[
     bool,
-    typer.Option("--json", help="Print the result, or the error, as one JSON object on standard output."),
+    typer.Option(
+        "--json",
+        help="Print the result, or the error, as one JSON object on standard output.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no hints.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an output that was made from other inputs.")]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Show no progress and no hints.", rich_help_panel=OUTPUT),
+]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Replace an output that was made from other inputs.", rich_help_panel=OUTPUT
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of everything random.")]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, max=1024, help="Threads to compute with.  [default: all cores]"),
+    typer.Option(
+        "--threads",
+        min=1,
+        max=1024,
+        help="Threads to compute with.  [default: all cores]",
+        rich_help_panel=MACHINE,
+    ),
 ]
 TrainThreads = Annotated[
     int | None,
@@ -100,6 +122,7 @@ TrainThreads = Annotated[
         min=1,
         max=1024,
         help="Threads of one run; they are part of its record.  [default: one for narrow models, else all cores]",
+        rich_help_panel=MACHINE,
     ),
 ]
 TrainSeed = Annotated[
@@ -112,6 +135,7 @@ Device = Annotated[
         "--device",
         autocompletion=complete_device,
         help="cpu, cuda or mps.  [default: the first of cuda, mps and cpu that this machine has]",
+        rich_help_panel=MACHINE,
     ),
 ]
 Engine = Annotated[
@@ -120,6 +144,7 @@ Engine = Annotated[
         "--engine",
         autocompletion=complete_engine,
         help="Where jobs run: local, ray (a cluster, or else this machine), or ray://HOST:PORT.",
+        rich_help_panel=MACHINE,
     ),
 ]
 Positive = Annotated[
@@ -128,17 +153,24 @@ Positive = Annotated[
         "--positive",
         metavar="VALUE",
         help="The label's value that means a click; all others mean none.  [default: 1, true, yes, click, ...]",
+        rich_help_panel=RAW_FILES,
     ),
 ]
 Separator = Annotated[
     str | None,
     typer.Option(
-        "--separator", help="Separator of columns in text files; tab for a tab.  [default: found in line 1]"
+        "--separator",
+        help="Separator of columns in text files; tab for a tab.  [default: found in line 1]",
+        rich_help_panel=RAW_FILES,
     ),
 ]
 DropUnlabelled = Annotated[
     bool,
-    typer.Option("--drop-unlabelled", help="Drop rows without a label, and count them.  [default: an error]"),
+    typer.Option(
+        "--drop-unlabelled",
+        help="Drop rows without a label, and count them.  [default: an error]",
+        rich_help_panel=RAW_FILES,
+    ),
 ]
 Columns = Annotated[
     list[str] | None,
@@ -153,17 +185,25 @@ ModelName = Annotated[
     ),
 ]
 RunConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="TOML file with [model] and [train] settings.")
+    Path | None,
+    typer.Option("--config", help="TOML file with [model] and [train] settings.", rich_help_panel=RECIPE),
 ]
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Any other setting, such as train.patience=3; repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any other setting, such as train.patience=3; repeatable.",
+        rich_help_panel=RECIPE,
     ),
 ]
 Track = Annotated[
     TrackerName | None,
-    typer.Option("--track", help="Log epochs, figures and the artifact here too (docs/integrations.md)."),
+    typer.Option(
+        "--track",
+        help="Log epochs, figures and the artifact here too (docs/integrations.md).",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 VerifyKey = Annotated[
     Path | None,
@@ -190,23 +230,38 @@ TokenFile = Annotated[
     Path | None, typer.Option("--token-file", help="File with the bearer token.  [default: RECAP_TOKEN]")
 ]
 RecipeFile = Annotated[
-    Path | None, typer.Option("--config", help="TOML file of the recipe; options on the command line win.")
+    Path | None,
+    typer.Option(
+        "--config", help="TOML file of the recipe; options on the command line win.", rich_help_panel=RECIPE
+    ),
 ]
 Preset = Annotated[
-    PresetName, typer.Option("--preset", help="The default recipe, or the paper's own settings.")
+    PresetName,
+    typer.Option("--preset", help="The default recipe, or the paper's own settings.", rich_help_panel=RECIPE),
 ]
 Teachers = Annotated[
     int | None,
-    typer.Option("--teachers", min=0, help="How many teachers of one model.  [default: a portfolio]"),
+    typer.Option(
+        "--teachers",
+        min=0,
+        help="How many teachers of one model.  [default: a portfolio]",
+        rich_help_panel=RECIPE,
+    ),
 ]
 TeacherModel = Annotated[
     str | None,
     typer.Option(
-        "--teacher-model", autocompletion=complete_model, help="Model of the teachers.  [default: fcn]"
+        "--teacher-model",
+        autocompletion=complete_model,
+        help="Model of the teachers.  [default: fcn]",
+        rich_help_panel=RECIPE,
     ),
 ]
 L2 = Annotated[
-    float | None, typer.Option("--l2", help="Strength of the embedding regulariser; skips the probe.")
+    float | None,
+    typer.Option(
+        "--l2", help="Strength of the embedding regulariser; skips the probe.", rich_help_panel=RECIPE
+    ),
 ]
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from recap_ctr.errors import InputError
 
-DIVERGED = "lower --learning-rate or raise --l2; the last good state is kept"
+DIVERGED = "lower learning_rate or raise l2; the last good state is kept"
 
 
 def require_finite(what: str, value: float, step: int) -> None:
