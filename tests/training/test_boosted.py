@@ -1,5 +1,6 @@
 """Boosted trees on click rates: what they see, that they learn steps of numbers, and that no row sees its own click."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
+from recap_ctr.jobs import progress
 from recap_ctr.models.boosted import MISSING, Boosted, BoostedConfig
 from recap_ctr.nn.interface import Inputs
 from recap_ctr.schema import Field, Schema
@@ -129,6 +131,17 @@ def test_scaled_trees_have_scaled_logits(data: PreparedData) -> None:
 def test_of_too_many_rows_a_sample_is_taken(data: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recap_ctr.training.boosted.MAX_CELLS", 5_000)
     assert train(data).history[0].valid_auc > 0.6
+
+
+def test_each_round_is_shown(
+    data: PreparedData, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    train(data, deadline=1.0)
+    assert re.fullmatch(
+        r"boosted trees: 4,800 rows, [\d,]+ rows/s, round 1, valid logloss 0\.\d{5}\n",
+        capsys.readouterr().err,
+    )
 
 
 def test_without_lightgbm_the_error_says_what_to_install(

@@ -1,5 +1,6 @@
 """Converged logistic regression: against scikit-learn, against the model `lr`, and as a run."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
+from recap_ctr.jobs import progress
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.training.config import RunConfig
 from recap_ctr.training.linear import STRENGTHS, design_matrix, fit_logistic, train_linear
@@ -73,3 +75,15 @@ def test_at_a_deadline_it_ends_with_the_weights_that_it_has(prepared: PreparedDa
     cut, whole = fit_logistic(prepared, deadline=1.0), fit_logistic(prepared)
     assert cut.steps == 1 and cut.strength == STRENGTHS[0] and whole.steps > 1
     assert np.isfinite(cut.weights_V).all() and cut.valid_logloss > whole.valid_logloss
+
+
+def test_each_step_is_shown(
+    prepared: PreparedData, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    train_linear(parse_model("lr", {}), prepared, torch.device("cpu"), seed=1, deadline=1.0)
+    assert re.fullmatch(
+        r"logistic regression: 2,400 rows, [\d,]+ rows/s, strength 300\n", capsys.readouterr().err
+    )
+    train_linear(parse_model("lr", {}), prepared, torch.device("cpu"), seed=1, deadline=1.0, quiet=True)
+    assert capsys.readouterr().err == ""

@@ -1,5 +1,6 @@
 """The columns that trees are given: categories without an order, numbers with theirs."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.source import FrameSource
+from recap_ctr.jobs import progress
 from recap_ctr.schema import Field, Schema
 from recap_ctr.training.trees import TreeColumns, fit_trees
 
@@ -47,3 +49,19 @@ def test_a_deadline_keeps_the_rounds_so_far(rows: pl.DataFrame, tmp_path: Path) 
     )
     assert fit_trees(data, deadline=1.0).booster.best_iteration == 1
     assert fit_trees(data).booster.best_iteration > 1
+
+
+def test_each_round_is_shown(
+    rows: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    schema = Schema(label="click", fields=(Field(name="price", kind="numeric", transform="quantiles"),))
+    data, _ = write_prepared_data(
+        Preparation(schema, {"all": FrameSource(rows)}), tmp_path / "data", quiet=True
+    )
+    fit_trees(data, deadline=1.0)
+    assert re.fullmatch(
+        r"LightGBM: 3,200 rows, [\d,]+ rows/s, round 1, valid logloss 0\.\d{5}\n", capsys.readouterr().err
+    )
+    fit_trees(data, deadline=1.0, quiet=True)
+    assert capsys.readouterr().err == ""

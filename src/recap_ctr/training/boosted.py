@@ -14,6 +14,7 @@ from recap_ctr.data.rates import Codes, Cross, crossable, neutral_where_unseen
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
+from recap_ctr.jobs.progress import meter
 from recap_ctr.models.boosted import MISSING, Boosted, BoostedConfig
 from recap_ctr.nn.trees import MAX_LEAVES, pack_trees
 from recap_ctr.training import trees
@@ -21,7 +22,7 @@ from recap_ctr.training.loop import Trained
 from recap_ctr.training.rates import count_rates
 from recap_ctr.training.report import Epoch
 
-BOOSTED = "boosted"
+BOOSTED, TITLE = "boosted", "boosted trees"
 Floats = npt.NDArray[np.float32]
 MAX_ROUNDS, STOP_AFTER = 600, 30
 MAX_CELLS = 400_000_000  # Cells of the matrix that trees are fitted to; larger logs are sampled at random.
@@ -50,6 +51,7 @@ def train_boosted(
     threads: int,
     seed: int,
     deadline: float | None = None,
+    quiet: bool = False,
 ) -> Trained:
     """Fit the model `boosted`, until the validation logloss has not improved for 30 rounds, or to the `deadline`.
 
@@ -60,7 +62,7 @@ def train_boosted(
         raise InputError("boosted trees need LightGBM", fix="pip install 'recap-ctr[train]'")
     started = time.monotonic()
     columns = _Columns(data)
-    booster, train_loss = _boost(columns, data, threads=threads, seed=seed, deadline=deadline)
+    booster, train_loss = _boost(columns, data, threads=threads, seed=seed, deadline=deadline, quiet=quiet)
     dump = booster.dump_model(num_iteration=booster.best_iteration or None)
     packed = pack_trees([tree["tree_structure"] for tree in dump["tree_info"]])
     changes = {"crosses": columns.crosses, "trees": len(packed.leaf_TC)}
@@ -151,7 +153,13 @@ def _buckets(data: PreparedData) -> dict[str, Floats]:
 
 
 def _boost(
-    columns: _Columns, data: PreparedData, *, threads: int, seed: int, deadline: float | None
+    columns: _Columns,
+    data: PreparedData,
+    *,
+    threads: int,
+    seed: int,
+    deadline: float | None,
+    quiet: bool,
 ) -> tuple[Any, float]:
     """Return the booster, and its loss on the training rows at its best round."""
     import lightgbm
@@ -166,17 +174,19 @@ def _boost(
             raise lightgbm.callback.EarlyStopException(state.iteration, state.evaluation_result_list)
 
     stop_in_time.order = RECORDED  # type: ignore[attr-defined]
-    booster = lightgbm.train(
-        {**SETTINGS, "num_threads": threads, "seed": seed},
-        train,
-        MAX_ROUNDS,
-        valid_sets=[train, valid],
-        valid_names=["train", "valid"],
-        callbacks=[
-            lightgbm.record_evaluation(losses),
-            stop_in_time,
-            lightgbm.early_stopping(STOP_AFTER, verbose=False),
-        ],
-    )
+    with meter(TITLE, None, "rows", quiet=quiet) as shown:
+        booster = lightgbm.train(
+            {**SETTINGS, "num_threads": threads, "seed": seed},
+            train,
+            MAX_ROUNDS,
+            valid_sets=[train, valid],
+            valid_names=["train", "valid"],
+            callbacks=[
+                lightgbm.record_evaluation(losses),
+                trees.show_rounds(shown, len(rows)),
+                stop_in_time,
+                lightgbm.early_stopping(STOP_AFTER, verbose=False),
+            ],
+        )
     train_losses = losses["train"]["binary_logloss"]
     return booster, train_losses[(booster.best_iteration or len(train_losses)) - 1]

@@ -224,13 +224,13 @@ def _references(
     if not quiet:
         say("training a logistic regression for comparison")
     with alone():  # Of a group, only the first worker does this.
-        linear = train_linear(parse_model("lr", {}), data, device, config.train.seed).model
+        linear = train_linear(parse_model("lr", {}), data, device, config.train.seed, quiet=quiet).model
         references = {LOGISTIC: {split: predict(linear, shard, device) for split, shard in shards.items()}}
     if trees.is_installed():
         if not quiet:
             say("training LightGBM for comparison")
         tables = out / "reference" / "lightgbm"
-        write_tree_logits(str(data.path), str(tables), config.threads)
+        write_tree_logits(str(data.path), str(tables), config.threads, quiet=quiet)
         references[TREES] = held_out_logits(tables, data)
     return {
         name: compare_with_reference(logits, reference, data, config.negative_rate)

@@ -7,8 +7,9 @@ Shapes: V table rows.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ from recap_ctr.config import Frozen
 from recap_ctr.data.layout import Layout
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.evaluation import metrics
+from recap_ctr.jobs.progress import Meter, meter
 from recap_ctr.models.lr import LR, LRConfig
 from recap_ctr.training.loop import Trained
 from recap_ctr.training.report import Epoch
@@ -54,12 +56,19 @@ class LinearFit:
 
 
 def train_linear(
-    config: Frozen, data: PreparedData, device: torch.device, seed: int, *, deadline: float | None = None
+    config: Frozen,
+    data: PreparedData,
+    device: torch.device,
+    seed: int,
+    *,
+    deadline: float | None = None,
+    quiet: bool = False,
 ) -> Trained:
     """Fit the model `lr` to convergence; its history is a single epoch."""
     assert isinstance(config, LRConfig)
     started = time.monotonic()
-    fit = fit_logistic(data, seed=seed, deadline=deadline)
+    with meter("logistic regression", None, "rows", quiet=quiet) as shown:
+        fit = fit_logistic(data, seed=seed, deadline=deadline, shown=shown)
     model = LR(config, data.layout).to(device)
     with torch.no_grad():
         model.wide.embedding.table.weight.copy_(torch.from_numpy(fit.weights_V).unsqueeze(1))
@@ -101,10 +110,11 @@ def fit_logistic(
     max_entries: int = MAX_ENTRIES,
     seed: int = 1,
     deadline: float | None = None,
+    shown: Meter | None = None,
 ) -> LinearFit:
     """Fit a logistic regression with the strength that has the lowest logloss on the validation rows.
 
-    At the `deadline`, a time of `time.time`, it ends with the weights that it has.
+    At the `deadline`, a time of `time.time`, it ends with the weights that it has. Each step is shown on `shown`.
     """
     train = _sample(data.train, max_entries // data.layout.num_columns, seed)
     problem = _Problem(design_matrix(train, data.layout), train)
@@ -112,8 +122,15 @@ def fit_logistic(
     solution = problem.start
     best: LinearFit | None = None
     worse = 0
+
+    def after_step(note: str) -> None:
+        if shown is not None:
+            shown.advance(len(train), 1, note)
+        if deadline is not None and time.time() > deadline:
+            raise StopIteration
+
     for strength in strengths:
-        solution = problem.solve(strength, solution, deadline)
+        solution = problem.solve(strength, solution, partial(after_step, f"strength {strength:g}"))
         logits = valid @ solution[:-1] + solution[-1]
         loss = metrics.logloss(labels, logits, masses)
         if best is None or loss < best.valid_logloss:
@@ -168,9 +185,12 @@ class _Problem:
         logits = self._matrix @ solution[:-1] + solution[-1] + self._beside_N
         return float(np.average(metrics.softplus(logits) - self._labels * logits, weights=self._masses))
 
-    def solve(self, strength: float, start: Floats, deadline: float | None = None) -> Floats:
-        """Return the weights and bias that minimise the loss plus strength / 2 · ||weights||²; in time if need be."""
-        return self._minimise(np.full(len(start) - 1, strength), np.zeros(len(start) - 1), start, deadline)
+    def solve(self, strength: float, start: Floats, after_step: Callable[[], None]) -> Floats:
+        """Return the weights and bias that minimise the loss plus strength / 2 · ||weights||².
+
+        Where `after_step` raises StopIteration, they are as that step left them.
+        """
+        return self._minimise(np.full(len(start) - 1, strength), np.zeros(len(start) - 1), start, after_step)
 
     def move(self, weights_V: Floats, bias: float, seen_V: Floats, strength: float) -> tuple[Floats, float]:
         """Return the weights and bias near those of earlier rows, which hold each weight as strongly as they would."""
@@ -180,7 +200,11 @@ class _Problem:
         return solution[:-1], float(solution[-1])
 
     def _minimise(
-        self, strength_V: Floats, centre_V: Floats, start: Floats, deadline: float | None = None
+        self,
+        strength_V: Floats,
+        centre_V: Floats,
+        start: Floats,
+        after_step: Callable[[], None] = lambda: None,
     ) -> Floats:
         """Return the minimum of the loss plus strength / 2 · (weights - centre)², summed over all weights."""
         scale = 1 / np.sqrt(self._curvature + np.append(strength_V, strength_V.min()))
@@ -196,10 +220,6 @@ class _Problem:
             penalty = float((strength_V * moved) @ moved) / 2
             return float(loss + penalty) / total, gradient * scale / total
 
-        def stop_in_time(_: Floats) -> None:
-            if deadline is not None and time.time() > deadline:
-                raise StopIteration
-
         from scipy import optimize
 
         result = optimize.minimize(
@@ -207,7 +227,7 @@ class _Problem:
             start / scale,
             jac=True,
             method="L-BFGS-B",
-            callback=stop_in_time,
+            callback=lambda _: after_step(),
             options={"maxiter": MAX_STEPS, "ftol": TOLERANCE, "gtol": 0.0},
         )
         self.steps += int(result.nit)

@@ -23,7 +23,9 @@ Array = npt.NDArray[Any]
 CONVERGED = TrainConfig(update="convex")
 
 
-def write_tree_logits(data: str, out: str, threads: int, deadline: float | None = None) -> None:
+def write_tree_logits(
+    data: str, out: str, threads: int, deadline: float | None = None, quiet: bool = False
+) -> None:
     """Fit boosted trees and write their logits over all rows to tables in `out`, unless they are there.
 
     The arguments are plain, for a job. At the `deadline`, a time of `time.time`, the trees so far are taken.
@@ -32,7 +34,7 @@ def write_tree_logits(data: str, out: str, threads: int, deadline: float | None 
     splits = [split for split in ("train", "valid", "test") if len(getattr(prepared, split))]
     if all(is_table(directory / split) for split in splits):
         return
-    fitted = fit_trees(prepared, threads=threads, deadline=deadline)
+    fitted = fit_trees(prepared, threads=threads, deadline=deadline, quiet=quiet)
     for split in splits:
         shard: Shard = getattr(prepared, split)
         with LogitWriter(directory / split, prepared, split, [Estimator(TREES)]) as writer:

@@ -116,7 +116,9 @@ def _train(
     """Train the weights, or go on from the last saved state."""
     device = torch.device(config.device)
     if config.train.update == "convex":
-        return train_linear(config.model_config, data, device, config.train.seed, deadline=deadline)
+        return train_linear(
+            config.model_config, data, device, config.train.seed, deadline=deadline, quiet=quiet
+        )
     if config.model == BLEND:
         return train_blend(config.beside, data, device)
     if config.model == BOOSTED:
@@ -127,6 +129,7 @@ def _train(
             threads=config.threads,
             seed=config.train.seed,
             deadline=deadline,
+            quiet=quiet,
         )
     if config.model == RATES:
         return train_rates(

@@ -10,8 +10,10 @@ import numpy.typing as npt
 import polars as pl
 
 from recap_ctr.data.shards import PreparedData, Shard
+from recap_ctr.jobs.progress import Meter, meter
 
 Floats = npt.NDArray[np.float64]
+TITLE = "LightGBM"
 MAX_ROUNDS, STOP_AFTER = 2000, 50
 SAMPLE_ROWS, SAMPLE_TREES = 10_000, 40  # Scoring this many shows how long scoring takes.
 SETTINGS = {
@@ -82,8 +84,23 @@ class TreeFit:
         return np.asarray(self.booster.predict(self.columns.of(shard), raw_score=True))
 
 
+def show_rounds(shown: Meter, rows: int) -> Any:
+    """Return a callback of LightGBM that shows each round over `rows` training rows, with its validation logloss."""
+
+    def show(state: Any) -> None:
+        loss = next(entry[2] for entry in state.evaluation_result_list if entry[0] == "valid")
+        shown.advance(rows, 1, f"round {state.iteration + 1}, valid logloss {loss:.5f}")
+
+    return show
+
+
 def fit_trees(
-    data: PreparedData, *, threads: int = 1, seed: int = 1, deadline: float | None = None
+    data: PreparedData,
+    *,
+    threads: int = 1,
+    seed: int = 1,
+    deadline: float | None = None,
+    quiet: bool = False,
 ) -> TreeFit:
     """Fit boosted trees, until the validation logloss has not improved for 50 rounds.
 
@@ -115,11 +132,17 @@ def fit_trees(
         categorical_feature=columns.categories,
     )
     valid = train.create_valid(columns.of(data.valid), data.valid.labels, weight=data.valid.weights)
-    booster = lightgbm.train(
-        {**SETTINGS, "num_threads": threads, "seed": seed},
-        train,
-        MAX_ROUNDS,
-        valid_sets=[valid],
-        callbacks=[lightgbm.early_stopping(STOP_AFTER, verbose=False), stop_in_time],
-    )
+    with meter(TITLE, None, "rows", quiet=quiet) as shown:
+        booster = lightgbm.train(
+            {**SETTINGS, "num_threads": threads, "seed": seed},
+            train,
+            MAX_ROUNDS,
+            valid_sets=[valid],
+            valid_names=["valid"],
+            callbacks=[
+                show_rounds(shown, len(data.train)),
+                lightgbm.early_stopping(STOP_AFTER, verbose=False),
+                stop_in_time,
+            ],
+        )
     return TreeFit(columns, booster)
