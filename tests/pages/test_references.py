@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from recap_ctr.cli.output import print_report
 from recap_ctr.pages.references import lead_text, logloss_gain_text, reference_sentence
-from recap_ctr.pages.run import lead
+from recap_ctr.pages.run import lead, page
 from recap_ctr.training.report import Reference, RunReport, read_report
 
 AHEAD = Reference(
@@ -30,6 +31,18 @@ def against(report: RunReport, **references: Reference) -> RunReport:
 
 def test_nothing_is_said_of_references_that_are_behind(report: RunReport) -> None:
     assert reference_sentence(against(report, lr=AHEAD, older=OLD)) == ""
+
+
+def test_what_the_budget_cut_is_marked(report: RunReport, capsys: pytest.CaptureFixture[str]) -> None:
+    cut = BEHIND.model_copy(update={"cut": True})
+    compared = against(report, LightGBM=cut, lr=AHEAD)
+    assert "NOT ahead of LightGBM (cut by the budget; -2.000 ± 0.980 points of AUC)" in reference_sentence(
+        compared
+    )
+    html = page(compared).to_html()
+    assert html.count("LightGBM (cut by the budget)</") == 2 and "lr (cut" not in html
+    print_report(compared)
+    assert "LightGBM (cut by the budget)  0.7" in capsys.readouterr().out
 
 
 def test_references_that_are_not_behind_come_first(report: RunReport) -> None:

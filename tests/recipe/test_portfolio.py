@@ -114,6 +114,8 @@ class TestBudget:
         assert report.model.name in ("lr", "rates", "boosted", "blend") and not report.arms
         assert any("the race" in text for text in report.plan["given_up"])
         assert "the student" in report.plan["given_up"]
+        assert report.reference is not None and report.reference.keys() == {"logistic regression", "LightGBM"}
+        assert all(split.cut for by_split in report.reference.values() for split in by_split.values())
 
     def test_without_a_race_the_first_student_does_not_wait_for_references(
         self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -144,6 +144,10 @@ def test_each_round_is_shown(
     )
 
 
+def test_a_deadline_that_cuts_it_is_on_record(data: PreparedData, trained: Trained) -> None:
+    assert trained.finished and not train(data, deadline=1.0).finished
+
+
 def test_without_lightgbm_the_error_says_what_to_install(
     data: PreparedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_other_models_are_not_convex() -> None:
 def test_at_a_deadline_it_ends_with_the_weights_that_it_has(prepared: PreparedData) -> None:
     cut, whole = fit_logistic(prepared, deadline=1.0), fit_logistic(prepared)
     assert cut.steps == 1 and cut.strength == STRENGTHS[0] and whole.steps > 1
+    assert cut.is_cut and not whole.is_cut
     assert np.isfinite(cut.weights_V).all() and cut.valid_logloss > whole.valid_logloss
 
 

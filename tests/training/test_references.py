@@ -7,7 +7,16 @@ import pytest
 
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.evaluation import metrics
-from recap_ctr.training.references import compare_with_reference, held_out_logits, write_tree_logits
+from recap_ctr.models.catalogue import parse_model
+from recap_ctr.training.config import RunConfig
+from recap_ctr.training.references import (
+    CONVERGED,
+    compare_with_reference,
+    held_out_logits,
+    was_cut,
+    write_tree_logits,
+)
+from recap_ctr.training.run import run
 
 
 def test_differences_are_paired(prepared: PreparedData) -> None:
@@ -39,6 +48,23 @@ def test_trees_beat_chance_and_are_fitted_once(prepared: PreparedData, tmp_path:
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "trees").rglob("*.npy")}
     write_tree_logits(str(prepared.path), str(tmp_path / "trees"), threads=1)
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "trees").rglob("*.npy")}
+
+
+def test_what_a_deadline_cut_is_on_record(prepared: PreparedData, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    write_tree_logits(str(prepared.path), str(whole), threads=1)
+    write_tree_logits(str(prepared.path), str(cut), threads=1, deadline=1.0)
+    assert was_cut(cut) and not was_cut(whole)
+    (cut / "ended.json").unlink()
+    assert not was_cut(cut), "tables of older versions say nothing"
+
+    config = RunConfig("lr", parse_model("lr", {}), CONVERGED, train_baseline=False)
+    report = run(config, prepared, tmp_path / "lr", quiet=True, deadline=1.0)
+    assert report.to_json()["cut"] is True and was_cut(tmp_path / "lr" / "logits")
+    assert "cut" not in run(config, prepared, tmp_path / "whole-lr", quiet=True).to_json()
+    logits = np.random.default_rng(0).normal(size=len(prepared.valid))
+    marked = compare_with_reference({"valid": logits}, {"valid": logits}, prepared, 1.0, is_cut=True)
+    assert marked["valid"].to_json()["cut"] is True
 
 
 def test_the_standard_error_of_a_logloss_difference_is_that_of_repeated_draws() -> None:

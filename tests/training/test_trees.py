@@ -47,8 +47,9 @@ def test_a_deadline_keeps_the_rounds_so_far(rows: pl.DataFrame, tmp_path: Path) 
     data, _ = write_prepared_data(
         Preparation(schema, {"all": FrameSource(rows)}), tmp_path / "data", quiet=True
     )
-    assert fit_trees(data, deadline=1.0).booster.best_iteration == 1
-    assert fit_trees(data).booster.best_iteration > 1
+    cut, whole = fit_trees(data, deadline=1.0), fit_trees(data)
+    assert cut.booster.best_iteration == 1 and cut.is_cut
+    assert whole.booster.best_iteration > 1 and not whole.is_cut
 
 
 def test_each_round_is_shown(

@@ -1,10 +1,17 @@
 """How a model stands against the references, in words: first what it is not ahead of."""
 
 import math
+from collections.abc import Mapping
 
 from recap_ctr.training.report import Reference, RunReport
 
+CUT = "cut by the budget"
 Z = 1.96  # Half the width of a 95 % interval, in standard errors.
+
+
+def reference_name(name: str, by_split: Mapping[str, Reference]) -> str:
+    """Return the name of a reference as tables show it: with a remark if the budget cut its training."""
+    return f"{name} ({CUT})" if any(reference.cut for reference in by_split.values()) else name
 
 
 def lead_text(reference: Reference) -> str:
@@ -33,7 +40,7 @@ def reference_sentence(report: RunReport) -> str:
     sentences = [f"What is shipped is the {name} itself." for name in itself]
     rivals = {name: reference for name, reference in compared.items() if name not in itself}
     equals = [
-        f"{name} ({lead_text(reference)} points of AUC)"
+        f"{name} ({_remark(reference)}{lead_text(reference)} points of AUC)"
         for name, reference in rivals.items()
         if (reference.lead or 0.0) <= Z * (reference.lead_error or 0.0)
     ]
@@ -43,7 +50,7 @@ def reference_sentence(report: RunReport) -> str:
         )
     loss = report.metrics.on(split).calibrated.logloss
     lower = [
-        f"{name} ({reference.logloss:.5f})"
+        f"{name} ({_remark(reference)}{reference.logloss:.5f})"
         for name, reference in rivals.items()
         if loss > reference.logloss + Z * (reference.logloss_gain_error or math.inf)
     ]
@@ -53,6 +60,10 @@ def reference_sentence(report: RunReport) -> str:
             " may have moved since the validation rows."
         )
     return " ".join(sentences)
+
+
+def _remark(reference: Reference) -> str:
+    return f"{CUT}; " if reference.cut else ""
 
 
 def _is_itself(reference: Reference) -> bool:

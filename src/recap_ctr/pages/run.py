@@ -11,7 +11,7 @@ from recap_ctr.pages.charts import Chart, Kind, Series
 from recap_ctr.pages.diagnosis import decomposition_section, decompositions_of
 from recap_ctr.pages.page import Page, Section, Table
 from recap_ctr.pages.race import race_section
-from recap_ctr.pages.references import lead_text, logloss_gain_text, reference_sentence
+from recap_ctr.pages.references import lead_text, logloss_gain_text, reference_name, reference_sentence
 from recap_ctr.training.report import FitReport, Reference, RunReport
 
 HEADER = ("model", "parameters", "AUC", "logloss", "calibrated logloss", "calibration error")
@@ -118,7 +118,8 @@ def _results(report: RunReport | FitReport) -> Section:
     rows: list[tuple[str, ...]] = [("base rate", "", "50.000", f"{figures.base_rate_logloss:.5f}", "", "")]
     for name, by_split in (report.reference or {}).items():
         reference = by_split[split]
-        rows.append((name, "", f"{100 * reference.auc:.3f}", f"{reference.logloss:.5f}", "", ""))
+        shown = reference_name(name, by_split)
+        rows.append((shown, "", f"{100 * reference.auc:.3f}", f"{reference.logloss:.5f}", "", ""))
     if isinstance(report, FitReport):
         teachers = report.teacher_runs
         for path, teacher in teachers.items():
@@ -146,7 +147,7 @@ def _results(report: RunReport | FitReport) -> Section:
 
 def _against_references(references: dict[str, dict[str, Reference]], split: str) -> Table:
     rows = tuple(
-        (name, lead_text(by_split[split]), logloss_gain_text(by_split[split]))
+        (reference_name(name, by_split), lead_text(by_split[split]), logloss_gain_text(by_split[split]))
         for name, by_split in references.items()
     )
     note = "Of the model over each reference, on the same rows, ± half of the 95 % interval of the paired difference."

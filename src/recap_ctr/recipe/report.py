@@ -17,7 +17,7 @@ from recap_ctr.recipe.choice import Choice
 from recap_ctr.recipe.config import RecipeConfig
 from recap_ctr.training.config import LOGITS
 from recap_ctr.training.parallel import Runs, teacher_tables
-from recap_ctr.training.references import compare_with_reference, held_out_logits
+from recap_ctr.training.references import compare_with_reference, held_out_logits, was_cut
 from recap_ctr.training.report import (
     ArmSummary,
     EnsembleFigures,
@@ -103,7 +103,9 @@ def _shared_values(
         "repeated": repeated_rows(data),
         "date": datetime.now(UTC).date().isoformat(),
         "reference": {
-            name: compare_with_reference(logits, held_out_logits(tables, data), data, config.negative_rate)
+            name: compare_with_reference(
+                logits, held_out_logits(tables, data), data, config.negative_rate, is_cut=was_cut(tables)
+            )
             for name, tables in references.items()
         },
         "recipe": config.model_dump(mode="json"),

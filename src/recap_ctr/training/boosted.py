@@ -62,7 +62,9 @@ def train_boosted(
         raise InputError("boosted trees need LightGBM", fix="pip install 'recap-ctr[train]'")
     started = time.monotonic()
     columns = _Columns(data)
-    booster, train_loss = _boost(columns, data, threads=threads, seed=seed, deadline=deadline, quiet=quiet)
+    booster, train_loss, is_cut = _boost(
+        columns, data, threads=threads, seed=seed, deadline=deadline, quiet=quiet
+    )
     dump = booster.dump_model(num_iteration=booster.best_iteration or None)
     packed = pack_trees([tree["tree_structure"] for tree in dump["tree_info"]])
     changes = {"crosses": columns.crosses, "trees": len(packed.leaf_TC)}
@@ -80,7 +82,7 @@ def train_boosted(
         valid_logloss=metrics.logloss(data.valid.labels, logits, data.valid.weights),
         seconds=time.monotonic() - started,
     )
-    return Trained(model.to(device).eval(), [epoch], 1, epoch.seconds)
+    return Trained(model.to(device).eval(), [epoch], 1, epoch.seconds, finished=not is_cut)
 
 
 def with_codes(config: BoostedConfig, data: PreparedData) -> Shard:
@@ -160,8 +162,8 @@ def _boost(
     seed: int,
     deadline: float | None,
     quiet: bool,
-) -> tuple[Any, float]:
-    """Return the booster, and its loss on the training rows at its best round."""
+) -> tuple[Any, float, bool]:
+    """Return the booster, its loss on the training rows at its best round, and whether the deadline cut it."""
     import lightgbm
 
     matrix, rows = columns.of_training_rows(data.train, seed)
@@ -169,8 +171,12 @@ def _boost(
     valid = train.create_valid(columns.of(data.valid), data.valid.labels, weight=data.valid.weights)
     losses: dict[str, dict[str, list[float]]] = {}
 
+    is_cut = False
+
     def stop_in_time(state: Any) -> None:
-        if deadline is not None and time.time() > deadline:
+        nonlocal is_cut
+        is_cut = deadline is not None and time.time() > deadline
+        if is_cut:
             raise lightgbm.callback.EarlyStopException(state.iteration, state.evaluation_result_list)
 
     stop_in_time.order = RECORDED  # type: ignore[attr-defined]
@@ -189,4 +195,4 @@ def _boost(
             ],
         )
     train_losses = losses["train"]["binary_logloss"]
-    return booster, train_losses[(booster.best_iteration or len(train_losses)) - 1]
+    return booster, train_losses[(booster.best_iteration or len(train_losses)) - 1], is_cut

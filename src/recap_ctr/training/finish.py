@@ -115,6 +115,7 @@ def finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, *
         repeated=repeated_rows(data) if config.report_fields and is_first else None,
         breakdown=breakdown,
         best_epoch=trained.best_epoch,
+        **({} if trained.finished else {"cut": True}),
         history=trained.history,
         seconds=Seconds(train=trained.seconds, evaluate=time.monotonic() - started),
         versions=machine.versions(),

@@ -8,7 +8,7 @@ Shapes: V table rows.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,8 @@ class LinearFit:
     train_loss: float
     valid_auc: float
     valid_logloss: float
+    is_cut: bool = False
+    """Whether the deadline came before the search had ended."""
 
 
 def train_linear(
@@ -84,7 +86,7 @@ def train_linear(
         valid_logloss=fit.valid_logloss,
         seconds=seconds,
     )
-    return Trained(model.eval(), [epoch], 1, seconds)
+    return Trained(model.eval(), [epoch], 1, seconds, finished=not fit.is_cut)
 
 
 def design_matrix(shard: Shard, layout: Layout) -> "sparse.csr_matrix":
@@ -121,12 +123,14 @@ def fit_logistic(
     valid, labels, masses = design_matrix(data.valid, data.layout), data.valid.labels, data.valid.weights
     solution = problem.start
     best: LinearFit | None = None
-    worse = 0
+    worse, is_cut = 0, False
 
     def after_step(note: str) -> None:
+        nonlocal is_cut
         if shown is not None:
             shown.advance(len(train), 1, note)
-        if deadline is not None and time.time() > deadline:
+        is_cut = deadline is not None and time.time() > deadline
+        if is_cut:
             raise StopIteration
 
     for strength in strengths:
@@ -149,10 +153,10 @@ def fit_logistic(
             worse += 1
             if worse == PATIENCE:
                 break
-        if deadline is not None and time.time() > deadline:
+        if is_cut:
             break
     assert best is not None
-    return best
+    return replace(best, is_cut=is_cut)
 
 
 def _sample(shard: Shard, rows: int, seed: int) -> Shard:

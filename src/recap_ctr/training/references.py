@@ -15,10 +15,13 @@ from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.sampling import undo_sampling
-from recap_ctr.training.report import Reference
+from recap_ctr.storage.files import make_directory, read_object, write_json
+from recap_ctr.training.config import LOGITS
+from recap_ctr.training.report import REPORT, Reference, read_report
 from recap_ctr.training.trees import fit_trees
 
 LOGISTIC, TREES = "logistic regression", "LightGBM"
+HOW_IT_ENDED = "ended.json"  # Beside the logit tables of the trees.
 Array = npt.NDArray[Any]
 CONVERGED = TrainConfig(update="convex")
 
@@ -28,19 +31,30 @@ def write_tree_logits(
 ) -> None:
     """Fit boosted trees and write their logits over all rows to tables in `out`, unless they are there.
 
-    The arguments are plain, for a job. At the `deadline`, a time of `time.time`, the trees so far are taken.
+    The arguments are plain, for a job. At the `deadline`, a time of `time.time`, the trees so far are taken, and a file
+    beside the tables says so.
     """
     prepared, directory = PreparedData(Path(data)), Path(out)
     splits = [split for split in ("train", "valid", "test") if len(getattr(prepared, split))]
     if all(is_table(directory / split) for split in splits):
         return
     fitted = fit_trees(prepared, threads=threads, deadline=deadline, quiet=quiet)
+    make_directory(directory)
+    write_json(directory / HOW_IT_ENDED, {"cut": fitted.is_cut})
     for split in splits:
         shard: Shard = getattr(prepared, split)
         with LogitWriter(directory / split, prepared, split, [Estimator(TREES)]) as writer:
             for start in range(0, len(shard), BLOCK_ROWS):
                 block = shard.take(np.arange(start, min(start + BLOCK_ROWS, len(shard))))
                 writer.write(fitted.logits(block)[:, None])
+
+
+def was_cut(tables: Path) -> bool:
+    """Return whether a deadline ended the training of the reference with these logit tables; False if nobody knows."""
+    if (tables / HOW_IT_ENDED).is_file():
+        return bool(read_object(tables / HOW_IT_ENDED, "a note")["cut"])
+    run = tables.parent
+    return tables.name == LOGITS and (run / REPORT).is_file() and read_report(run).cut
 
 
 def held_out_logits(tables: Path, data: PreparedData) -> dict[str, Array]:
@@ -50,12 +64,23 @@ def held_out_logits(tables: Path, data: PreparedData) -> dict[str, Array]:
 
 
 def compare_with_reference(
-    model: Mapping[str, Array], reference: Mapping[str, Array], data: PreparedData, negative_rate: float
+    model: Mapping[str, Array],
+    reference: Mapping[str, Array],
+    data: PreparedData,
+    negative_rate: float,
+    *,
+    is_cut: bool = False,
 ) -> dict[str, Reference]:
-    """Return a reference's figures by split, and how far the model is ahead; both are raw logits by split."""
-    return {
+    """Return a reference's figures by split, and how far the model is ahead; both are raw logits by split.
+
+    `is_cut` says that a budget ended the reference's training early.
+    """
+    compared = {
         split: _compare(model[split], reference[split], getattr(data, split), negative_rate)
         for split in reference
+    }
+    return {
+        split: each.model_copy(update={"cut": True}) if is_cut else each for split, each in compared.items()
     }
 
 

@@ -123,6 +123,8 @@ class Reference(Record):
     logloss_gain: float | None = None
     """This logloss minus the reported model's, on the same rows; `logloss_gain_error` is the standard error."""
     logloss_gain_error: float | None = None
+    cut: bool = False
+    """Whether a budget ended its training before it had converged, or stopped gaining."""
 
 
 class Seconds(Record):
@@ -164,6 +166,8 @@ class RunReport(Record):
     breakdown: Breakdown | None = None
     """Slices, gains, thresholds and the spread of scores on the held-out rows; None in reports of older versions."""
     best_epoch: int
+    cut: bool = False
+    """Whether a deadline ended the training before it had converged, or stopped gaining."""
     history: list[Epoch]
     seconds: Seconds
     versions: dict[str, str]

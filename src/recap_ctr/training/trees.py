@@ -78,6 +78,8 @@ class TreeFit:
 
     columns: TreeColumns
     booster: Any
+    is_cut: bool = False
+    """Whether the deadline came before the validation logloss had stopped improving."""
 
     def logits(self, shard: Shard) -> Floats:
         """Return one logit per row."""
@@ -111,10 +113,10 @@ def fit_trees(
     columns = TreeColumns(data)
     sample = columns.of(data.valid.take(np.arange(min(len(data.valid), SAMPLE_ROWS))))
     rows = sum(len(shard) for shard in (data.train, data.valid, data.test))
-    seconds_of_a_tree = 0.0
+    seconds_of_a_tree, is_cut = 0.0, False
 
     def stop_in_time(state: Any) -> None:
-        nonlocal seconds_of_a_tree
+        nonlocal seconds_of_a_tree, is_cut
         if deadline is None:
             return
         trees = state.iteration + 1
@@ -122,7 +124,8 @@ def fit_trees(
             started = time.time()
             state.model.predict(sample, raw_score=True)
             seconds_of_a_tree = (time.time() - started) / trees / len(sample) * rows
-        if time.time() + trees * seconds_of_a_tree > deadline:
+        is_cut = time.time() + trees * seconds_of_a_tree > deadline
+        if is_cut:
             raise lightgbm.callback.EarlyStopException(state.iteration, state.evaluation_result_list)
 
     train = lightgbm.Dataset(
@@ -145,4 +148,4 @@ def fit_trees(
                 stop_in_time,
             ],
         )
-    return TreeFit(columns, booster)
+    return TreeFit(columns, booster, is_cut)
