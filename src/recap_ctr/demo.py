@@ -153,7 +153,7 @@ def run_full_demo(
     recipe = Recipe(settings, data, out, threads=threads, quiet=quiet)
     recipe.say(f"data: {rows:,} rows of {config.num_fields} fields, drawn and prepared")
     plan, teachers, students, regression = _train(recipe)
-    report = recipe.finish(plan, teachers, students["ema-kd"])
+    report = recipe.finish(asdict(plan), teachers, students["ema-kd"])
     truth = drawn.frame()["bayes_logit"].to_numpy()[data.test.rows]
     student_of = {training: path for training, runs in students.items() for path in runs}
     table = _table(recipe, truth, list(teachers), student_of, regression)

@@ -40,6 +40,13 @@ def test_it_is_said_every_ten_seconds_at_most(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == ""
 
 
+def test_a_whole_may_count_the_jobs_of_its_boards(capsys: pytest.CaptureFixture[str]) -> None:
+    for counts_jobs in (False, True):
+        with overall("fit", lambda: (1.0, math.inf), counts_jobs=counts_jobs), board("teachers", 2) as shown:
+            shown.finish("teacher-1")
+    assert capsys.readouterr().err == "teachers: 1 of 2 done (teacher-1)\n"
+
+
 def test_on_a_narrow_terminal_every_task_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     console = Console(file=screen, width=80, force_terminal=True, color_system=None)

@@ -167,8 +167,9 @@ def test_interrupted_anywhere_it_ships_the_best_so_far_and_goes_on_to_the_same_e
         assert not Interrupting.text, "the interrupt came where it was wanted"
         assert Scorer.load(out / "artifact")
         assert isinstance(read_report(out), FitReport)
+        assert read_report(out).to_json()["interrupted"] is True
     finished = portfolio(prepared, out, executor=executor).run()
-    assert finished.metrics == done[1].metrics
+    assert finished.metrics == done[1].metrics and "interrupted" not in finished.to_json()
     assert [arm.auc for arm in finished.arms] == [arm.auc for arm in done[1].arms]
 
 

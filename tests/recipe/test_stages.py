@@ -19,6 +19,7 @@ from recap_ctr.axes.logits import LogitTable
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.evaluation import metrics
 from recap_ctr.inference.artifact import ExportedGraph, add_graphs, read_artifact
+from recap_ctr.inference.scorer import Scorer
 from recap_ctr.inference.setting import Setting
 from recap_ctr.jobs.executor import InThisProcess
 from recap_ctr.models.catalogue import parse_model
@@ -298,6 +299,96 @@ def test_killed_in_each_stage_it_ends_with_the_same_bits(
 
     assert last.returncode == 0, messages.decode()
     assert bits(out / "artifact") == bits(done.first_artifact)
+
+
+class Stopping(InThisProcess):
+    """An executor that raises an exception before the first job whose name begins with some text."""
+
+    def __init__(self, text: str, error: type[BaseException] = KeyboardInterrupt) -> None:
+        super().__init__(workers=2)
+        self.__dict__ |= {"text": text, "error": error}
+
+    def run(self, jobs: Any, **arguments: Any) -> list[Any]:
+        if any(job.name.startswith(self.__dict__["text"]) for job in jobs):
+            raise self.__dict__["error"]
+        return super().run(jobs, **arguments)
+
+
+def stopped(data: PreparedData, out: Path, executor: Stopping, **changes: Any) -> None:
+    recipe = small_recipe(data, out, **changes)
+    recipe.runner = Runner(executor, quiet=True)
+    with pytest.raises(executor.__dict__["error"]):
+        recipe.run()
+
+
+@pytest.mark.slow
+def test_the_regression_is_shipped_before_anything_slower(prepared: PreparedData, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    for job in ("LightGBM", "l2="):
+        stopped(prepared, out, Stopping(job, RuntimeError))
+        assert read_artifact(out / "artifact").manifest["model"]["name"] == "lr"
+    stopped(prepared, out, Stopping("student", RuntimeError))
+    aucs = [read_report(run.parent).metrics.valid.raw.auc for run in out.glob("teachers-*/*/report.json")]
+    (linear,) = out.glob("reference-lr-*")
+    shipped = read_artifact(out / "artifact").manifest["metrics"]["valid"]["raw"]["auc"]
+    assert len(aucs) == 2 and shipped == max(*aucs, read_report(linear).metrics.valid.raw.auc)
+
+
+@pytest.mark.slow
+def test_interrupted_in_each_stage_it_ships_the_best_so_far_and_ends_with_the_same_bits(
+    prepared: PreparedData, done: Finished, tmp_path: Path
+) -> None:
+    out = tmp_path / "model"
+    for job in ("LightGBM", "l2=", "teacher-1", "student"):
+        stopped(prepared, out, Stopping(job))
+        report = read_report(out)
+        assert isinstance(report, FitReport) and report.interrupted
+        assert Scorer.load(out / "artifact")
+        assert len(report.teacher_runs) == (2 if job == "student" else 0)
+    finished = small_recipe(prepared, out).run()
+    assert "interrupted" not in finished.to_json()
+    assert bits(out / "artifact") == bits(done.first_artifact)
+    stopped(prepared, out, Stopping("student"), train={**SMALL["train"], "kd_weight": 0.5})
+    assert bits(out / "artifact") == bits(done.first_artifact), "that of a finished fit stays"
+    assert read_report(out) == finished
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["teachers-*/*", "student-*"])
+def test_ctrl_c_packs_half_trained_runs_and_they_go_on_to_the_same_bits(
+    stage: str, prepared: PreparedData, done: Finished, tmp_path: Path
+) -> None:
+    recipe, out = tmp_path / "recipe.toml", tmp_path / "model"
+    recipe.write_text(tomli_w.dumps(SMALL))
+    process = command(prepared.path, out, recipe)
+    deadline = time.monotonic() + 120
+    while not list(out.glob(f"{stage}/state.safetensors")) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, messages = process.communicate(timeout=120)
+    assert process.returncode == 130, messages.decode()
+    assert f"{out / 'artifact'} is the best so far" in messages.decode()
+    report = read_report(out)
+    assert isinstance(report, FitReport) and report.interrupted
+    assert report.teacher_runs if stage.startswith("teachers") else report.students
+    assert Scorer.load(out / "artifact")
+
+    last = command(prepared.path, out, recipe)
+    _, messages = last.communicate(timeout=300)
+    assert last.returncode == 0, messages.decode()
+    assert bits(out / "artifact") == bits(done.first_artifact)
+
+
+@pytest.mark.slow
+def test_a_short_budget_cuts_references_and_says_so(prepared: PreparedData, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"l2": 0.01, "teachers": 0, "train": {"batch_size": 256, "max_epochs": 1}}
+    report = small_recipe(prepared, tmp_path / "fit", budget=0.001, **changes).run()
+    assert report.reference is not None and len(report.reference) == 2
+    assert all(split.cut for by_split in report.reference.values() for split in by_split.values())
+    longer = small_recipe(prepared, tmp_path / "fit", **changes).run()
+    assert longer.reference is not None
+    assert not any(split.cut for by_split in longer.reference.values() for split in by_split.values())
 
 
 def test_a_directory_with_something_else_in_it_is_left_alone(

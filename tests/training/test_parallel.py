@@ -24,7 +24,8 @@ from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.schema import Schema
 from recap_ctr.training.config import LOGITS, RunConfig
-from recap_ctr.training.parallel import run_and_write_logits, run_many, teacher_tables
+from recap_ctr.training.loop import Trainer, is_begun
+from recap_ctr.training.parallel import packed_early, run_and_write_logits, run_many, teacher_tables
 from recap_ctr.training.report import RunReport, parse_report, read_report
 from tests.conftest import contents
 
@@ -167,3 +168,20 @@ def test_a_run_is_shown_by_a_short_name(
 
 def test_no_runs_need_no_executor(prepared: PreparedData) -> None:
     assert run_many({}, prepared, title="runs") == {}
+
+
+def test_a_run_without_a_validation_is_not_packed_early(
+    prepared: PreparedData, run_config: RunConfig, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    trainer = Trainer(run_config.model, run_config.model_config, run_config.train, prepared, CPU)
+    trainer.step()
+    trainer.save(out)
+    trainer.selected = trainer.model
+    trainer.save_selected(out)
+    with packed_early({out: run_config}, prepared, executor=InThisProcess(), quiet=True) as packed:
+        assert packed == {} and not is_begun(out)
+    trainer.end_epoch(1.0)
+    trainer.save(out)
+    assert is_begun(out)

@@ -32,9 +32,12 @@ _overall: "Overall | None" = None
 class Overall:
     """Several boards as parts of one whole: how many seconds have passed, and how many there will be."""
 
-    def __init__(self, title: str, seconds: Callable[[], tuple[float, float]]) -> None:
-        """Name the whole; `seconds` gives the time taken, and the whole time, infinite where it is not known."""
-        self.title, self.seconds = title, seconds
+    def __init__(self, title: str, seconds: Callable[[], tuple[float, float]], counts_jobs: bool) -> None:
+        """Name the whole; `seconds` gives the time taken, and the whole time, infinite where it is not known.
+
+        With `counts_jobs`, plain logs also say how many jobs of a board are done.
+        """
+        self.title, self.seconds, self.counts_jobs = title, seconds, counts_jobs
         self.shown = time.monotonic()
 
     @property
@@ -47,10 +50,12 @@ class Overall:
 
 
 @contextmanager
-def overall(title: str, seconds: Callable[[], tuple[float, float]]) -> Iterator[None]:
+def overall(
+    title: str, seconds: Callable[[], tuple[float, float]], *, counts_jobs: bool = False
+) -> Iterator[None]:
     """Show the time of the whole above every board while this context is open; see `Overall`."""
     global _overall
-    before, _overall = _overall, Overall(title, seconds)
+    before, _overall = _overall, Overall(title, seconds, counts_jobs)
     try:
         yield
     finally:
@@ -239,7 +244,7 @@ class Board:
             )
             if name in self._tasks:
                 self._bars.remove_task(self._tasks.pop(name))
-        elif self._num_jobs > 1 and _overall is None:
+        elif self._num_jobs > 1 and (_overall is None or _overall.counts_jobs):
             self.say(f"{self._title}: {self._finished} of {self._num_jobs} done ({name})")
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from recap_ctr.recipe.probe import three_digits
 from recap_ctr.recipe.race import HALF_DECADE, Race
 from recap_ctr.recipe.report import portfolio_report
 from recap_ctr.recipe.selection import Selection, select_members
-from recap_ctr.recipe.ship import ship
+from recap_ctr.recipe.ship import INTERRUPTED, ship
 from recap_ctr.recipe.work import Work
 from recap_ctr.storage.files import make_directory
 from recap_ctr.storage.locks import locked
@@ -41,11 +41,10 @@ from recap_ctr.training.beside import BLEND
 from recap_ctr.training.boosted import BOOSTED
 from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig
 from recap_ctr.training.loop import STATE
-from recap_ctr.training.parallel import Runs, run_job, run_many
+from recap_ctr.training.parallel import Runs, packed_early, run_job, run_many
 from recap_ctr.training.rates import RATES
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
-from recap_ctr.training.report import REPORT, FitReport, TeachingStep, parse_report, write_report
-from recap_ctr.training.run import reopen
+from recap_ctr.training.report import FitReport, TeachingStep, parse_report, write_report
 
 Floats = npt.NDArray[np.float64]
 TYPICAL_EPOCHS = 260  # All models together take about this many without a budget: most stop early.
@@ -114,30 +113,16 @@ class Portfolio:
                 return self._run()
             except KeyboardInterrupt:
                 if self.counted:
-                    self.work.say("interrupted: packing the best so far; the same command goes on from here")
+                    self.work.say(INTERRUPTED)
                     self._ship_what_is_there()
                 raise
 
     def _ship_what_is_there(self) -> None:
         """Ship the best so far, students that are half trained among them; the next call trains these further."""
-        begun = {
-            path: config
-            for path, config in self.students.items()
-            if (path / STATE).is_file() or (path / REPORT).is_file()
-        }
-        cut = {path: config for path, config in begun.items() if not (path / REPORT).is_file()}
-        students = run_many(
-            begun,
-            self.data,
-            title="packing",
-            executor=self.work.executor,
-            quiet=self.work.quiet,
-            deadline=time.time(),
-            teach=False,
-        )
-        self._finish(students, self._pack_best(), None)
-        for path, config in cut.items():
-            reopen(config, path)
+        with packed_early(
+            self.students, self.data, executor=self.work.executor, quiet=self.work.quiet
+        ) as students:
+            self._finish(students, self._pack_best(), None)
         self.work.say(f"{self.work.out / ARTIFACT} is the best so far")
 
     def _pack_best(self) -> Runs:
@@ -431,6 +416,8 @@ class Portfolio:
             arms=self.race.arms(ensemble.members if ensemble else ()),
             teaching=ensemble.steps() if ensemble else [],
         )
+        if ensemble is None:
+            report = report.model_copy(update={"interrupted": True})
         write_report(self.work.out, report)
         self.work.record()
         return report

@@ -11,6 +11,10 @@ from recap_ctr.inference.artifact import is_same_model, set_about
 from recap_ctr.inference.manifest import MANIFEST
 from recap_ctr.storage.files import atomic_directory, copy_file, read_object
 from recap_ctr.training.config import ARTIFACT
+from recap_ctr.training.parallel import Runs
+from recap_ctr.training.report import REPORT, FitReport, read_report
+
+INTERRUPTED = "interrupted: packing the best so far; the same command goes on from here"
 
 
 def ship(run: Path, out: Path) -> None:
@@ -19,6 +23,22 @@ def ship(run: Path, out: Path) -> None:
     if not is_same_model(run / ARTIFACT, out / ARTIFACT):
         with atomic_directory(out / ARTIFACT) as partial:
             shutil.copytree(run / ARTIFACT, partial, dirs_exist_ok=True, copy_function=copy_file)
+
+
+def ship_best(runs: Runs, out: Path, data: PreparedData) -> None:
+    """Ship the best of the runs on validation rows, unless a better model of the same data is shipped already."""
+    best = max(runs, key=lambda path: runs[path].metrics.valid.raw.auc)
+    if runs[best].metrics.valid.raw.auc > shipped_auc(out, data):
+        ship(best, out)
+
+
+def has_finished_fit(out: Path, data: PreparedData) -> bool:
+    """Return whether `out` holds the report and the artifact of a fit of these data that was not interrupted."""
+    if not (out / REPORT).is_file() or not (out / ARTIFACT / MANIFEST).is_file():
+        return False
+    report = read_report(out)
+    is_of_data = report.data.fingerprint == data.fingerprint
+    return isinstance(report, FitReport) and is_of_data and not report.interrupted
 
 
 def write_about(out: Path, about: About, data: PreparedData) -> None:

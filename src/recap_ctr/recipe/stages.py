@@ -1,4 +1,4 @@
-"""The stages of a fit: probe, teachers and students, each resumable and redone only when its inputs change.
+"""The stages of a fit: references, probe, teachers and students, each resumable and redone only when its inputs change.
 
 Every stage has a directory named after what it was made from. So a changed setting redoes the stages that depend on it
 and no others, and going back to an earlier setting finds the earlier stages again.
@@ -15,7 +15,7 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.engines import LOCAL, executor_for
 from recap_ctr.jobs.executor import Executor, Job
-from recap_ctr.jobs.progress import say
+from recap_ctr.jobs.progress import overall, say
 from recap_ctr.models.catalogue import parse_model, short_name
 from recap_ctr.models.recap import SIZE_LIMIT, RecapConfig, default_rank
 from recap_ctr.recipe.choice import choose_shipped
@@ -23,21 +23,24 @@ from recap_ctr.recipe.clock import Clock
 from recap_ctr.recipe.config import TEACHER_SEEDS, RecipeConfig, training_of
 from recap_ctr.recipe.probe import FURTHER, Arm, ProbeConfig, ProbeResult, Race
 from recap_ctr.recipe.report import fit_report
-from recap_ctr.recipe.ship import ship
+from recap_ctr.recipe.ship import INTERRUPTED, has_finished_fit, ship, ship_best
 from recap_ctr.storage.files import make_directory, read_object, write_json
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
 from recap_ctr.training import trees
-from recap_ctr.training.config import LOGITS, RunConfig, default_threads
-from recap_ctr.training.parallel import Runs, run_many, teacher_tables
+from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig, default_threads
+from recap_ctr.training.parallel import Runs, packed_early, run_many, teacher_tables
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
 from recap_ctr.training.report import FitReport, write_report
 from recap_ctr.training.run import epoch_seconds
 
 PLAN = "plan.json"
+REFERENCES, TEACHERS, STUDENT = "references", "teachers", "student"  # The titles of stages.
 MIN_EPOCHS = 6
 EXTEND = 4  # How many strengths beyond the recipe's factors a probe of a student may try.
 PROBE_SHARE = 0.25  # The share of a budget that the probe may take beyond its search for l2.
+LINEAR_SHARE, REFERENCES_SHARE = 0.1, 0.2
+"""Shares of a budget at which the logistic regression, and all references, must have ended."""
 SEARCH_SHARE, TEACHERS_SHARE, STUDENT_SHARE = 0.4, 0.65, 0.92
 """Shares of a budget at which the search for l2, the teachers and the student must have ended."""
 
@@ -162,6 +165,12 @@ class Recipe:
         self.student_training = training_of(config, len(data.train))
         self.teacher_training = training_of(config, len(data.train), teacher=True)
         self.clock = Clock(budget, started=started)
+        self.begun: dict[str, dict[Path, RunConfig]] = {}
+        """The runs of each stage so far, by its title."""
+        self.linear: Runs = {}
+        """The run of the logistic regression, once it is trained."""
+        self.references: dict[str, Path] = {}
+        """The directories of the logit tables of what the result is compared with."""
 
     def say(self, text: str) -> None:
         """Show a message, unless the recipe is quiet."""
@@ -177,32 +186,67 @@ class Recipe:
         return self.directory(stage, config.inputs_without_seed(self.data, self.runner.checksum))
 
     def run(self) -> FitReport:
-        """Do all stages, ship the best student, and return the report."""
+        """Do all stages, ship the best student, and return the report. Interrupted, ship the best so far."""
         make_directory(self.out)
-        with locked(self.out):
-            plan = self.plan()
-            linear, references = self.train_references()
-            teachers = self.train_teachers(plan)
-            students = self.train_students(plan, list(teachers))
-            return self.finish(plan, teachers, students, linear, references)
+        with (
+            locked(self.out),
+            overall("fit", lambda: (self.clock.taken, self.clock.seconds), counts_jobs=True),
+        ):
+            try:
+                return self._run()
+            except KeyboardInterrupt:
+                if self.linear and isinstance(self.runner, Runner):
+                    self._ship_what_is_there(self.runner)
+                raise
+
+    def _run(self) -> FitReport:
+        self.train_references()
+        plan = self.plan()
+        teachers = self.train_teachers(plan)
+        if teachers:
+            self._ship_meanwhile(teachers)
+        students = self.train_students(plan, list(teachers))
+        return self.finish(asdict(plan), teachers, students)
+
+    def _ship_meanwhile(self, runs: Runs) -> None:
+        """Ship the best of the runs if it is the best so far; what a finished fit has shipped stays until the end."""
+        if not has_finished_fit(self.out, self.data):
+            ship_best(runs, self.out, self.data)
+
+    def _ship_what_is_there(self, runner: Runner) -> None:
+        """Ship the best so far, half-trained runs among them, unless a finished fit has shipped its model."""
+        artifact = self.out / ARTIFACT
+        if has_finished_fit(self.out, self.data):
+            self.say(f"interrupted: {artifact} is still that of the last fit that was finished")
+            return
+        self.say(INTERRUPTED)
+        teachers, students = (self.begun.get(stage, {}) for stage in (TEACHERS, STUDENT))
+        plan = read_object(self._plan_file, "a plan") if self._plan_file.is_file() else {"given_up": []}
+        with packed_early(
+            {**teachers, **students}, self.data, executor=runner.executor, quiet=self.quiet
+        ) as packed:
+            self.finish(
+                plan,
+                {path: packed[path] for path in teachers if path in packed},
+                {path: packed[path] for path in students if path in packed},
+                interrupted=True,
+            )
+        self.say(f"{artifact} is the best so far")
 
     def finish(
-        self,
-        plan: Plan,
-        teachers: Runs,
-        students: Runs,
-        linear: Runs | None = None,
-        references: dict[str, Path] | None = None,
+        self, plan: dict[str, Any], teachers: Runs, students: Runs, *, interrupted: bool = False
     ) -> FitReport:
         """Ship the best run on validation, a student unless another is better, and report on it and its teachers."""
-        others = {**teachers, **(linear or {})} if self.config.ship == "best" else {}
+        others = {**teachers, **self.linear} if self.config.ship == "best" or interrupted else {}
         choice = choose_shipped(self.data, students, others)
         chosen = choice.path
         if choice.reason:
             self.say(f"shipped: {chosen.name}; {choice.reason}")
         report = fit_report(
-            self.config, asdict(plan), self.data, self.out, teachers, students, choice, references or {}
+            self.config, plan, self.data, self.out, teachers, students, choice, self.references
         )
+        if interrupted:
+            report = report.model_copy(update={"interrupted": True})
         ship(chosen, self.out)
         write_report(self.out, report)
         return report
@@ -418,6 +462,7 @@ class Recipe:
 
     def train(self, configs: dict[Path, RunConfig], title: str, share: float = 1.0) -> Runs:
         """Do runs side by side, until `share` of the budget is used; read the reports of those that are finished."""
+        self.begun[title] = configs
         return self.runner.train(configs, self.data, title, self.clock.deadline(self.clock.until(share)))
 
     def train_teachers(self, plan: Plan) -> Runs:
@@ -431,10 +476,12 @@ class Recipe:
             for number in range(1, plan.teachers + 1)
         }
         self.say(f"teachers: {plan.teachers} × {self.config.teacher_model}, {self.runner.workers} at a time")
-        return self.train(configs, "teachers", TEACHERS_SHARE)
+        return self.train(configs, TEACHERS, TEACHERS_SHARE)
 
-    def train_references(self) -> tuple[Runs, dict[str, Path]]:
-        """Train what the result is compared with, and return the logistic regression's run and all logit tables."""
+    def train_references(self) -> None:
+        """Train what the result is compared with; the logistic regression is the first to be shipped."""
+        # References that a budget has cut must not be taken for those of a longer fit.
+        suffix = "" if self.budget is None else f"-{self.budget:g}"
         config = RunConfig(
             "lr",
             parse_model("lr", {}),
@@ -446,17 +493,22 @@ class Recipe:
             threads=self.threads,
             device=self.device,
         )
-        directory = self.directory_of_runs("reference-lr", config)
+        directory = self.directory_of_runs(f"reference-lr{suffix}", config)
         names = [LOGISTIC, TREES] if trees.is_installed() else [LOGISTIC]
         self.say(f"references: {' and '.join(names)}")
-        linear = self.train({directory: config}, "references")
-        references = {LOGISTIC: directory / LOGITS}
+        self.linear = self.train({directory: config}, REFERENCES, LINEAR_SHARE)
+        self.references = {LOGISTIC: directory / LOGITS}
+        self._ship_meanwhile(self.linear)
         if TREES in names:
-            tables = self.directory("reference-lightgbm", {})
-            arguments = {"data": str(self.data.path), "out": str(tables), "threads": self.threads}
-            self.runner.run([Job(TREES, write_tree_logits, arguments)], "references")
-            references[TREES] = tables
-        return linear, references
+            tables = self.directory(f"reference-lightgbm{suffix}", {})
+            arguments = {
+                "data": str(self.data.path),
+                "out": str(tables),
+                "threads": self.threads,
+                "deadline": self.clock.deadline(self.clock.until(REFERENCES_SHARE)),
+            }
+            self.runner.run([Job(TREES, write_tree_logits, arguments)], REFERENCES)
+            self.references[TREES] = tables
 
     def train_students(self, plan: Plan, teachers: Sequence[Path]) -> Runs:
         """Train one student, or one of each kind where validation is to choose."""
@@ -475,7 +527,7 @@ class Recipe:
             configs[self.directory(f"student-{short_name(student)}", inputs)] = config
         self.say(f"student: {' and '.join(self.config.students)}, taught by {len(teachers)} teachers")
         self._say_rank(configs.values())
-        return self.train(configs, "student", STUDENT_SHARE)
+        return self.train(configs, STUDENT, STUDENT_SHARE)
 
     def _say_rank(self, configs: Iterable[RunConfig]) -> None:
         """Say where the recipe's rank of adapters would make a student too large, and which it has instead."""

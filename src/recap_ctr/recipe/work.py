@@ -17,7 +17,7 @@ from recap_ctr.recipe.clock import Clock
 from recap_ctr.recipe.config import MAX_BATCH, RecipeConfig, training_of
 from recap_ctr.recipe.entrants import Entrant, Journal, Standing
 from recap_ctr.recipe.probe import three_digits
-from recap_ctr.recipe.ship import ship, shipped_auc
+from recap_ctr.recipe.ship import ship_best
 from recap_ctr.storage.files import make_directory, read_object, write_json
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.training.config import WIDE, RunConfig
@@ -174,9 +174,7 @@ class Work:
 
     def ship_best(self, runs: Runs) -> None:
         """Ship the best of the runs on validation rows, unless a better model of the same data is shipped already."""
-        best = max(runs, key=lambda path: runs[path].metrics.valid.raw.auc)
-        if runs[best].metrics.valid.raw.auc > shipped_auc(self.out, self.data):
-            ship(best, self.out)
+        ship_best(runs, self.out, self.data)
 
     def give_up(self, what: str) -> None:
         """Note what there is no time for."""

@@ -33,6 +33,7 @@ from recap_ctr.nn.device import is_host, seed
 from recap_ctr.nn.group import current_group, refuse_parts_of_torch
 from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.losses import LOSSES, distillation
+from recap_ctr.nn.weights import opened
 from recap_ctr.training import checkpoint
 from recap_ctr.training.ahead import Batches, Place, batches_of
 from recap_ctr.training.feed import Feed, Targets, choose_window, derive_seed, feed_of
@@ -382,6 +383,14 @@ class Trainer:
         self.update.load(saved.under("update."), self.start.steps + self.progress.step)
         for at, average in enumerate(self.averages):
             average.load(saved.under(f"average.{at}."))
+
+
+def is_begun(directory: Path) -> bool:
+    """Return whether a run has saved a state with a validation behind it, so that there are weights to pack."""
+    if not (directory / STATE).is_file() or not (directory / BEST).is_file():
+        return False
+    with opened(directory / STATE) as file:
+        return bool(Progress.from_json(file.metadata()["progress"]).history)
 
 
 def train(

@@ -1,7 +1,9 @@
 """Several runs side by side over one prepared data set, each in its own directory and with its logit tables."""
 
 import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ from recap_ctr.models.boosted import Boosted
 from recap_ctr.models.rates import Rates
 from recap_ctr.training.boosted import with_codes
 from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig
+from recap_ctr.training.loop import is_begun
 from recap_ctr.training.rates import training_rows
-from recap_ctr.training.report import RunReport, parse_report
-from recap_ctr.training.run import run
+from recap_ctr.training.report import REPORT, RunReport, parse_report
+from recap_ctr.training.run import reopen, run
 
 Runs = dict[Path, RunReport]
 """Reports of finished runs, by directory."""
@@ -59,6 +62,32 @@ def run_many(
 
     executor.run(jobs, title=title, quiet=quiet, done=receive)
     return {directory: reports[directory] for directory in directories}
+
+
+@contextmanager
+def packed_early(
+    configs: dict[Path, RunConfig], data: PreparedData, *, executor: Executor, quiet: bool
+) -> Iterator[Runs]:
+    """Pack runs as they are, half trained ones among them, while the context is open; later these train further.
+
+    A run without a validation is left out: to pack it would validate it early, and change how it ends.
+    """
+    begun = {path: config for path, config in configs.items() if (path / REPORT).is_file() or is_begun(path)}
+    cut = [path for path in begun if not (path / REPORT).is_file()]
+    try:
+        yield run_many(
+            begun,
+            data,
+            title="packing",
+            executor=executor,
+            quiet=quiet,
+            deadline=time.time(),
+            teach=False,
+        )
+    finally:
+        for path in cut:
+            if (path / REPORT).is_file():
+                reopen(begun[path], path)
 
 
 def run_job(

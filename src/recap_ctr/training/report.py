@@ -253,6 +253,8 @@ class FitReport(RunReport):
     """The models that raced to become teachers, the best on validation rows first."""
     teaching: list[TeachingStep] = Field(default_factory=list)
     """What each member of a teaching ensemble of unlike models adds."""
+    interrupted: bool = False
+    """Whether the fit was interrupted: then this is the best so far."""
     averaging: Curve | None = None
     """What the mean of more and more teachers gains, with what Eq. 6 predicts from their disagreement."""
 
