@@ -2,10 +2,12 @@
 
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
 from recap_ctr.axes.logits import Estimator, LogitWriter
 from recap_ctr.bench.margin import Margin, margin
@@ -42,7 +44,7 @@ def test_margin_is_that_of_brute_force(prepared: PreparedData, tmp_path: Path) -
     ]
     centre = statistics.mean(without)
     assert ahead.members == pytest.approx(math.sqrt(3 / 4 * sum((value - centre) ** 2 for value in without)))
-    assert ahead.seeds and ahead.members
+    assert ahead.seeds and ahead.members and (ahead.num_seeds, ahead.num_members) == (3, 4)
     assert ahead.error == pytest.approx(math.sqrt(ahead.rows**2 + ahead.seeds**2 + ahead.members**2))
 
 
@@ -54,10 +56,55 @@ def test_one_of_each_has_an_error_over_rows_alone(prepared: PreparedData, tmp_pa
     assert "over rows;" in str(ahead)
 
 
+def test_error_over_rows_is_that_of_the_mean_difference(prepared: PreparedData, tmp_path: Path) -> None:
+    """Not that of the students' mean logit, which is another estimator than any of them."""
+    students = [write_run(tmp_path / f"s{seed}", prepared, 1.5, seed) for seed in range(2)]
+    ensemble = write_run(tmp_path / "m", prepared, 1.0, 10)
+    ahead = margin(prepared, [tmp_path / "s0", tmp_path / "s1"], [tmp_path / "m"], "test")
+    positive = np.asarray(prepared.test.labels) == 1
+
+    def mean_ahead(rows: np.ndarray) -> float:
+        labels = prepared.test.labels[rows]
+        aucs = [metrics.auc(labels, logits[rows]) for logits in students]
+        return statistics.mean(aucs) - metrics.auc(labels, ensemble[rows])
+
+    rng, groups = np.random.default_rng(0), (np.flatnonzero(positive), np.flatnonzero(~positive))
+    drawn = [
+        mean_ahead(np.concatenate([rng.choice(group, group.size) for group in groups])) for _ in range(400)
+    ]
+    assert ahead.rows == pytest.approx(statistics.stdev(drawn), rel=0.15)
+
+
 def test_p_is_two_tailed() -> None:
-    ahead = Margin(mean=0.00196, rows=0.0006, seeds=0.0008, members=0.0)
-    assert ahead.p == pytest.approx(0.05, abs=1e-3)
-    assert Margin(-0.00196, 0.0006, 0.0008, 0.0).p == pytest.approx(ahead.p)
-    assert str(ahead) == (
-        "+0.196 ± 0.100 points of AUC (standard errors: 0.060 over rows, 0.080 over seeds, 0.000 over members; p 0.050)"
+    ahead = Margin(mean=0.00196, rows=0.001, seeds=None, members=None, num_seeds=1, num_members=1)
+    assert ahead.freedom == math.inf and ahead.p == pytest.approx(0.05, abs=1e-3)
+    assert replace(ahead, mean=-ahead.mean).p == pytest.approx(ahead.p)
+    assert "many degrees of freedom, p 0.050" in str(ahead)
+
+
+def test_few_seeds_have_the_p_of_students_t() -> None:
+    """With an error over three seeds alone it is that of a one-sample t-test; rows add degrees of freedom."""
+    aucs = [0.801, 0.804, 0.8025]
+    error = statistics.stdev(aucs) / 3**0.5
+    alone = Margin(statistics.mean(aucs) - 0.8, 0.0, error, None, num_seeds=3, num_members=1)
+    assert alone.p == pytest.approx(ttest_1samp(aucs, 0.8).pvalue)
+    both = replace(alone, members=error, num_members=3)
+    assert both.freedom == pytest.approx(4.0)
+    assert replace(both, rows=error).freedom == pytest.approx(9.0)
+    shown = Margin(0.00196, 0.0006, 0.0008, 0.0, num_seeds=3, num_members=5)
+    assert str(shown) == (
+        "+0.196 ± 0.100 points of AUC (standard errors: 0.060 over rows, 0.080 over 3 seeds, 0.000 over 5 members;"
+        " t-test with 4.9 degrees of freedom, p 0.109)"
     )
+
+
+def test_chance_is_taken_for_a_difference_one_time_in_twenty() -> None:
+    """Simulated: errors of rows, of three seeds and of five members, all of one size."""
+    rng = np.random.default_rng(0)
+    found = 0
+    for _ in range(4_000):
+        over_seeds, over_members = rng.normal(size=3), rng.normal(size=5)
+        mean = rng.normal() / 2 + over_seeds.mean() + over_members.mean()
+        seeds, members = over_seeds.std(ddof=1) / 3**0.5, over_members.std(ddof=1) / 5**0.5
+        found += Margin(mean, 0.5, seeds, members, num_seeds=3, num_members=5).p < 0.05
+    assert 0.03 < found / 4_000 < 0.06

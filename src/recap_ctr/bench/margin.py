@@ -8,14 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr
+from scipy.stats import t as student_t
 
 from recap_ctr.axes.logits import LogitTable
-from recap_ctr.data.shards import PreparedData, held_out_shards
+from recap_ctr.data.shards import PreparedData, Shard, held_out_shards
 from recap_ctr.evaluation import metrics
 from recap_ctr.training.parallel import teacher_tables
 
 Floats = npt.NDArray[np.float64]
+NOTE = (
+    "Errors of these differences are over rows (paired), the students' seeds and the ensemble's members, with degrees"
+    " of freedom by Welch and Satterthwaite. All students have the same teachers; what others would make of them is not"
+    " in the error."
+)
 
 
 @dataclass(frozen=True)
@@ -24,11 +29,13 @@ class Margin:
 
     mean: float
     rows: float
-    """Over rows: DeLong's, of the students' mean logit against the ensemble's."""
+    """Over rows: DeLong's, of the mean over students of their difference, which is paired row by row."""
     seeds: float | None
-    """Over the students' seeds."""
+    """Over the students' seeds, of which there are `num_seeds`."""
     members: float | None
-    """Over the ensemble's members, by the jackknife: one left out at a time."""
+    """Over the ensemble's members, by the jackknife: one of `num_members` left out at a time."""
+    num_seeds: int
+    num_members: int
 
     @property
     def error(self) -> float:
@@ -36,16 +43,33 @@ class Margin:
         return math.hypot(self.rows, self.seeds or 0.0, self.members or 0.0)
 
     @property
+    def freedom(self) -> float:
+        """Return the degrees of freedom of the error, by Welch and Satterthwaite; rows are taken to be endless."""
+        parts = [
+            error**4 / (count - 1)
+            for error, count in ((self.seeds, self.num_seeds), (self.members, self.num_members))
+            if error
+        ]
+        return self.error**4 / sum(parts) if parts else math.inf
+
+    @property
     def p(self) -> float:
-        """Return the two-tailed p of no difference, by the normal distribution."""
-        return float(2 * ndtr(-abs(self.mean) / self.error)) if self.error else 1.0
+        """Return the two-tailed p of no difference, by Student's t."""
+        if not self.error:
+            return 1.0
+        return float(2 * student_t.sf(abs(self.mean) / self.error, self.freedom))
 
     def __str__(self) -> str:
-        errors = {"rows": self.rows, "seeds": self.seeds, "members": self.members}
+        errors = {
+            "rows": self.rows,
+            f"{self.num_seeds} seeds": self.seeds,
+            f"{self.num_members} members": self.members,
+        }
         parts = [f"{100 * error:.3f} over {name}" for name, error in errors.items() if error is not None]
+        freedom = "many" if math.isinf(self.freedom) else f"{self.freedom:.1f}"
         return (
             f"{100 * self.mean:+.3f} ± {100 * self.error:.3f} points of AUC (standard errors: {', '.join(parts)};"
-            f" p {self.p:.3f})"
+            f" t-test with {freedom} degrees of freedom, p {self.p:.3f})"
         )
 
 
@@ -63,7 +87,6 @@ def margin(data: PreparedData, students: Sequence[Path], members: Sequence[Path]
     students_SN, members_MN = logits(students), logits(members)
     ensemble_N = members_MN.mean(axis=0)
     aucs = [auc(student_N) for student_N in students_SN]
-    rows = metrics.auc_difference(shard.labels, students_SN.mean(axis=0), ensemble_N, shard.weights)
     count = len(members_MN)
     over_members = None
     if count > 1:
@@ -71,7 +94,21 @@ def margin(data: PreparedData, students: Sequence[Path], members: Sequence[Path]
         over_members = math.sqrt((count - 1) * statistics.pvariance(without))
     return Margin(
         mean=statistics.mean(aucs) - auc(ensemble_N),
-        rows=rows.standard_error,
+        rows=_error_over_rows(shard, students_SN, ensemble_N),
         seeds=statistics.stdev(aucs) / math.sqrt(len(aucs)) if len(aucs) > 1 else None,
         members=over_members,
+        num_seeds=len(aucs),
+        num_members=count,
     )
+
+
+def _error_over_rows(shard: Shard, students_SN: Floats, ensemble_N: Floats) -> float:
+    """Return DeLong's error of the mean difference in AUC between the students and the ensemble."""
+
+    def won(logits_N: Floats) -> Floats:
+        rows = metrics.check_rows(shard.labels, logits_N, shard.weights)
+        return metrics.pairs_won(rows.positive, rows.scores, rows.masses)
+
+    rows = metrics.check_rows(shard.labels, ensemble_N, shard.weights)
+    ahead_N = np.mean([won(student_N) for student_N in students_SN], axis=0) - won(ensemble_N)
+    return metrics.delong(rows.positive, ahead_N, rows.masses)[1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from recap_ctr.bench.margin import Margin, margin
+from recap_ctr.bench.margin import NOTE, Margin, margin
 from recap_ctr.bench.published import title_of
 from recap_ctr.bench.scaling import copy_reports
 from recap_ctr.bench.tables import NO_TEST, grid, spread, write_files
@@ -132,8 +132,10 @@ def overview(recipe: Recipe, seeds: int, reports: Path) -> str:
     students = train_cells(recipe, cells(recipe, plan, list(teachers), seeds), title="overview")
     published = students.pop(PUBLISHED)
     entries = collect(recipe, teachers, students, published, logistic_regression(recipe))
+    margins = _margins(recipe, teachers, published, students["ema-kd"])
     notes = [
-        *findings(entries, _margins(recipe, teachers, published, students["ema-kd"])),
+        *findings(entries, margins),
+        *([NOTE] if margins else []),
         f"Cost: time to score relative to one {title_of(recipe.config.teacher_model)}, same process, interleaved.",
         *([] if len(recipe.data.test) else [NO_TEST]),
         f"Regulariser and learning rate are the probe's: l2 {plan.l2:g}, rate {plan.learning_rate:g}, also for the"
