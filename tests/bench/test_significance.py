@@ -118,30 +118,39 @@ def test_holm_never_lowers_and_never_exceeds_one() -> None:
     assert corrected == pytest.approx({"b": 0.004, "c": 0.06, "a": 1.0, "d": 1.0})
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_the_test_of_the_table_finds_a_detectable_difference_four_times_in_five(seeds: int) -> None:
-    """Simulated: runs that have the deviation that the formula is given."""
-    values = np.array([1.0, -1.0, *[0.0] * (seeds - 2)])
-    values /= values.std(ddof=1)
-    arms = [
-        Arm(name, {}, tuple(range(seeds)), {"auc": tuple(centre + 0.01 * values)})
-        for name, centre in (("a", 0.5), ("b", 0.4))
-    ]
-    least = detectable_difference(*arms)
+@pytest.mark.parametrize(
+    ("counts", "deviations", "level"),
+    [
+        ((2, 2), (1.0, 1.0), 0.05),
+        ((3, 3), (1.0, 1.0), 0.05),
+        ((5, 5), (1.0, 1.0), 0.05 / 4),
+        ((5, 3), (1.0, 8.0), 0.05),
+        ((5, 3), (8.0, 1.0), 0.05 / 4),
+    ],
+)
+def test_the_test_of_the_table_finds_a_detectable_difference_four_times_in_five(
+    counts: tuple[int, int], deviations: tuple[float, float], level: float
+) -> None:
+    """Simulated: Welch's test, on runs that have the deviations that the formula is given."""
+    sides = []
+    for name, count, deviation in zip("ab", counts, deviations, strict=True):
+        values = np.array([1.0, -1.0, *[0.0] * (count - 2)])
+        values *= 0.001 * deviation / values.std(ddof=1)
+        sides.append(Arm(name, {}, tuple(range(count)), {"auc": tuple(0.5 + values)}))
+    least = detectable_difference(sides[0], sides[1], level)
     assert least is not None
-    drawn = 0.01 * np.random.default_rng(0).normal(size=(2, 20_000, seeds))
-    is_found = ttest_ind(least + drawn[0], drawn[1], axis=1).pvalue < 0.05
+    rng = np.random.default_rng(0)
+    first, second = (
+        0.001 * deviation * rng.normal(size=(20_000, count))
+        for count, deviation in zip(counts, deviations, strict=True)
+    )
+    is_found = ttest_ind(least + first, second, axis=1, equal_var=False).pvalue < level
     assert is_found.mean() == pytest.approx(0.8, abs=0.012)
 
 
-def test_without_shared_seeds_the_detectable_difference_is_that_of_two_samples() -> None:
-    some, other = arm("a", 0.80, 0.81, 0.82), Arm("b", {}, (7, 8, 9), {"auc": (0.70, 0.71, 0.72)})
-    rng = np.random.default_rng(1)
-    least = detectable_difference(some, other)
-    assert least is not None
-    first, second = (mean + 0.01 * rng.normal(size=(20_000, 3)) for mean in (0.7, 0.7 + least))
-    assert (ttest_ind(first, second, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.012)
-    assert detectable_difference(some, arm("c", 0.7)) is None
+def test_too_few_or_equal_runs_have_no_detectable_difference() -> None:
+    assert detectable_difference(arm("a", 0.80, 0.81, 0.82), arm("c", 0.7)) is None
+    assert detectable_difference(arm("a", 0.8, 0.8), arm("b", 0.7, 0.7)) is None
 
 
 def test_chance_alone_is_reported_one_table_in_twenty_at_most() -> None:

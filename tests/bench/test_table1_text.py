@@ -6,7 +6,7 @@ import io
 import pytest
 
 from recap_ctr.bench.arms import Arm
-from recap_ctr.bench.significance import compare
+from recap_ctr.bench.significance import compare, detectable_difference
 from recap_ctr.bench.table1_text import best_two, latex, markdown, to_csv
 
 
@@ -67,6 +67,22 @@ def test_best_is_bold_second_underlined_and_published_figures_are_beside() -> No
     assert "Published:" not in unpublished and "Public log:" not in unpublished
     assert "could detect" in text and "conditional" in text
     assert best_two(ARMS, "logloss") == ("recap", "qnn")
+
+
+def test_the_detectable_difference_is_that_of_the_tables_test() -> None:
+    """The best baseline has the smaller p of two here, so that Holm tests it at half of the level."""
+    qnn, fcn = arm("QNN", 0.80, 0.802, 0.801), arm("FCN", 0.77, 0.80, 0.79)
+    recap = arm("RECAP", 0.82, 0.823, 0.8205)
+    least = detectable_difference(recap, qnn, 0.025)
+    assert least is not None
+    text = markdown("toy", {"qnn": qnn, "fcn": fcn, "recap": recap}, "", dict.fromkeys(ARMS, "ours"))
+    assert (
+        "Smallest difference from the best baseline, QNN, that these seeds could detect by the table's test"
+        in text
+    )
+    assert f"5 % / 2; power 80 %): {100 * least:.3f} points." in text
+    alone = markdown("toy", {"qnn": qnn, "recap": recap}, "", dict.fromkeys(ARMS, "ours"))
+    assert "leaves it, 5 %; power" in alone
 
 
 def test_latex_has_all_data_sets_side_by_side() -> None:

@@ -2,16 +2,21 @@
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import stdtr, stdtrit  # Student's t: its distribution function and the inverse of that.
-from scipy.stats import nct
+from scipy.special import ndtr, stdtr, stdtrit
+from scipy.stats import chi2
 from scipy.stats import t as student_t
 
 from recap_ctr.bench.arms import Arm
 from recap_ctr.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+QUANTILES = 200  # Of each side's variance, for the power of Welch's test.
 
 
 @dataclass(frozen=True)
@@ -114,28 +119,43 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return corrected
 
 
-def detectable_difference(arm: Arm, other: Arm) -> float | None:
-    """Return the smallest true difference in AUC that a test at 5 % would find with a power of 80 %.
+def detectable_difference(arm: Arm, other: Arm, level: float = 0.05) -> float | None:
+    """Return the smallest true difference in AUC that Welch's test at `level` would find with a power of 80 %.
 
-    It follows from how much the runs vary. The test is of two samples. None where there are too few runs.
+    The runs are taken to vary as much as they did here. None where there are too few, or where they are all equal.
     """
-    counts = len(arm.seeds), len(other.seeds)
-    if min(counts) < 2:
+    if min(len(arm.seeds), len(other.seeds)) < 2:
         return None
-    variances = [statistics.variance(side.figures["auc"]) for side in (arm, other)]
-    freedom = sum(counts) - 2
-    pooled = sum((count - 1) * variance for count, variance in zip(counts, variances, strict=True)) / freedom
-    return _noncentrality(freedom) * math.sqrt(pooled * (1 / counts[0] + 1 / counts[1]))
+    auc_figures = arm.figures["auc"], other.figures["auc"]
+    squares = [statistics.variance(values) / len(values) for values in auc_figures]
+    error = math.sqrt(sum(squares))
+    if error == 0:
+        return None
+    limits = error * _welch_limits(
+        [square / error**2 for square in squares], list(map(len, auc_figures)), level
+    )
+
+    def missing_power(difference: float) -> float:
+        return 0.8 - float(ndtr((difference - limits) / error).mean())  # The other tail adds hardly anything.
+
+    return float(brentq(missing_power, 0.0, float(limits.max()) + 10 * error, xtol=1e-6 * error))
 
 
-def _noncentrality(freedom: int) -> float:
-    """Return how many standard errors means must differ by for a two-tailed t-test at 5 % to have a power of 80 %."""
-    critical = float(student_t.ppf(0.975, freedom))
+def _welch_limits(shares: Sequence[float], counts: Sequence[int], level: float) -> Floats:
+    """Return the differences, in true standard errors, beyond which Welch's test finds one, equally likely each.
 
-    def missing_power(shift: float) -> float:
-        return 0.8 - float(nct.sf(critical, freedom, shift))  # The other tail hardly ever adds to the power.
-
-    return float(brentq(missing_power, 1.0, 100.0))
+    Which one applies depends on how much the runs of the two sides happen to vary; `shares` are what each side's
+    variance is of that of the difference.
+    """
+    middles = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    drawn = [
+        share * chi2.ppf(middles, count - 1) / (count - 1)
+        for share, count in zip(shares, counts, strict=True)
+    ]
+    first, second = np.meshgrid(*drawn)
+    parts = first**2 / (counts[0] - 1) + second**2 / (counts[1] - 1)
+    limits: Floats = stdtrit((first + second) ** 2 / parts, 1 - level / 2) * np.sqrt(first + second)
+    return limits
 
 
 def chance_limit(noise: float, noise_runs: int, values: int, runs: int) -> float:

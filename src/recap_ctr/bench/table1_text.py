@@ -161,14 +161,29 @@ def _note(dataset: str, arms: Arms, comparisons: Mapping[str, Comparison], origi
             " students share their teachers, so p is conditional on these."
         )
     if comparisons:
-        rival = arms[_best_baseline(arms)]
-        least = detectable_difference(arms[OURS], rival)
-        if least is not None:
-            sentences.append(
-                f"Smallest difference from the best baseline, {rival.name}, that these seeds could detect"
-                f" (by this test alone, without correction: 5 % level, power 80 %): {100 * least:.3f} points."
-            )
+        sentences += _sentence_on_power(arms, comparisons)
     return " ".join(sentences)
+
+
+def _sentence_on_power(arms: Arms, comparisons: Mapping[str, Comparison]) -> list[str]:
+    """Return which difference from the best baseline the table's own test could detect, if it has one."""
+    best = _best_baseline(arms)
+    p = comparisons[best].uncorrected_p
+    if p is None:
+        return []
+    # Holm tests the smallest p first; each is one of those that are not smaller.
+    remaining = sum(
+        other.uncorrected_p is not None and other.uncorrected_p >= p for other in comparisons.values()
+    )
+    least = detectable_difference(arms[OURS], arms[best], 0.05 / remaining)
+    if least is None:
+        return []
+    level = "5 %" if remaining == 1 else f"5 % / {remaining}"
+    return [
+        f"Smallest difference from the best baseline, {arms[best].name}, that these seeds could detect by the table's"
+        f" test (Welch's, at the level that Holm's correction leaves it, {level}; power 80 %): {100 * least:.3f}"
+        " points."
+    ]
 
 
 def _sentences_on_published(dataset: str, arms: Arms) -> list[str]:
