@@ -2,6 +2,7 @@
 
 import json
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from recap_ctr import diagnose
 from recap_ctr.axes.predict import predict, predict_routes
 from recap_ctr.axes.routes import Routed
-from recap_ctr.bench.estimators import axes_of, cells, estimators, measure_average, scale
+from recap_ctr.bench.estimators import ages_to_shares, axes_of, cells, estimators, measure_average, scale
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.evaluation import metrics
@@ -22,6 +23,7 @@ from recap_ctr.training.config import ARTIFACT, RunConfig
 from recap_ctr.training.estimators import load_estimators
 from recap_ctr.training.loop import checkpoints
 from recap_ctr.training.report import read_report
+from recap_ctr.training.run import run
 from tests.support.bench_files import check_figure_files
 from tests.support.finished_tables import Workshop
 
@@ -56,18 +58,31 @@ def test_each_point_is_the_mean_over_subsets() -> None:
     assert points[1].removed / points[3].removed == pytest.approx((1 / 2) / (3 / 4))
 
 
-def test_equation_11_weighs_checkpoints_by_age(prepared: PreparedData) -> None:
-    rng = np.random.default_rng(0)
-    checkpoints_NM = rng.normal(size=(len(prepared.test), 3))
-    config = RunConfig("lr", parse_model("lr", {}), TrainConfig(ema_epochs=(2.0,)))
-    weights = np.exp([-1.0, -0.5, 0.0])
-    exact_N = checkpoints_NM @ weights / weights.sum()
-    average = measure_average("LR", exact_N, checkpoints_NM, config, prepared.test)
-    assert average.distance == pytest.approx(0.0, abs=1e-12) and average.auc == average.auc_of_logits
-    expected = np.sqrt(((checkpoints_NM - exact_N[:, None]) ** 2).mean())
-    assert average.spread == pytest.approx(expected)
-    shifted = measure_average("LR", exact_N + 0.5, checkpoints_NM, config, prepared.test)
-    assert shifted.distance == pytest.approx(0.5) and "by 0.500 in the logit" in str(shifted)
+def test_equation_11_is_exact_for_a_linear_model(prepared: PreparedData, tmp_path: Path) -> None:
+    """Whichever epoch was the best: weights and logits are averaged over the same span of the trajectory."""
+    train = TrainConfig(
+        batch_size=256, max_epochs=4, patience=4, learning_rate=0.3, ema_epochs=(2.0,), checkpoints=3
+    )
+    run(RunConfig("lr", parse_model("lr", {}), train), prepared, tmp_path, quiet=True)
+    models = load_estimators(tmp_path, None, "checkpoint").values()
+    device = torch.device("cpu")
+    logits = [predict(model, prepared.test, device).astype(np.float64) for model in models]
+    checkpoints_NM = np.stack(logits, axis=1)
+    shares_M = ages_to_shares(train, len(prepared.train), 3)
+    average = measure_average("LR", tmp_path, checkpoints_NM, shares_M, prepared, device)
+    assert average.distance < 1e-5 < 0.05 < average.spread
+    assert average.auc == pytest.approx(average.auc_of_logits)
+    together_N = checkpoints_NM @ shares_M
+    assert average.spread == pytest.approx(np.sqrt(((checkpoints_NM - together_N[:, None]) ** 2).mean()))
+    assert "last 3 checkpoints" in str(average)
+
+
+def test_checkpoints_count_by_age_as_in_the_average_of_weights() -> None:
+    by_epochs = ages_to_shares(TrainConfig(batch_size=100, ema_epochs=(2.0, 8.0)), 1_000, 3)
+    assert by_epochs == pytest.approx(np.exp([-1.0, -0.5, 0.0]) / np.exp([-1.0, -0.5, 0.0]).sum())
+    by_steps = ages_to_shares(TrainConfig(batch_size=100, ema=1 - 1 / 20), 1_000, 3)
+    assert by_steps == pytest.approx(by_epochs)
+    assert ages_to_shares(TrainConfig(), 1_000, 2) == pytest.approx([0.5, 0.5])
 
 
 def test_axes_are_those_of_one_family() -> None:
@@ -109,10 +124,10 @@ def test_table_averages_runs_checkpoints_and_routes(workshop: Workshop) -> None:
     grid = cells(recipe, recipe.plan(), teachers, 2)["grid"]
     means = []
     for seed in grid.seeds:
-        run = directory_of(recipe, grid.config) / f"seed-{seed}"
-        steps = [step for step, _ in checkpoints(run)]
-        assert steps == [epoch.step for epoch in read_report(run).history]
-        models = load_estimators(run, None, "checkpoint").values()
+        of_seed = directory_of(recipe, grid.config) / f"seed-{seed}"
+        steps = [step for step, _ in checkpoints(of_seed)]
+        assert steps == [epoch.step for epoch in read_report(of_seed).history]
+        models = load_estimators(of_seed, None, "checkpoint").values()
         logits = [predict(model, shard, device) for model in models]
         means.append(metrics.auc(shard.labels, np.mean(logits, axis=0)))
     assert last["recursive backbone", "trajectory"]["auc"] == pytest.approx(np.mean(means))
@@ -120,8 +135,8 @@ def test_table_averages_runs_checkpoints_and_routes(workshop: Workshop) -> None:
     # l2 is set, so that no probe changes it.
     student = student_run(recipe, recipe.plan(), "recap", "ema-kd", teachers)
     aucs, variances = [], []
-    for run in finished_runs(recipe, student):
-        model = load_artifact(run / ARTIFACT).model
+    for taught in finished_runs(recipe, student):
+        model = load_artifact(taught / ARTIFACT).model
         assert isinstance(model, Routed)
         aucs.append(metrics.auc(shard.labels, predict(model, shard, device)))
         variances.append(predict_routes(model.model, shard, model.routes, device).var(axis=1).mean())

@@ -5,6 +5,7 @@ checkpoints and their routes. Other families stand beside it, for the gain as a 
 Shape suffixes: N rows, M estimators, S runs, T checkpoints, R routes.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,8 +25,8 @@ from recap_ctr.bench import figures
 from recap_ctr.bench.overview import PUBLISHED
 from recap_ctr.bench.published import title_of
 from recap_ctr.bench.tables import grid
-from recap_ctr.bench.variance import model_of_run
-from recap_ctr.data.shards import Shard, held_out_shards
+from recap_ctr.config import TrainConfig
+from recap_ctr.data.shards import PreparedData, Shard, held_out_shards
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.evaluate import Array
 from recap_ctr.evaluation.sampling import undo_sampling
@@ -33,7 +34,8 @@ from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.recipe.ablation import PLAIN_FCN, Cell, ablation_cells, finished_runs, train_cells
 from recap_ctr.recipe.estimator_grid import grid_run, score_runs
 from recap_ctr.recipe.stages import Plan, Recipe
-from recap_ctr.training.config import ARTIFACT, RunConfig
+from recap_ctr.training.config import ARTIFACT
+from recap_ctr.training.estimators import load_average
 from recap_ctr.training.parallel import teacher_tables
 from recap_ctr.training.routes import MAX_ROUTES
 
@@ -148,12 +150,17 @@ def estimators(recipe: Recipe, seeds: int, reports: Path) -> str:
     points += _mean_of(
         [corrected("RECAP", "route", _logits_of_routes(run, shard, device)) for run in students]
     )
-    averages = []
-    for index, run in enumerate(runs[GRID]):
-        averaged_N = predict(model_of_run(run, device, one_route=True), shard, device)
-        name = f"{BACKBONE}, run {index + 1}"
-        checkpoints_NT = logits_NSTR[:, index, :, 0]
-        averages.append(measure_average(name, averaged_N, checkpoints_NT, wanted[GRID].config, shard))
+    averages = [
+        measure_average(
+            f"{BACKBONE}, run {index + 1}",
+            run,
+            logits_NSTR[:, index, :, 0],
+            ages_to_shares(wanted[GRID].config.train, len(recipe.data.train), logits_NSTR.shape[2]),
+            recipe.data,
+            device,
+        )
+        for index, run in enumerate(runs[GRID])
+    ]
     text = table_text(points, split, len(shard), averages)
     about = {"data": recipe.data.name, "split": split, "rows": len(shard), "students": len(students)}
 
@@ -209,6 +216,7 @@ class Average:
     """Eq. 11 on data: the logit of averaged weights against the average logit of the checkpoints that they average."""
 
     family: str
+    checkpoints: int
     auc: float
     """AUC of the averaged weights; `auc_of_logits` is that of the averaged logits."""
     auc_of_logits: float
@@ -219,21 +227,36 @@ class Average:
 
     def __str__(self) -> str:
         return (
-            f"Eq. 11, {self.family}: averaged weights have {100 * self.auc:.3f}, averaged logits of their checkpoints"
-            f" {100 * self.auc_of_logits:.3f}; the two differ by {self.distance:.3f} in the logit (root mean square),"
-            f" a checkpoint from its average by {self.spread:.3f}."
+            f"Eq. 11, {self.family}: the averaged weights of its last {self.checkpoints} checkpoints have"
+            f" {100 * self.auc:.3f}, the averaged logits of the same {100 * self.auc_of_logits:.3f}; the two differ by"
+            f" {self.distance:.3f} in the logit (root mean square), a checkpoint from its average by {self.spread:.3f}."
         )
 
 
+def ages_to_shares(train: TrainConfig, rows: int, count: int) -> diagnose.Floats:
+    """Return how much each of the last `count` epochs counts in the run's average of weights, oldest first."""
+    steps = -(-rows // train.batch_size)
+    horizons = train.ema_epochs if train.ema is None else (1 / ((1 - train.ema) * steps),)
+    shares: diagnose.Floats = np.exp(-np.arange(count)[::-1] / min(horizons, default=math.inf))
+    shares /= shares.sum()
+    return shares
+
+
 def measure_average(
-    family: str, averaged_N: Array, checkpoints_NM: diagnose.Floats, config: RunConfig, shard: Shard
+    family: str,
+    run: Path,
+    checkpoints_NM: diagnose.Floats,
+    shares_M: diagnose.Floats,
+    data: PreparedData,
+    device: torch.device,
 ) -> Average:
-    """Return how well Eq. 11 holds: each checkpoint counts by its age, as in the average of the weights."""
-    horizon = min(config.train.ema_epochs, default=float(CHECKPOINTS))
-    ages = np.arange(checkpoints_NM.shape[1])[::-1]
-    together_N = np.average(checkpoints_NM, axis=1, weights=np.exp(-ages / horizon))
+    """Return how well Eq. 11 holds over a run's checkpoints: their weights and their logits are averaged alike."""
+    _, shard = held_out_shards(data).popitem()
+    averaged_N = predict(load_average(run, shares_M, data, device), shard, device)
+    together_N = np.average(checkpoints_NM, axis=1, weights=shares_M)
     return Average(
         family,
+        checkpoints=len(shares_M),
         auc=metrics.auc(shard.labels, averaged_N, shard.weights),
         auc_of_logits=metrics.auc(shard.labels, together_N, shard.weights),
         distance=_root_mean_square(np.asarray(averaged_N, np.float64) - together_N),

@@ -4,16 +4,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from recap_ctr.axes.logits import Estimator
+from recap_ctr.axes.predict import to_inputs
 from recap_ctr.axes.routes import Routed
+from recap_ctr.axes.trajectory import restore_statistics
+from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.evaluation.metrics import Floats
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import build
 from recap_ctr.models.recap import Recap, Route
+from recap_ctr.nn.device import seed
 from recap_ctr.nn.weights import load_tensors
-from recap_ctr.training.loop import checkpoints
+from recap_ctr.training.loop import STATISTICS_ROWS, checkpoints
 
 Per = Literal["model", "route", "checkpoint", "grid"]
 
@@ -45,6 +52,28 @@ def load_estimators(path: Path, name: str | None, per: Per) -> dict[Estimator, n
             f"{path} holds no checkpoints", fix="name a run that was trained with [train] checkpoints = N"
         )
     return columns
+
+
+def load_average(path: Path, shares_M: Floats, data: PreparedData, device: torch.device) -> nn.Module:
+    """Return the model whose weights are a weighted average of a run's checkpoints, oldest first (Eq. 11).
+
+    A model with routes takes the first of those that the run ships. Statistics of norms are measured on training rows.
+    """
+    loaded = load_artifact(path)
+    model = build(loaded.name, loaded.config, loaded.encoder.layout).to(device)
+    averaged: dict[str, Tensor] = {}
+    for (_, file), share in zip(checkpoints(path), shares_M / shares_M.sum(), strict=True):
+        for name, tensor in load_tensors(file)[0].items():
+            averaged[name] = averaged.get(name, 0) + float(share) * tensor.double()
+    model.load_state_dict(
+        {name: tensor.to(model.state_dict()[name].dtype) for name, tensor in averaged.items()}
+    )
+    size = loaded.manifest["training"]["batch_size"]
+    rows = np.random.default_rng(0).permutation(len(data.train))[:STATISTICS_ROWS]
+    batches = [np.sort(rows[start : start + size]) for start in range(0, len(rows) - 1, size)]
+    seed(0, device)  # A model that draws routes draws the same ones each time.
+    restore_statistics(model, (to_inputs(data.train.batch(batch), device) for batch in batches))
+    return Routed(model, loaded.routes[:1]) if isinstance(model, Recap) and loaded.routes else model
 
 
 def _by_route(
