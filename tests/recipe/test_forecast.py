@@ -138,7 +138,7 @@ def planned(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) ->
 
 def test_the_probes_arms_are_estimators(prepared: PreparedData, tmp_path: Path) -> None:
     few = {"strengths": [1.0, 10.0, 100.0, 1000.0, 1e4], "rungs": [1], "refinements": [], "rate_factors": []}
-    further: dict[str, list[float]] = {"horizon_factors": [], "dropouts": [], "dim_factors": []}
+    further: dict[str, Any] = {"horizon_factors": [], "dropouts": [], "dim_factors": [], "extend": 0}
     recipe = tiny_recipe(
         prepared, tmp_path, l2=None, train=TINY["train"], probe={**few, **further}, teachers=2
     )

@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ def test_probe_finds_records_and_replays(prepared: PreparedData, tmp_path: Path)
         horizon_factors=(),
         dropouts=(),
         dim_factors=(),
+        extend=0,
         max_rows=1_000,
     )
     out = tmp_path / "probe"
@@ -118,26 +120,93 @@ def test_probe_finds_records_and_replays(prepared: PreparedData, tmp_path: Path)
         race(prepared, out, config, threads=2).run(TWO_AT_A_TIME, quiet=True)
 
 
-def test_the_grid_is_extended_until_the_best_is_inside_it(
-    prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+PLAIN_GRID: dict[str, Any] = {
+    "rungs": (1,),
+    "refinements": (),
+    "horizon_factors": (),
+    "dropouts": (),
+    "dim_factors": (),
+    "confirm": 0,
+    "max_rows": 10**6,
+}
+
+
+def strengths(data: PreparedData, *l2s: float) -> tuple[float, ...]:
+    """Return a grid whose arms have these strengths on all rows."""
+    return tuple(len(data.train) * l2 for l2 in l2s)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, learn: Callable[[Arm], Standing]) -> None:
+    """Let arms stand as `learn` says, without any training."""
+
     def advance(race: Race, arms: Any, epochs: int) -> list[Standing]:
-        """Let the strength 1e-2 be the best of all."""
         for arm in arms:
-            race.standings[arm] = standing(arm.l2, 0.8 - abs(math.log10(arm.l2) + 2) / 100)
+            race.standings[arm] = replace(learn(arm), arm=arm)
         return [race.standings[arm] for arm in arms]
 
     monkeypatch.setattr(Race, "_advance", advance)
-    strengths = tuple(len(prepared.train) * l2 for l2 in (1e-6, 1e-5, 1e-4))
-    reached = {}
-    for extend in (0, 1, 4):
-        config = ProbeConfig(strengths=strengths, rungs=(1,), refinements=(), extend=extend, max_rows=10**6)
-        running = race(prepared, tmp_path / str(extend), config)
-        running._executor, running._quiet = InThisProcess(), True
-        first = running._halve(config.arms(len(prepared.train), 1e-3))
-        reached[extend] = running._extend(first).arm.l2
-        assert len(running.standings) <= 6
-    assert reached == {0: 1e-4, 1: 1e-3, 4: 1e-2}
+    monkeypatch.setattr(Race, "_difference_error", lambda race, arm, other: 0.001)
+
+
+@pytest.mark.parametrize(
+    ("extend", "l2", "edge", "arms"),
+    [(0, 1e-4, "strongest", 3), (1, 1e-3, "strongest", 4), (2, 1e-2, "strongest", 5), (4, 1e-2, "", 6)],
+)
+def test_the_grid_is_extended_until_the_best_is_inside_it(
+    prepared: PreparedData,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    extend: int,
+    l2: float,
+    edge: str,
+    arms: int,
+) -> None:
+    """The strength 1e-2 is the best of all; where it is not reached, or its neighbour not tried, the answer says so."""
+    stand_in(monkeypatch, lambda arm: standing(arm.l2, 0.8 - abs(math.log10(arm.l2) + 2) / 100))
+    config = ProbeConfig(strengths=strengths(prepared, 1e-6, 1e-5, 1e-4), extend=extend, **PLAIN_GRID)
+    running = race(prepared, tmp_path, config, probe_rate=False)
+    result = running.run(InThisProcess(), quiet=True)
+    assert (result.l2, result.edge, len(running.standings)) == (l2, edge, arms)
+    assert ("the best may lie beyond" in result.verdict) == bool(edge)
+    assert race(prepared, tmp_path, config, probe_rate=False).run(InThisProcess(), quiet=True) == result
+
+
+def test_the_answer_is_inside_the_grid_if_another_arm_promised_more(
+    prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weakest strength is the best at once; the one in the middle rises steeply, but gets no more epochs."""
+
+    def learn(arm: Arm) -> Standing:
+        if arm.l2 == 1e-5:
+            return standing(arm.l2, 0.5, 0.7)
+        return standing(arm.l2, 0.75 - abs(math.log10(arm.l2) + 7) / 100, 0.7)
+
+    stand_in(monkeypatch, learn)
+    config = ProbeConfig(strengths=strengths(prepared, 1e-6, 1e-5, 1e-4), **PLAIN_GRID)
+    result = race(prepared, tmp_path, config, probe_rate=False).run(InThisProcess(), quiet=True)
+    assert (result.l2, result.edge) == (1e-7, "")
+
+
+def test_no_strength_is_weaker_than_none_at_all(
+    prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, lambda arm: standing(arm.l2, 0.8 - arm.l2))
+    config = ProbeConfig(strengths=strengths(prepared, 0.0, 1e-2), **PLAIN_GRID)
+    result = race(prepared, tmp_path / "none", config, probe_rate=False).run(InThisProcess(), quiet=True)
+    assert (result.l2, result.edge) == (0.0, "")
+    stand_in(monkeypatch, lambda arm: standing(arm.l2, 0.5 + arm.l2 - arm.l2**2))
+    result = race(prepared, tmp_path / "more", config, probe_rate=False).run(InThisProcess(), quiet=True)
+    assert (result.l2, result.edge) == (0.1, "")
+
+
+def test_strengths_beyond_the_grid_need_time(
+    prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, lambda arm: standing(arm.l2, 0.8 - arm.l2))
+    config = ProbeConfig(strengths=strengths(prepared, 1e-3, 1e-2), **PLAIN_GRID)
+    result = race(prepared, tmp_path, config, probe_rate=False, seconds=0.0).run(InThisProcess(), quiet=True)
+    assert (result.l2, result.edge) == (1e-3, "weakest")
+    assert "l2 beyond the grid" in result.skipped
 
 
 @pytest.mark.slow
@@ -164,6 +233,7 @@ def test_a_cosine_is_one_curve_wherever_it_is_looked_at(prepared: PreparedData, 
         horizon_factors=(),
         dropouts=(),
         dim_factors=(),
+        extend=0,
         max_rows=500,
     )
     probed = race(prepared, tmp_path / "probe", config, training=training, probe_rate=False)

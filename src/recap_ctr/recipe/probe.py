@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -52,6 +52,7 @@ LATER = (
     *FURTHER,
     "extend",
 )  # Settings that leave no trace in a directory's name where they are switched off.
+BEYOND = "l2 beyond the grid"
 CLEAR = 2.0  # Standard errors by which larger vectors must win: every row of the table pays for them.
 
 
@@ -72,8 +73,8 @@ class ProbeConfig(Frozen):
     """Then rates of dropout, for a model that has it."""
     dim_factors: tuple[PositiveFloat, ...] = (0.5, 2.0)
     """Then factors of the vectors' size; a larger size must win clearly."""
-    extend: NonNegativeInt = 0
-    """How many strengths beyond an end of the grid may be tried, one after the other, as long as the best is there."""
+    extend: NonNegativeInt = 4
+    """How many strengths beyond the grid may be tried, one after the other, as long as the best is at its end."""
     confirm: NonNegativeInt = 16
     """Epochs that an arm which promises most may go on, until it has indeed passed all others."""
     max_rows: PositiveInt = 300_000
@@ -89,7 +90,7 @@ class ProbeConfig(Frozen):
         return [Arm(three_digits(strength / rows), learning_rate) for strength in self.strengths]
 
     def most_epochs(self, *, probe_rate: bool) -> int:
-        """Return the epochs of all arms together if none stops early, without those that confirm the winner."""
+        """Return the epochs of all arms together if none stops early, without those beyond the grid or to confirm."""
 
         def halving(arms: int) -> int:
             total = before = 0
@@ -195,6 +196,8 @@ class ProbeResult:
     dim: int | None = None
     skipped: tuple[str, ...] = ()
     """Settings that there was no time to challenge."""
+    edge: Literal["", "weakest", "strongest"] = ""
+    """Whether l2 is the weakest or the strongest that was tried, so that the best may lie beyond."""
 
     @property
     def verdict(self) -> str:
@@ -203,9 +206,10 @@ class ProbeResult:
             return "there was no other arm to compare it with"
         ratio = self.margin / self.margin_error if self.margin_error > 0 else math.inf
         certainty = "clear" if ratio > 3 else "likely" if ratio > 1.5 else "a toss-up"
+        limit = f"; it is the {self.edge} l2 that was tried, and the best may lie beyond" if self.edge else ""
         return (
             f"{certainty}: {100 * self.margin:.3f} ± {100 * self.margin_error:.3f} points of validation AUC"
-            f" ahead of {self.runner_up}"
+            f" ahead of {self.runner_up}{limit}"
         )
 
     @property
@@ -258,6 +262,8 @@ class Race:
     """The time, of `time.time`, at which every arm ends with what it has."""
     standings: dict[Arm, Standing] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    extended: int = 0
+    """How many strengths beyond the grid were tried."""
 
     @property
     def rows(self) -> int:
@@ -289,10 +295,11 @@ class Race:
         self._executor, self._quiet = executor, quiet
         started = time.monotonic()
         best = self._halve(self.config.arms(self.rows, self.training.learning_rate))
-        best = self._refine(self._extend(best))
-        best = self._challenge_in_turn(best)
+        while (arm := self._beyond(best)) is not None:
+            best = self._challenge(best, [arm])
+        best = self._challenge_in_turn(self._refine(best))
         self._confirm(best)
-        best = self._choose_size(max(self.standings.values(), key=lambda standing: standing.auc))
+        best = self._choose_size(self._settle())
         return self._record(best, time.monotonic() - started)
 
     def _advance(self, arms: Sequence[Arm], epochs: int) -> list[Standing]:
@@ -341,16 +348,40 @@ class Race:
         """Return the better of the best so far and the winner of `arms`."""
         return survivors([best, self._halve(arms)])[0] if arms else best
 
-    def _extend(self, best: Standing) -> Standing:
-        """Try strengths beyond the grid, a step of the grid at a time, until the best has a neighbour on both sides."""
-        for _ in range(self.config.extend):
-            tried = sorted(arm.l2 for arm in self.standings)
-            if len(tried) < 2 or tried[0] == 0 or best.arm.l2 not in (tried[0], tried[-1]):
-                break
-            low = best.arm.l2 == tried[0]
-            step = tried[0] / tried[1] if low else tried[-1] / tried[-2]
-            best = self._challenge(best, [replace(best.arm, l2=three_digits(best.arm.l2 * step))])
-        return best
+    def _edge(self, best: Standing) -> Literal["", "weakest", "strongest"]:
+        """Return at which end of the strengths so far the best is, if it is at one; nothing is weaker than 0."""
+        tried = {arm.l2 for arm in self.standings}
+        if len(tried) < 2 or min(tried) < best.arm.l2 < max(tried) or best.arm.l2 == 0:
+            return ""
+        return "weakest" if best.arm.l2 == min(tried) else "strongest"
+
+    def _beyond(self, best: Standing) -> Arm | None:
+        """Return the best arm a step further than its end of the grid; None if it is inside, or one may try no more."""
+        edge = self._edge(best)
+        if not edge or self.extended == self.config.extend:
+            return None
+        tried = sorted({arm.l2 for arm in self.standings})
+        last, before = (tried[0], tried[1]) if edge == "weakest" else (tried[-1], tried[-2])
+        step = last / before if before else 10.0
+        arm = replace(best.arm, l2=three_digits(last * step))
+        if not self._fits([arm]):
+            if BEYOND not in self.skipped:
+                self.skipped.append(BEYOND)
+            return None
+        self.extended += 1
+        return arm
+
+    def _settle(self) -> Standing:
+        """Return the best of all arms; while it is at an end of the strengths, try another beyond it.
+
+        It need not be the one that promised most, whose neighbours were tried.
+        """
+        while True:
+            best = max(self.standings.values(), key=lambda standing: standing.auc)
+            arm = self._beyond(best)
+            if arm is None:
+                return best
+            self._confirm(self._challenge(best, [arm]))
 
     def _refine(self, best: Standing) -> Standing:
         """Try strengths of the regulariser ever closer to the best."""
@@ -457,6 +488,7 @@ class Race:
             dropout=best.arm.dropout,
             dim=best.arm.dim,
             skipped=tuple(self.skipped),
+            edge=self._edge(best),
         )
         arms = [
             {**asdict(standing.arm), "valid_auc": standing.aucs, "valid_logloss": standing.logloss}
