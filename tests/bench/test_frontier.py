@@ -38,7 +38,7 @@ def test_table_sets_students_beside_all_else(workshop: Workshop, monkeypatch: py
     recipe = workshop.recipe
     other = workshop.reports / "qnn" / "seed-1"
     other.mkdir(parents=True, exist_ok=True)
-    values = read_json(workshop.reports / "recipe" / "recap-plain" / "seed-1" / "report.json")
+    values = read_json(workshop.reports / "ablation" / "runs" / "recap-plain" / "seed-1" / "report.json")
     values["metrics"]["test"]["raw"]["auc"], values["parameters"] = 0.1, 7
     (other / "report.json").write_text(json.dumps(values))
     before = workshop.trained()

@@ -26,7 +26,7 @@ def test_overview_sets_students_beside_both_ensembles(workshop: Workshop, tmp_pa
     ):
         stored = [
             json.loads(path.read_text())["metrics"]["test"]["raw"]["auc"]
-            for path in sorted((reports / "recipe" / folder).glob("seed-*/report.json"))
+            for path in sorted((reports / "overview" / "runs" / folder).glob("seed-*/report.json"))
         ]
         assert entries[name]["auc"] == stored and len(stored) == 3
         assert f"RECAP minus the ensemble of 3 of {name}" in text

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from recap_ctr.bench.scaling import TABLES, cells, render, scaling
+from recap_ctr.bench.scaling import TABLES, cells, copy_reports, render, scaling
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.training.report import RunReport, read_report
@@ -85,7 +85,7 @@ def test_it_trains_what_is_missing_and_writes_reports_and_table(
     assert (reports / "fcn-scaling" / "fcn-scaling.tex").is_file()
     copies = {
         path.parent.parent.name: read_report(path.parent)
-        for path in sorted(reports.glob("recipe/*/seed-1/report.json"))
+        for path in sorted(reports.glob("fcn-scaling/runs/*/seed-1/report.json"))
     }
     assert set(copies) == {"fcn-raw", "fcn-plain", "fcn-ema", "fcn-raw-kd", "fcn-ema-kd"}
     for training, copy in copies.items():
@@ -95,6 +95,20 @@ def test_it_trains_what_is_missing_and_writes_reports_and_table(
     written = {path: path.stat().st_mtime_ns for path in out.rglob("best.safetensors")}
     assert scaling("fcn-scaling", tiny_recipe(prepared, out), 1, reports) == text
     assert {path: path.stat().st_mtime_ns for path in out.rglob("best.safetensors")} == written
+
+
+def test_tables_keep_the_reports_of_their_own_runs_alone(tmp_path: Path) -> None:
+    """Trainings of one name have other settings in another table, and a table made anew has other seeds."""
+    at_plans_l2, at_own_l2 = (report_of(1, train={"seed": 1, "l2": l2}) for l2 in (0.01, 0.03))
+    second = report_of(2, train={"seed": 2, "l2": 0.03})
+    copy_reports({"recap-ema": {Path("c"): at_own_l2, Path("d"): second}}, tmp_path / "ablation")
+    copy_reports({"recap-ema": {Path("a"): at_plans_l2}}, tmp_path / "overview")
+    copied = tmp_path / "ablation" / "runs" / "recap-ema"
+    assert read_report(copied / "seed-1").train.l2 == 0.03 and (copied / "seed-2").is_dir()
+    assert read_report(tmp_path / "overview" / "runs" / "recap-ema" / "seed-1").train.l2 == 0.01
+    copy_reports({"recap-ema": {Path("a"): at_plans_l2}}, tmp_path / "ablation")
+    assert [path.name for path in copied.iterdir()] == ["seed-1"]
+    assert read_report(copied / "seed-1").train.l2 == 0.01
 
 
 def test_it_needs_teachers(prepared: PreparedData, tmp_path: Path) -> None:

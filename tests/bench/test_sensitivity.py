@@ -108,7 +108,12 @@ def test_table_comes_from_its_runs_and_reuses_the_ablations(workshop: Workshop) 
         training: [
             json.loads(
                 (
-                    workshop.reports / "recipe" / f"recap-{training}" / f"seed-{seed}" / "report.json"
+                    workshop.reports
+                    / "ablation"
+                    / "runs"
+                    / f"recap-{training}"
+                    / f"seed-{seed}"
+                    / "report.json"
                 ).read_text()
             )
             for seed in (1, 2)

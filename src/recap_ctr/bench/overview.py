@@ -143,7 +143,7 @@ def overview(recipe: Recipe, seeds: int, reports: Path) -> str:
     ]
     text = "\n".join([*markdown(entries), "", *notes, ""])
     by_training = {f"recap-{training}": runs for training, runs in students.items()}
-    copy_reports({"teachers": teachers, "fcn-plain": published, **by_training}, reports)
+    copy_reports({"teachers": teachers, "fcn-plain": published, **by_training}, reports / "overview")
     write_files(reports / "overview", "overview", {"md": text})
     record = {"kind": "overview", "lines": [entry.to_json() for entry in entries]}
     write_json(reports / "overview" / "overview.json", record)

@@ -12,11 +12,12 @@ from recap_ctr.bench.arms import arm_of
 from recap_ctr.errors import InputError
 from recap_ctr.recipe.ablation import Cell, own_cell, student_run, train_cells
 from recap_ctr.recipe.stages import Plan, Recipe
-from recap_ctr.storage.files import make_directory
+from recap_ctr.storage.files import atomic_directory, make_directory
 from recap_ctr.training.parallel import Runs
 from recap_ctr.training.report import RunReport, write_report
 
 MARKS = ("EMA", "KD", "Routes")
+RUNS = "runs"
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def scaling(name: str, recipe: Recipe, seeds: int, reports: Path) -> str:
     wanted = cells(name, recipe, plan, list(recipe.train_teachers(plan)), seeds)
     runs = train_cells(recipe, wanted, title=student)
     markdown, latex = render(name, {key: list(trained.values()) for key, trained in runs.items()})
-    copy_reports({f"{student}-{key}": trained for key, trained in runs.items()}, reports)
+    copy_reports({f"{student}-{key}": trained for key, trained in runs.items()}, reports / name)
     tables.write_files(reports / name, name, {"md": markdown, "tex": latex})
     return markdown
 
@@ -131,13 +132,17 @@ def cells(name: str, recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds
     return wanted
 
 
-def copy_reports(runs_by_training: Mapping[str, Runs], reports: Path) -> None:
-    """Copy the reports alone to REPORTS/recipe/TRAINING/seed-N: they are small, and all tables share them."""
-    for training, runs in runs_by_training.items():
-        for report in runs.values():
-            directory = reports / "recipe" / training / f"seed-{report.train.seed}"
-            make_directory(directory)
-            write_report(directory, report)
+def copy_reports(runs_by_training: Mapping[str, Runs], table: Path) -> None:
+    """Copy the reports alone to TABLE/runs/TRAINING/seed-N, in place of those that the table was made of before.
+
+    Each table has its own: trainings of one name differ between tables, such as in their regulariser.
+    """
+    with atomic_directory(table / RUNS) as copies:
+        for training, runs in runs_by_training.items():
+            for report in runs.values():
+                directory = copies / training / f"seed-{report.train.seed}"
+                make_directory(directory)
+                write_report(directory, report)
 
 
 def render(name: str, reports: Mapping[str, Sequence[RunReport]]) -> tuple[str, str]:
