@@ -9,7 +9,10 @@ from tests.support.bench_files import report_of
 
 
 def test_arm_of_reports() -> None:
-    student = arm_of("student", [report(2, 0.9, 0.3, 0.29, teachers=("sum",)), report(1, 0.8, 0.4, 0.39)])
+    student = arm_of(
+        "student",
+        [report(2, 0.9, 0.3, 0.29, teachers=("sum",)), report(1, 0.8, 0.4, 0.39, teachers=("sum",))],
+    )
     assert student == Arm(
         name="student",
         marks={},
@@ -19,6 +22,10 @@ def test_arm_of_reports() -> None:
         conditional=True,
         split="test",
     )
+    apart = arm_of("apart", [report(seed, 0.9, 0.3, 0.29, teachers=(f"teacher {seed}",)) for seed in (1, 2)])
+    assert not apart.conditional, "each has a teacher of its own"
+    shared = arm_of("shared", [report(seed, 0.9, 0.3, 0.29, teachers=("sum",)) for seed in (1, 2)])
+    assert shared.conditional and arm_of("one", [report(1, 0.9, 0.3, 0.29, teachers=("sum",))]).conditional
     older = report_of(1, parameters=201_760)
     assert "teachers" not in older.model_fields_set
     assert not arm_of("teacher", [older, report(2, 0.9, 0.3, 0.29)]).conditional

@@ -8,6 +8,7 @@ import pytest
 from recap_ctr.bench.scaling import TABLES, cells, copy_reports, render, scaling
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.training.parallel import teacher_tables
 from recap_ctr.training.report import RunReport, read_report
 from tests.support.bench_files import report_of, split_figures
 from tests.support.tiny_recipe import tiny_recipe
@@ -72,6 +73,32 @@ def test_entries_differ_from_the_first_in_one_thing(prepared: PreparedData, tmp_
     fixed = wanted["raw-fixed"].config
     assert all(len(fixed.model_config.choices(step)) == 1 for step in range(fixed.model_config.depth))  # type: ignore[attr-defined]
     assert replace(fixed, model_config=base.model_config) == base
+
+
+def test_one_teacher_is_another_for_each_seed(prepared: PreparedData, tmp_path: Path) -> None:
+    recipe = tiny_recipe(prepared, tmp_path, teachers=3)
+    plan = recipe.plan()
+    teachers = list(recipe.train_teachers(plan))
+    wanted = cells("teachers", recipe, plan, teachers, 4)
+    tables = teacher_tables(teachers, "train")
+    for name in ("ema-kd-from-1", "ema-kd-from-1-shared-l2"):
+        taught_by = [wanted[name].run(seed).teachers for seed in wanted[name].seeds]
+        assert taught_by == [(tables[at],) for at in (0, 1, 2, 0)]
+    assert {wanted["ema-kd"].run(seed).teachers for seed in (1, 2)} == {tables}
+    assert wanted["ema"].run(2).teachers == ()
+
+
+def test_the_table_of_teachers_says_whose_students_it_has() -> None:
+    values = {split: split_figures(0.8, 0.2, 0.2) for split in ("valid", "test")}
+    taught = {
+        entry.runs: [
+            report_of(seed, metrics=values, teachers=[f"{seed}"] if entry.teachers else ["1", "2"])
+            for seed in (1, 2)
+        ]
+        for entry in TABLES["teachers"].entries
+    }
+    for text in render("teachers", taught):
+        assert "the student of seed s learns from teacher s, in turn" in text
 
 
 @pytest.mark.slow

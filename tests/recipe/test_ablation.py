@@ -1,5 +1,6 @@
 """A student with and without each axis: which runs there are, where they are, and that tables share them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,16 @@ def test_runs_are_trained_once_and_found_again_in_the_order_of_seeds(
     assert shared["a"].items() <= shared["b"].items()
     assert [report.train.seed for report in finished_runs(recipe, config).values()] == [1, 2]
     assert finished_runs(recipe, student_run(recipe, recipe.plan(), "dnn", "ema", [])) == {}
+
+
+def test_students_of_some_teachers_take_them_in_turn(prepared: PreparedData, tmp_path: Path) -> None:
+    recipe, tables = tiny_recipe(prepared, tmp_path), tuple(Path(f"teacher-{number}") for number in (1, 2, 3))
+    config = replace(student_run(recipe, recipe.plan(), "recap", "ema", []), teachers=tables[:2])
+    assert Cell(config, [1, 2]).run(2) == config.with_seed(2), "teachers are fixed unless there are others"
+    taught_by = [Cell(config, [], all_teachers=tables).run(seed) for seed in (1, 2, 3, 4)]
+    assert [run.train.seed for run in taught_by] == [1, 2, 3, 4]
+    numbers = [tuple(tables.index(table) + 1 for table in run.teachers) for run in taught_by]
+    assert numbers == [(1, 2), (2, 3), (3, 1), (1, 2)]
 
 
 def test_a_taught_student_has_the_plan_of_its_probe(prepared: PreparedData, tmp_path: Path) -> None:

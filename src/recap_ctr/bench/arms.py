@@ -76,6 +76,12 @@ def arm_of(name: str, reports: Sequence[RunReport], *, marks: Mapping[str, bool]
         seeds=tuple(report.train.seed for report in in_order),
         figures={metric: tuple(values[metric] for values in figures) for metric in METRICS},
         parameters=next(iter(sizes), None),
-        conditional=any(report.teachers for report in reports),
+        conditional=_share_teachers(reports),
         split=split,
     )
+
+
+def _share_teachers(reports: Sequence[RunReport]) -> bool:
+    """Return whether runs have a teacher in common, or whether a single one has teachers."""
+    tables = [table for report in reports for table in report.teachers]
+    return bool(tables) and (len(reports) == 1 or len(set(tables)) < len(tables))

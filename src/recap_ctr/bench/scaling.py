@@ -4,7 +4,7 @@ Each entry has the regulariser that a probe of its own finds: one that suits oth
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recap_ctr.bench import tables
@@ -13,7 +13,7 @@ from recap_ctr.errors import InputError
 from recap_ctr.recipe.ablation import Cell, own_cell, student_run, train_cells
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.files import atomic_directory, make_directory
-from recap_ctr.training.parallel import Runs
+from recap_ctr.training.parallel import Runs, teacher_tables
 from recap_ctr.training.report import RunReport, write_report
 
 MARKS = ("EMA", "KD", "Routes")
@@ -29,7 +29,7 @@ class Entry:
     """The words of `student_run`, such as raw, ema or ema-kd."""
     routes: bool = False
     teachers: int | None = None
-    """How many of the teachers teach it; None: all, where the training has any."""
+    """How many of the teachers teach it, in turn over seeds; None: all, where the training has any."""
     own_l2: bool = True
     """Whether it has the regulariser that a probe of its own finds, or that of the plan."""
 
@@ -55,6 +55,8 @@ class ScalingTable:
     caption: str
     student: str
     entries: tuple[Entry, ...]
+    note: str = ""
+    """What the text under the table says of its entries."""
 
 
 TABLES = {
@@ -94,6 +96,8 @@ TABLES = {
             Entry("all teachers, l2 of the plan", "ema-kd", own_l2=False),
             Entry("all teachers, own l2", "ema-kd"),
         ),
+        "One teacher: the student of seed s learns from teacher s, in turn, so that the line is a mean over teachers;"
+        " its own l2 was found with the first of them.",
     ),
 }
 """Each entry differs from its neighbours in one thing: all have the same schedule but for the plateau rule."""
@@ -128,7 +132,8 @@ def cells(name: str, recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds
         else:
             run = student_run(recipe, plan, student, entry.training, taught_by)
             cell = Cell(run, range(1, seeds + 1))
-        wanted[entry.runs] = cell
+        in_turn = teacher_tables(teachers, "train") if entry.teachers is not None and taught_by else ()
+        wanted[entry.runs] = replace(cell, all_teachers=in_turn)
     return wanted
 
 
@@ -158,6 +163,6 @@ def render(name: str, reports: Mapping[str, Sequence[RunReport]]) -> tuple[str, 
     data = reports[table.entries[0].runs][0].data.name
     caption = f"{table.caption} on {data}"
     return (
-        tables.markdown(caption, arms, arms[0].name),
-        tables.latex(caption, f"tab:{name}-{data}", arms, arms[0].name),
+        tables.markdown(caption, arms, arms[0].name, table.note),
+        tables.latex(caption, f"tab:{name}-{data}", arms, arms[0].name, table.note),
     )

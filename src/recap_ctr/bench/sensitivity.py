@@ -133,7 +133,12 @@ def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> d
     base, all_variants = base_and_variants(recipe, plan, teachers)
     in_order = sorted(all_variants, key=lambda variant: variant.config != base)
     return {
-        (variant.setting, variant.value): Cell(variant.config, range(1, seeds + 1)) for variant in in_order
+        (variant.setting, variant.value): Cell(
+            variant.config,
+            range(1, seeds + 1),
+            base.teachers if 0 < len(variant.config.teachers) < len(base.teachers) else (),
+        )
+        for variant in in_order
     }
 
 
@@ -221,7 +226,8 @@ def _findings(points: Sequence[Point], split: str, base_aucs: Sequence[float]) -
     worst, best = (pick(others, key=lambda point: point.gain) for pick in (min, max))
     sentences = [
         f"On {split} rows, AUC in points; the recipe's value is bold, and ΔAUC is the difference from it over the same"
-        " seeds. Weight 0 is the student without teachers, with their regulariser; adapters vary at the recipe's rank.",
+        " seeds. Weight 0 is the student without teachers, with their regulariser; fewer teachers are other"
+        " ones for each seed, in turn; adapters vary at the recipe's rank.",
         f"Of {len(others)} other values the best is {best.name}, {100 * best.gain:+.3f} points, the worst"
         f" {worst.name}, {100 * worst.gain:+.3f}.",
     ]

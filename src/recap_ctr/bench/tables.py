@@ -47,8 +47,8 @@ class _Cell:
     best: bool = False
 
 
-def markdown(title: str, arms: Sequence[Arm], baseline_name: str) -> str:
-    """Return the table in Markdown, with its title above and its note below."""
+def markdown(title: str, arms: Sequence[Arm], baseline_name: str, note: str = "") -> str:
+    """Return the table in Markdown, with its title above and its notes below, the last of them `note`."""
 
     def write(cell: _Cell) -> str:
         text = cell.text.replace("|", r"\|")
@@ -57,11 +57,11 @@ def markdown(title: str, arms: Sequence[Arm], baseline_name: str) -> str:
     cells = _cells(arms, baseline_name)
     header, *body = (f"| {' | '.join(map(write, line))} |" for line in cells)
     under = "|---" * len(cells[0]) + "|"
-    return "\n".join([f"**{title}**", "", header, under, *body, "", _note(arms, baseline_name)])
+    return "\n".join([f"**{title}**", "", header, under, *body, "", _note(arms, baseline_name, note)])
 
 
-def latex(caption: str, label: str, arms: Sequence[Arm], baseline_name: str) -> str:
-    """Return the table as a LaTeX float with the note in its caption; it needs the packages booktabs and amssymb."""
+def latex(caption: str, label: str, arms: Sequence[Arm], baseline_name: str, note: str = "") -> str:
+    """Return the table as a LaTeX float with the notes in its caption; it needs the packages booktabs and amssymb."""
 
     def write(cell: _Cell) -> str:
         text = cell.text.translate(TO_LATEX)
@@ -71,7 +71,7 @@ def latex(caption: str, label: str, arms: Sequence[Arm], baseline_name: str) -> 
     header, *body = (rf"{' & '.join(map(write, line))} \\" for line in cells)
     title = f"{caption.removesuffix('.')}.".translate(TO_LATEX)
     return latex_float(
-        rf"\textbf{{{title}}} {_note(arms, baseline_name).translate(TO_LATEX)}",
+        rf"\textbf{{{title}}} {_note(arms, baseline_name, note).translate(TO_LATEX)}",
         label,
         f"l{'c' * (len(cells[0]) - 1)}",
         [header],
@@ -109,7 +109,7 @@ def _find(arms: Sequence[Arm], name: str) -> Arm:
     return matches[0]
 
 
-def _note(arms: Sequence[Arm], baseline_name: str) -> str:
+def _note(arms: Sequence[Arm], baseline_name: str, last: str) -> str:
     note = (
         f"Figures of the {arms[0].split} split, AUC in points; ± is the standard deviation over seeds."
         f" ΔAUC is the difference from {baseline_name}, paired over seeds, which share initial weights and the order of"
@@ -117,7 +117,7 @@ def _note(arms: Sequence[Arm], baseline_name: str) -> str:
     )
     if any(arm.conditional for arm in arms):
         note += " Students share their teachers, so that their p-values are conditional on these teachers."
-    return note
+    return f"{note} {last}".rstrip()
 
 
 def _cells(arms: Sequence[Arm], baseline_name: str) -> list[list[_Cell]]:

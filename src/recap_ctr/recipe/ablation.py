@@ -33,10 +33,21 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs that differ in their seed alone."""
+    """Runs that differ in their seed, and where they have few of all teachers, in their teachers."""
 
     config: RunConfig
     seeds: Sequence[int]
+    all_teachers: tuple[Path, ...] = ()
+    """The logit tables of all teachers, where a run learns from some: then seed s learns from teacher s and those that
+    follow it, in turn, so that the mean over seeds does not rest on one teacher's luck."""
+
+    def run(self, seed: int) -> RunConfig:
+        """Return the run of one seed."""
+        run, count = self.config.with_seed(seed), len(self.all_teachers)
+        if not count:
+            return run
+        numbers = range(seed - 1, seed - 1 + len(run.teachers))
+        return replace(run, teachers=tuple(self.all_teachers[number % count] for number in numbers))
 
 
 def ablation_cells(
@@ -108,8 +119,9 @@ def train_cells(recipe: Recipe, cells: Mapping[Key, Cell], *, title: str) -> dic
     directories: dict[Key, list[Path]] = {key: [] for key in cells}
     for key, cell in cells.items():
         for seed in cell.seeds:
-            directory = directory_of(recipe, cell.config) / f"seed-{seed}"
-            configs[directory] = cell.config.with_seed(seed)
+            run = cell.run(seed)
+            directory = directory_of(recipe, run) / f"seed-{seed}"
+            configs[directory] = run
             directories[key].append(directory)
     runs = recipe.train(configs, title)
     return {key: {path: runs[path] for path in paths} for key, paths in directories.items()}
