@@ -104,11 +104,17 @@ def margin(data: PreparedData, students: Sequence[Path], members: Sequence[Path]
 
 def _error_over_rows(shard: Shard, students_SN: Floats, ensemble_N: Floats) -> float:
     """Return DeLong's error of the mean difference in AUC between the students and the ensemble."""
+    won_N = np.mean([pairs_won(shard, student_N) for student_N in students_SN], axis=0)
+    return error_of_lead(shard, won_N - pairs_won(shard, ensemble_N))
 
-    def won(logits_N: Floats) -> Floats:
-        rows = metrics.check_rows(shard.labels, logits_N, shard.weights)
-        return metrics.pairs_won(rows.positive, rows.scores, rows.masses)
 
-    rows = metrics.check_rows(shard.labels, ensemble_N, shard.weights)
-    ahead_N = np.mean([won(student_N) for student_N in students_SN], axis=0) - won(ensemble_N)
-    return metrics.delong(rows.positive, ahead_N, rows.masses)[1]
+def pairs_won(shard: Shard, logits_N: npt.NDArray[np.floating]) -> Floats:
+    """Return, for each row that has a weight, against what share of the rows of the other label it is ranked right."""
+    rows = metrics.check_rows(shard.labels, logits_N, shard.weights)
+    return metrics.pairs_won(rows.positive, rows.scores, rows.masses)
+
+
+def error_of_lead(shard: Shard, lead_N: Floats) -> float:
+    """Return DeLong's standard error, over rows, of the mean of a difference in pairs won."""
+    rows = metrics.check_rows(shard.labels, np.zeros(len(shard)), shard.weights)
+    return metrics.delong(rows.positive, lead_N, rows.masses)[1]

@@ -1,34 +1,47 @@
 """Kinds of routes raced against each other: how far they disagree, what their mean gains, and what it costs.
 
-All kinds have the same size, within 1.05 of FCN, and the same training; they differ in which adapters a route may take
-and in which rows train them.
+All kinds have the same training, and ranks that make none larger than the first, which has the size of FCN; they
+differ in which adapters a route may take and in which rows train them. Validation rows choose; test rows are shown
+beside, and decide nothing.
+Shape suffixes: N rows.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from recap_ctr.axes.predict import predict_routes
 from recap_ctr.axes.routes import FoldedRoutes, Routed, late_routes, random_routes
-from recap_ctr.bench.arms import Arm
-from recap_ctr.bench.significance import holm, paired_difference
+from recap_ctr.bench.margin import Floats, Margin, error_of_lead, pairs_won
+from recap_ctr.bench.significance import holm
 from recap_ctr.bench.tables import NONE, grid, p_text, spread, write_files
-from recap_ctr.bench.variance import corrected_family
-from recap_ctr.data.shards import held_out_shards
+from recap_ctr.bench.variance import Family, corrected_family
+from recap_ctr.data.layout import Layout
+from recap_ctr.data.shards import Shard, held_out_shards
 from recap_ctr.inference.costs import relative_costs
 from recap_ctr.inference.torch_backend import load_artifact
-from recap_ctr.models.catalogue import parse_model
-from recap_ctr.models.recap import Recap, RecapConfig, Route
+from recap_ctr.models.recap import (
+    SIZE_LIMIT,
+    Recap,
+    RecapConfig,
+    Route,
+    default_rank,
+    parameters_of_fcn,
+    parameters_of_rank,
+)
 from recap_ctr.recipe.ablation import Cell, student_run, taught_plan, train_cells
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.files import write_json
 from recap_ctr.training.config import ARTIFACT
 from recap_ctr.training.parallel import Runs
+from recap_ctr.training.report import RunReport
 from recap_ctr.training.routes import MAX_ROUTES, ROUTE_SEED
 
 
@@ -43,17 +56,20 @@ class Kind:
     """Settings of the training of students that have teachers."""
 
 
-COLUMNS = {"binding": "columns", "sampling": "fixed"}
+TIED, FREE, COLUMNS = (
+    {"binding": binding, "sampling": "batch", "form": "additive"} for binding in ("tied", "free", "columns")
+)
+FIXED = {**COLUMNS, "sampling": "fixed"}
 SIGNS = {"binding": "columns", "form": "signs", "sampling": "all", "num_adapters": 4}
 KINDS = (
-    Kind("tied, branching late", {}, late=True),
-    Kind("tied, random", {}),
-    Kind("free, random", {"binding": "free"}),
-    Kind("free, four of a larger rank", {"binding": "free", "num_adapters": 4}),
-    Kind("columns, one for each batch", {"binding": "columns"}),
-    Kind("columns, one drawn for each row", {"binding": "columns", "sampling": "row"}),
-    Kind("columns, rows of their own", COLUMNS),
-    Kind("columns, rows and teachers of their own", COLUMNS, train={"kd_from": "column"}),
+    Kind("tied, branching late", TIED, late=True),
+    Kind("tied, random", TIED),
+    Kind("free, random", FREE),
+    Kind("free, four of a larger rank", {**FREE, "num_adapters": 4}),
+    Kind("columns, one for each batch", COLUMNS),
+    Kind("columns, one drawn for each row", {**COLUMNS, "sampling": "row"}),
+    Kind("columns, rows of their own", FIXED),
+    Kind("columns, rows and teachers of their own", FIXED, train={"kd_from": "column"}),
     Kind("four columns of signs, all in each batch", SIGNS),
 )
 """The first one is the default, which the others are compared with."""
@@ -63,6 +79,7 @@ HEADER = [
     "learns from",
     "seeds",
     "parameters",
+    "of FCN's size",
     "K",
     "V_ns",
     "AUC of one",
@@ -70,32 +87,49 @@ HEADER = [
     "gain",
     "to the first",
     "p",
+    "test AUC of the mean",
+    "test gain",
     "cost",
+    "accepted",
 ]
+LEVEL = 0.05
 
 
 @dataclass(frozen=True)
-class Entry:
-    """The runs of one kind and training, with one value of each figure per seed."""
+class Figures:
+    """The figures of the routes of some runs on one split, one for each seed."""
 
-    kind: str
-    training: str
-    seeds: tuple[int, ...]
-    parameters: int
-    routes: int
     removed: tuple[float, ...]
     """V_ns: what the mean over routes removes (Eq. 5)."""
     alone: tuple[float, ...]
     """The AUC of one route, on average."""
     together: tuple[float, ...]
     """The AUC of the mean logit of all routes."""
-    cost: float
-    """Time to score with all routes, relative to one route of the first kind."""
 
     @property
-    def gains(self) -> tuple[float, ...]:
-        """Return what the mean over routes gains in AUC, by seed."""
-        return tuple(together - alone for alone, together in zip(self.alone, self.together, strict=True))
+    def gain(self) -> float:
+        """Return what the mean over routes gains in AUC, on average over seeds."""
+        return mean(self.together) - mean(self.alone)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The runs of one kind and training."""
+
+    kind: str
+    training: str
+    seeds: tuple[int, ...]
+    parameters: int
+    size: float
+    """Parameters, relative to FCN with its published layers."""
+    routes: int
+    valid: Figures
+    test: Figures | None
+    """None where there are no test rows."""
+    ahead: Margin | None
+    """How far the mean of routes is ahead of that of the first kind on validation; None for the first."""
+    cost: float
+    """Time to score with all routes, relative to one route of the first kind."""
 
 
 def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[tuple[str, str], Cell]:
@@ -104,16 +138,33 @@ def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> d
     wanted = {}
     for training in TRAININGS:
         base = student_run(recipe, taught if "kd" in training else plan, "recap", training, teachers)
-        for kind in KINDS:
-            settings = {**base.model_config.model_dump(), "lora_rank": None, **kind.settings}
+        first, *_ = configs = [
+            RecapConfig(**{**base.model_config.model_dump(), "lora_rank": None, **kind.settings})
+            for kind in KINDS
+        ]
+        for kind, model_config in zip(KINDS, configs, strict=True):
             changes = kind.train if "kd" in training else {}
             config = replace(
                 base,
-                model_config=parse_model("recap", settings),
+                model_config=of_equal_size(model_config, first, recipe.data.layout),
                 train=base.train.model_copy(update=dict(changes)),
             )
             wanted[kind.name, training] = Cell(config, range(1, seeds + 1))
     return wanted
+
+
+def of_equal_size(config: RecapConfig, first: RecapConfig, layout: Layout) -> RecapConfig:
+    """Return the config with the largest rank that makes the model no larger than the first kind's.
+
+    A rank that follows from the model's size already is left to it, so that tables share their runs.
+    """
+    default = default_rank(config, layout)
+    if config.form == "signs":
+        return config
+    limit = parameters_of_rank(first, layout, default_rank(first, layout))
+    ranks = range(1, layout.num_fields * config.dim // 2 + 1)
+    rank = max((rank for rank in ranks if parameters_of_rank(config, layout, rank) <= limit), default=1)
+    return config if rank == default else config.model_copy(update={"lora_rank": rank})
 
 
 def routes(recipe: Recipe, seeds: int, reports: Path) -> str:
@@ -123,15 +174,23 @@ def routes(recipe: Recipe, seeds: int, reports: Path) -> str:
     trained = train_cells(recipe, cells(recipe, plan, teachers, seeds), title="routes")
     count = recipe.config.routes or MAX_ROUTES
     costs = _costs(recipe, {kind: next(iter(trained[kind.name, "ema"])) for kind in KINDS}, count)
-    entries = [
-        _entry(recipe, kind, training, trained[kind.name, training], count, costs[kind.name])
-        for training in TRAININGS
-        for kind in KINDS
-    ]
-    split = next(iter(trained[KINDS[0].name, "ema"].values())).metrics.split
-    text = "\n".join([*_markdown(entries, split), "", _note(split), ""])
+    entries = []
+    for training in TRAININGS:
+        first: _Measured | None = None
+        for kind in KINDS:
+            runs = trained[kind.name, training]
+            measured = _measure(recipe, kind, runs, count)
+            entries.append(
+                _entry(recipe, kind, training, list(runs.values()), measured, first, costs[kind.name])
+            )
+            first = first or measured
+    text = table_text(entries)
     write_files(reports / "routes", "routes", {"md": text})
-    record = {"kind": "routes", "entries": [asdict(each) for each in entries]}
+    record = {
+        "kind": "routes",
+        "entries": [asdict(each) for each in entries],
+        "accepted": {training: accepted(of) for training, of in _by_training(entries).items()},
+    }
     write_json(reports / "routes" / "routes.json", record)
     return text
 
@@ -146,26 +205,108 @@ def _routes_of(kind: Kind, config: RecapConfig, count: int) -> list[Route]:
     return late_routes(config, count) if kind.late else random_routes(config, count, ROUTE_SEED)
 
 
-def _entry(recipe: Recipe, kind: Kind, training: str, runs: Runs, count: int, cost: float) -> Entry:
-    _, shard = held_out_shards(recipe.data).popitem()
-    device = torch.device(recipe.device)
-    families = []
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """What the runs of a kind have on held-out rows."""
+
+    routes: int
+    figures: Mapping[str, Figures]
+    won_N: Floats
+    """Pairs of validation rows that the mean of routes ranks right, on average over seeds; see `pairs_won`."""
+
+
+def _measure(recipe: Recipe, kind: Kind, runs: Runs, count: int) -> _Measured:
+    """Score all held-out rows on the routes of a kind."""
+    device, shards = torch.device(recipe.device), held_out_shards(recipe.data)
+    families: dict[str, list[Family]] = {split: [] for split in shards}
+    won_N = np.zeros(0)
     for run in runs:
         model = _backbone(run, device)
-        logits_NM = predict_routes(model, shard, _routes_of(kind, model.config, count), device)
-        families.append(corrected_family(kind.name, "route", logits_NM, shard, recipe))
-    reports = list(runs.values())
+        chosen = _routes_of(kind, model.config, count)
+        for split, shard in shards.items():
+            logits_NM = predict_routes(model, shard, chosen, device)
+            families[split].append(corrected_family(kind.name, "route", logits_NM, shard, recipe))
+            if split == "valid":
+                of_run_N = pairs_won(shard, logits_NM.mean(axis=1)) / len(runs)
+                won_N = won_N + of_run_N if won_N.size else of_run_N
+    figures = {
+        split: Figures(
+            removed=tuple(each.removed for each in of_runs),
+            alone=tuple(each.auc_alone for each in of_runs),
+            together=tuple(each.auc_together for each in of_runs),
+        )
+        for split, of_runs in families.items()
+    }
+    return _Measured(families["valid"][0].count, figures, won_N)
+
+
+def _entry(
+    recipe: Recipe,
+    kind: Kind,
+    training: str,
+    reports: Sequence[RunReport],
+    measured: _Measured,
+    first: _Measured | None,
+    cost: float,
+) -> Entry:
+    parameters = reports[0].parameters
+    config = RecapConfig(**reports[0].model.config)
     return Entry(
         kind=kind.name,
         training=TRAININGS[training],
         seeds=tuple(report.train.seed for report in reports),
-        parameters=reports[0].parameters,
-        routes=families[0].count,
-        removed=tuple(each.removed for each in families),
-        alone=tuple(each.auc_alone for each in families),
-        together=tuple(each.auc_together for each in families),
+        parameters=parameters,
+        size=parameters / parameters_of_fcn(config, recipe.data.layout),
+        routes=measured.routes,
+        valid=measured.figures["valid"],
+        test=measured.figures.get("test"),
+        ahead=None if first is None else _lead(recipe.data.valid, measured, first),
         cost=cost,
     )
+
+
+def _lead(shard: Shard, measured: _Measured, first: _Measured) -> Margin:
+    """Return how far a kind is ahead of the first, with errors over rows and seeds; both are paired."""
+    aucs, others = measured.figures["valid"].together, first.figures["valid"].together
+    gaps = [auc - other for auc, other in zip(aucs, others, strict=True)]
+    return Margin(
+        mean=mean(gaps),
+        rows=error_of_lead(shard, measured.won_N - first.won_N),
+        seeds=stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else None,
+        members=None,
+        num_seeds=len(gaps),
+        num_members=1,
+    )
+
+
+def _by_training(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    halves: dict[str, list[Entry]] = {}
+    for entry in entries:
+        halves.setdefault(entry.training, []).append(entry)
+    return halves
+
+
+def corrected_p(entries: Sequence[Entry]) -> dict[str, float]:
+    """Return the p of each kind that is compared with the first over several seeds, corrected by Holm."""
+    leads = {entry.kind: entry.ahead for entry in entries}
+    return holm({kind: lead.p for kind, lead in leads.items() if lead is not None and lead.seeds is not None})
+
+
+def accepted(entries: Sequence[Entry]) -> str | None:
+    """Return the kind of one training that should replace the first; None if the first should stay.
+
+    It is the best on validation of those that are better than the first beyond chance, and not larger than allowed.
+    """
+    p_values = corrected_p(entries)
+    better = [
+        entry
+        for entry in entries
+        if entry.size <= SIZE_LIMIT
+        and entry.ahead is not None
+        and entry.ahead.mean > 0
+        and p_values.get(entry.kind, 1.0) < LEVEL
+    ]
+    return max(better, key=lambda entry: mean(entry.valid.together)).kind if better else None
 
 
 def _costs(recipe: Recipe, runs: Mapping[Kind, Path], count: int) -> dict[str, float]:
@@ -182,39 +323,46 @@ def _costs(recipe: Recipe, runs: Mapping[Kind, Path], count: int) -> dict[str, f
     return relative_costs(models, shard, device)
 
 
-def _markdown(entries: Sequence[Entry], split: str) -> list[str]:
-    lines = []
-    for training in dict.fromkeys(entry.training for entry in entries):
-        of_training = [entry for entry in entries if entry.training == training]
-        arms = [Arm(each.kind, {}, each.seeds, {"auc": each.together}, split=split) for each in of_training]
-        gaps = [paired_difference(arms[0], arm, "auc") for arm in arms[1:]]
-        corrected = holm({str(at): gap.p for at, gap in enumerate(gaps) if gap and gap.p is not None})
-        for at, entry in enumerate(of_training):
-            gap = gaps[at - 1] if at else None
-            p = corrected.get(str(at - 1))
-            lines.append(
-                [
-                    entry.kind,
-                    entry.training,
-                    str(len(entry.seeds)),
-                    f"{entry.parameters:,}",
-                    str(entry.routes),
-                    f"{mean(entry.removed):.4f}",
-                    spread(entry.alone, 3, 100),
-                    spread(entry.together, 3, 100),
-                    f"{100 * mean(entry.gains):+.3f}",
-                    NONE if gap is None else f"{100 * gap.mean:+.3f}",
-                    NONE if p is None else p_text(p),
-                    f"{entry.cost:.2f}",
-                ]
-            )
-    return grid(HEADER, lines)
+def table_text(entries: Sequence[Entry]) -> str:
+    """Return the table with its note as Markdown."""
+    lines, choices = [], []
+    for training, of_training in _by_training(entries).items():
+        p_values, choice = corrected_p(of_training), accepted(of_training)
+        lines += [_line(entry, p_values.get(entry.kind), choice) for entry in of_training]
+        choices.append(f"learning from {training}, {choice or 'none'}")
+    return "\n".join([*grid(HEADER, lines), "", _note(choices), ""])
 
 
-def _note(split: str) -> str:
+def _line(entry: Entry, p: float | None, choice: str | None) -> list[str]:
+    verdict = "too large" if entry.size > SIZE_LIMIT else "✓" if entry.kind == choice else ""
+    return [
+        entry.kind,
+        entry.training,
+        str(len(entry.seeds)),
+        f"{entry.parameters:,}",
+        f"{entry.size:.3f}",
+        str(entry.routes),
+        f"{mean(entry.valid.removed):.4f}",
+        spread(entry.valid.alone, 3, 100),
+        spread(entry.valid.together, 3, 100),
+        f"{100 * entry.valid.gain:+.3f}",
+        NONE if entry.ahead is None else f"{100 * entry.ahead.mean:+.3f} ± {100 * entry.ahead.error:.3f}",
+        NONE if p is None else p_text(p),
+        NONE if entry.test is None else spread(entry.test.together, 3, 100),
+        NONE if entry.test is None else f"{100 * entry.test.gain:+.3f}",
+        f"{entry.cost:.2f}",
+        verdict,
+    ]
+
+
+def _note(choices: Sequence[str]) -> str:
     return (
-        f"On {split} rows, AUC in points. V_ns: variance between routes that their mean removes, in squared logits."
-        " Gain: the mean's AUC minus that of one route of the same model. To the first: the mean's AUC minus that of"
-        " the default routes, paired over seeds; p of a two-tailed t-test, corrected by Holm within each half of the"
-        " table. Cost: time to score on all routes, relative to one route of the default, same process, interleaved."
+        "On validation rows but for two columns, AUC in points. V_ns: variance between routes that their mean removes,"
+        " in squared logits. Gain: the mean's AUC minus that of one route of the same model. To the first: the mean's"
+        " AUC minus that of the default routes, ± its standard error over rows and seeds, both paired, as seeds share"
+        " the order of rows and the initial vectors; p of a two-tailed t-test with degrees of freedom by Welch and"
+        " Satterthwaite, corrected by Holm within each half of the table. Cost: time to score on all routes, relative"
+        " to one route of the default, same process, interleaved. Accepted: the best on validation of those better than"
+        f" the first at the level {LEVEL:g}, if its size is at most {SIZE_LIMIT} of FCN's; test rows have no say:"
+        f" {'; '.join(choices)}."
     )

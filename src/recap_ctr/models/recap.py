@@ -151,18 +151,23 @@ def parameters_of_rank(config: RecapConfig, layout: Layout, rank: int) -> int:
     return layout.num_rows * config.dim + 2 * (tower + D + 1) + gate + first_order
 
 
+def parameters_of_fcn(config: RecapConfig, layout: Layout) -> int:
+    """Return the number of parameters of FCN with its published layers, and the backbone's vectors and norms."""
+    D = layout.num_fields * config.dim
+    layer = D * D // 2 + D + (D if config.layer_norm else 0) + (2 if config.scale_norm else 0)
+    return layout.num_rows * config.dim + 7 * layer + 2 * (D + 1)
+
+
 def default_rank(config: RecapConfig, layout: Layout) -> int:
     """Return the largest multiple of 4 as rank that keeps the model within `SIZE_LIMIT`; at least 4.
 
     It does not exceed `max_rank` either.
     """
-    D = layout.num_fields * config.dim
-    layer = D * D // 2 + D + (D if config.layer_norm else 0) + (2 if config.scale_norm else 0)
-    fcn = layout.num_rows * config.dim + 7 * layer + 2 * (D + 1)
+    half, limit = layout.num_fields * config.dim // 2, SIZE_LIMIT * parameters_of_fcn(config, layout)
     if config.form == "signs":
         return 1
-    rank, largest = 4, min(D // 2, config.max_rank or D // 2)
-    while rank + 4 <= largest and parameters_of_rank(config, layout, rank + 4) <= SIZE_LIMIT * fcn:
+    rank, largest = 4, min(half, config.max_rank or half)
+    while rank + 4 <= largest and parameters_of_rank(config, layout, rank + 4) <= limit:
         rank += 4
     return rank
 
