@@ -39,13 +39,19 @@ def test_where_nothing_is_done_all_stages_count(table: str, prepared: PreparedDa
     config = recipe_config("default", {**TINY, "teachers": 2, "l2": None}, "test")
     costs = missing_costs(config, prepared, tmp_path / "out", ONE_RECIPE[table].cells, 2)
     runs = num_runs(costs)
-    assert runs["probe of fcn"] == (4 if table == "fcn-scaling" else 1), (
-        "each training has a probe of its own"
-    )
+    probes = {"fcn-scaling": 4, "overview": 2, "variance": 2, "estimators": 2}
+    assert runs["probe of fcn"] == probes.get(table, 1), "each training has a probe of its own"
     assert runs["teachers"] == 2
     assert sum("taught" in label for label in runs) == (table != "capacity")
     expected = {
-        "overview": {"recap-ema-kd": 2, "recap-plain": 2, "recap-ema": 2, "recap-kd": 2, "fcn-plain": 2},
+        "overview": {
+            "recap-ema-kd": 2,
+            "recap-plain": 2,
+            "recap-ema": 2,
+            "recap-raw": 2,
+            "recap-raw-kd": 2,
+            "fcn-plain": 2,
+        },
         "ablation": {"recap-ema-kd": 2, "recap-plain": 2, "recap-ema": 2, "recap-raw-kd": 2, "recap-raw": 4},
         "fcn-scaling": {"fcn-ema-kd": 2, "fcn-plain": 2, "fcn-ema": 2, "fcn-raw-kd": 2, "fcn-raw": 2},
         "teachers": {"recap-ema": 2, "recap-ema-kd": 4},

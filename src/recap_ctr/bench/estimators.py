@@ -22,7 +22,7 @@ from recap_ctr.axes.logits import LogitTable, blocks
 from recap_ctr.axes.predict import predict, predict_routes
 from recap_ctr.axes.routes import Routed
 from recap_ctr.bench import figures
-from recap_ctr.bench.overview import PUBLISHED
+from recap_ctr.bench.overview import PUBLISHED, plain_fcns
 from recap_ctr.bench.published import title_of
 from recap_ctr.bench.tables import grid
 from recap_ctr.config import TrainConfig
@@ -112,12 +112,11 @@ def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> d
 
     These are the runs of the grid, students, and as many FCNs by the plateau rule as there are teachers.
     """
-    published = ablation_cells(recipe, plan, "fcn", ["plain"], range(1, len(teachers) + 1), teachers)
     students = ablation_cells(recipe, plan, "recap", ["ema-kd"], range(1, seeds + 1), teachers)
     routes = recipe.config.routes or MAX_ROUTES
     grid = grid_run(recipe, plan, checkpoints=CHECKPOINTS, routes=routes, model="recap")
     return {
-        PUBLISHED: published["plain"],
+        PUBLISHED: plain_fcns(recipe, plan, teachers),
         STUDENTS: students["ema-kd"],
         GRID: Cell(grid, range(1, seeds + 1)),
     }

@@ -15,23 +15,24 @@ from recap_ctr.bench.scaling import copy_reports
 from recap_ctr.bench.tables import NO_TEST, grid, spread, write_files
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import held_out_shards
+from recap_ctr.errors import InputError
 from recap_ctr.evaluation.evaluate import SplitFigures
 from recap_ctr.inference.costs import relative_costs
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import parse_model
-from recap_ctr.recipe.ablation import PLAIN_FCN, Cell, ablation_cells, train_cells
+from recap_ctr.recipe.ablation import PLAIN_FCN, Cell, own_cell, train_cells
 from recap_ctr.recipe.report import measure_ensembles
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.files import write_json
 from recap_ctr.training.config import ARTIFACT, RunConfig
 from recap_ctr.training.parallel import Runs
 
-TRAININGS = ("ema-kd", "plain", "ema", "kd")
+TRAININGS = ("ema-kd", "raw", "plain", "ema", "raw-kd")
 PUBLISHED = "published"
 METRICS = ("auc", "logloss", "calibrated")
 # How the logistic regression of the committed tables was trained; those of `recap fit` and `recap train` converge.
 LOGISTIC = TrainConfig(learning_rate=1e-2, l2=1e-6, update="fast", max_epochs=10)
-HEADER = ["model", "runs", "parameters", "AUC", "logloss", "calibrated", "cost"]
+HEADER = ["model", "l2", "runs", "parameters", "AUC", "logloss", "calibrated", "cost"]
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,21 @@ class Entry:
     parameters: int
     cost: float | None = None
     """Time to score, relative to one teacher."""
+    l2: float | None = None
+    """Strength of the embedding regulariser; None for what has no table, or several runs together."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as plain JSON values."""
         return {**vars(self), **{metric: list(getattr(self, metric)) for metric in METRICS}}
 
 
-def entry_of(name: str, figures: Sequence[SplitFigures], parameters: int, cost: float | None = None) -> Entry:
+def entry_of(
+    name: str,
+    figures: Sequence[SplitFigures],
+    parameters: int,
+    cost: float | None = None,
+    l2: float | None = None,
+) -> Entry:
     """Return the entry of a model whose runs have these figures."""
     return Entry(
         name,
@@ -60,6 +69,7 @@ def entry_of(name: str, figures: Sequence[SplitFigures], parameters: int, cost: 
         tuple(run.calibrated.logloss for run in figures),
         parameters,
         cost,
+        l2,
     )
 
 
@@ -67,7 +77,8 @@ def single_entries(recipe: Recipe, title: str, runs: Runs, costs: tuple[float, f
     """Return an entry of runs that differ in their seed, and one of their ensemble; `costs` are of one and of all."""
     reports = list(runs.values())
     split, size = reports[0].metrics.split, reports[0].parameters
-    entries = [entry_of(title, [report.metrics.on(split) for report in reports], size, costs[0])]
+    figures = [report.metrics.on(split) for report in reports]
+    entries = [entry_of(title, figures, size, costs[0], reports[0].train.l2)]
     if len(runs) > 1:
         together = measure_ensembles(recipe.config, recipe.data, list(runs))[-1].metrics.on(split)
         entries.append(entry_of(f"ensemble of {len(runs)}", [together], size * len(runs), costs[1]))
@@ -119,10 +130,19 @@ def costs(
 
 
 def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[str, Cell]:
-    """Return students by training, and as many FCNs by the plateau rule as there are teachers."""
-    published = ablation_cells(recipe, plan, "fcn", ["plain"], range(1, len(teachers) + 1), teachers)
-    students = ablation_cells(recipe, plan, "recap", TRAININGS, range(1, seeds + 1), teachers)
-    return {**students, PUBLISHED: published["plain"]}
+    """Return students by training, and FCNs by the plateau rule; each kind has an l2 of its own."""
+    if not teachers:
+        raise InputError("this table compares with distillation", fix="set at least one teacher")
+    students = {
+        training: own_cell(recipe, plan, "recap", training, range(1, seeds + 1), teachers)
+        for training in TRAININGS
+    }
+    return {**students, PUBLISHED: plain_fcns(recipe, plan, teachers)}
+
+
+def plain_fcns(recipe: Recipe, plan: Plan, teachers: Sequence[Path]) -> Cell:
+    """Return as many FCNs by the plateau rule as there are teachers, at the regulariser that is best for them."""
+    return own_cell(recipe, plan, "fcn", "plain", range(1, len(teachers) + 1), teachers)
 
 
 def overview(recipe: Recipe, seeds: int, reports: Path) -> str:
@@ -138,8 +158,9 @@ def overview(recipe: Recipe, seeds: int, reports: Path) -> str:
         *([NOTE] if margins else []),
         f"Cost: time to score relative to one {title_of(recipe.config.teacher_model)}, same process, interleaved.",
         *([] if len(recipe.data.test) else [NO_TEST]),
-        f"Regulariser and learning rate are the probe's: l2 {plan.l2:g}, rate {plan.learning_rate:g}, also for the"
-        " plateau rule; taught students have an l2 of their own. Table 1 has FCN by its published settings.",
+        f"The learning rate is the probe's, {plan.learning_rate:g}; each line has the l2 that a probe of its own"
+        " training found, unless l2 is set. Lines of the backbone but that by the plateau rule differ in what they name"
+        " and have one schedule. Table 1 has FCN by its published settings.",
     ]
     text = "\n".join([*markdown(entries), "", *notes, ""])
     by_training = {f"recap-{training}": runs for training, runs in students.items()}
@@ -164,7 +185,8 @@ def collect(
     def student_entry(name: str, training: str, *, routes: bool) -> Entry:
         reports = [report.on_routes(every=routes) for report in students[training].values()]
         figures = [report.metrics.on(split) for report in reports]
-        return entry_of(name, figures, reports[0].parameters, cost["routes" if routes else "route"])
+        relative = cost["routes" if routes else "route"]
+        return entry_of(name, figures, reports[0].parameters, relative, reports[0].train.l2)
 
     teacher_costs = cost["one"], cost["ensemble"]
     published_costs = (cost["another"], cost["others"]) if differ else teacher_costs
@@ -174,10 +196,11 @@ def collect(
         entry_of("logistic regression", [regression.metrics.on(split)], regression.parameters),
         *single_entries(recipe, PLAIN_FCN, published, published_costs),
         *single_entries(recipe, averaged, teachers, teacher_costs),
-        student_entry("recursive backbone", "plain", routes=False),
+        student_entry("recursive backbone, plateau rule", "plain", routes=False),
+        student_entry("recursive backbone", "raw", routes=False),
         student_entry("+ EMA", "ema", routes=False),
-        student_entry("+ KD", "kd", routes=False),
-        student_entry("+ routes", "plain", routes=True),
+        student_entry("+ KD", "raw-kd", routes=False),
+        student_entry("+ routes", "raw", routes=True),
         student_entry("RECAP", "ema-kd", routes=True),
     ]
 
@@ -216,6 +239,7 @@ def markdown(entries: Sequence[Entry]) -> list[str]:
         [
             [
                 entry.name,
+                "" if entry.l2 is None else f"{entry.l2:.3g}",
                 str(len(entry.auc)),
                 f"{entry.parameters:,}" if entry.parameters else "",
                 spread(entry.auc, 3, 100),

@@ -28,9 +28,9 @@ from recap_ctr.storage.files import write_json
 from recap_ctr.training.config import ARTIFACT
 
 TRAININGS = {
-    "plain": "backbone",
+    "raw": "backbone",
     "ema": "backbone + EMA",
-    "kd": "backbone + KD",
+    "raw-kd": "backbone + KD",
     "ema-kd": "backbone + EMA + KD",
 }
 HEADER = [

@@ -27,7 +27,7 @@ PLAIN: dict[str, Any] = {
 RAW: dict[str, Any] = {"ema": None, "ema_epochs": []}
 """The recipe's own training, without the average alone."""
 PLAIN_FCN = "FCN, plateau rule"
-"""The title of FCNs trained in this way: by the published schedule, but at the regulariser that the probe found."""
+"""The title of FCNs trained in this way: by the published schedule, but at the regulariser that a probe found."""
 Key = TypeVar("Key")
 
 
