@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from recap_ctr.bench.frontier import Point, frontier, mark_frontier
+from recap_ctr.bench.frontier import Point, frontier, mark_frontier, table_text
 from recap_ctr.inference import costs
 from recap_ctr.recipe.ablation import finished_runs, student_run
 from recap_ctr.recipe.report import measure_ensemble
@@ -30,6 +30,16 @@ def test_on_the_frontier_is_what_nothing_beats() -> None:
         point("twin", 30, 0.80),
     ]
     assert [each.name for each in mark_frontier(points) if each.best] == ["small", "best", "twin"]
+
+
+def test_validation_rows_say_which_ensemble_is_the_best() -> None:
+    points = [
+        Point("FCN", "single model", 1, 10, (0.70,), valid_auc=(0.70,)),
+        Point("2 × FCN", "ensemble", 1, 20, (0.74,), valid_auc=(0.71,)),
+        Point("3 × FCN", "ensemble", 1, 30, (0.72,), valid_auc=(0.73,)),
+        Point("RECAP", "RECAP", 1, 10, (0.71,), valid_auc=(0.71,)),
+    ]
+    assert "the best ensemble (3 × FCN) +2.000 at 3.00 times" in table_text(points, "test")
 
 
 @pytest.mark.slow
@@ -82,7 +92,9 @@ def test_table_sets_students_beside_all_else(workshop: Workshop, monkeypatch: py
         "auc": [0.1],
         "cost": None,
         "best": True,
+        "valid_auc": [],
     }
+    assert points["FCN"]["valid_auc"] == [report.metrics.valid.raw.auc for report in teachers.values()]
     assert points["FCN"]["cost"] == 1 and points["3 × FCN"]["cost"] > 1
     gain = 100 * (mean(points["RECAP"]["auc"]) - mean(points["FCN"]["auc"]))
     assert f"RECAP {gain:+.3f} at {points['RECAP']['parameters'] / size:.2f} times the parameters" in text

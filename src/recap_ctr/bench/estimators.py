@@ -344,19 +344,18 @@ def _draw(figure: Figure, points: Sequence[Point], title: str, split: str) -> No
                 [100 * point.auc_gain for point in family],
                 name,
             )
-        figures.series(middle, index, [point.removed for point in several], gains, name, linestyle="")
         saved = [point.measured for point in several]
-        figures.series(right, index, [point.removed for point in several], saved, name, linestyle="")
-        curved = [point.curved for point in several]
-        figures.series(right, index, curved, saved, "", linestyle="", markerfacecolor="none")
+        plain, curved = [point.removed for point in several], [point.curved for point in several]
+        for axes, heights in ((middle, gains), (right, saved)):
+            figures.series(axes, index, plain, heights, name, linestyle="")
+            figures.series(axes, index, curved, heights, "", linestyle="", markerfacecolor="none")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.set_xlabel("estimators averaged, M")
     left.set_ylabel(f"gain in {split} AUC (points)")
-    middle.set_xlabel("V_ns")
     middle.set_ylabel(f"gain in {split} AUC (points)")
-    right.set_xlabel("V_ns; hollow: weighted by curvature")
     right.set_ylabel(f"gain in {split} logloss")
     for axes in (middle, right):
+        axes.set_xlabel("V_ns; hollow: weighted by curvature")
         if any(point.removed > 0 for point in points):
             axes.set_xscale("log")
     figures.legend(figure, middle, columns=2)

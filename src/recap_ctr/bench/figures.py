@@ -169,7 +169,7 @@ def to_csv(points: Sequence[Mapping[str, Any]]) -> str:
         columns: dict[str, Any] = {}
         for key, value in point.items():
             if isinstance(value, tuple):
-                columns[f"{key}_mean"] = mean(value)
+                columns[f"{key}_mean"] = mean(value) if value else ""
                 columns[f"{key}_sd"] = stdev(value) if len(value) > 1 else ""
             else:
                 columns[key] = value

@@ -73,6 +73,7 @@ TABLES = {
             Entry("RECAP on one route", "ema-kd"),
             Entry("RECAP", "ema-kd", routes=True),
         ),
+        "One route in training, too: a step has one adapter, whose rank is larger where that keeps the model's size.",
     ),
     "fcn-scaling": ScalingTable(
         "Estimator scaling of FCN",
