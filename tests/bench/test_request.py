@@ -98,6 +98,22 @@ def test_only_the_word_synthetic_has_the_quick_recipe(
     assert seen[-1].config.teachers == 3
 
 
+def test_a_rank_that_is_capped_is_said(
+    prepared: PreparedData,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(
+        ONE_RECIPE, "variance", ONE_RECIPE["variance"]._replace(make=lambda recipe, seeds, reports: "")
+    )
+    for preset in ("default", "paper"):
+        out = tmp_path / preset
+        fulfil(Request("variance", (str(prepared.path),), out, out / "reports", preset=preset))
+        said = capsys.readouterr().err
+        assert ("96 would exceed 1.05 times FCN's size" in said) == (preset == "paper")
+
+
 def test_one_seed_names_tables() -> None:
     assert set(ONE_SEED) <= set(ONE_RECIPE)
 

@@ -113,6 +113,18 @@ def test_the_papers_preset_is_what_the_paper_states() -> None:
     }
 
 
+def test_a_cosine_decays_before_a_run_ends_whatever_its_length() -> None:
+    longer = recipe_config("paper", {"train": {"max_epochs": 40}}, "test")
+    assert training_of(longer, 10**6).patience == 40
+    assert training_of(longer, 10**6, teacher=True).patience == 2
+    assert (
+        training_of(recipe_config("default", {"train": {"schedule": "cosine"}}, "test"), 10**6).patience == 60
+    )
+    own = recipe_config("paper", {"train": {"patience": 4}}, "test")
+    assert training_of(own, 10**6).patience == 4
+    assert training_of(recipe_config("default", {}, "test"), 10**6).patience == 3
+
+
 def test_the_papers_rank_is_capped_where_the_model_would_outgrow_fcn() -> None:
     config = recipe_config("paper", {}, "test").model_config_of("recap")
     assert isinstance(config, RecapConfig)

@@ -28,6 +28,7 @@ from recap_ctr.errors import InputError
 from recap_ctr.jobs.engines import LOCAL
 from recap_ctr.jobs.executor import Executor
 from recap_ctr.jobs.progress import say
+from recap_ctr.models.recap import SIZE_LIMIT, RecapConfig, default_rank
 from recap_ctr.pages.benchmark import page
 from recap_ctr.pages.page import Image
 from recap_ctr.recipe.config import RecipeConfig, merge_settings, recipe_config
@@ -115,6 +116,8 @@ class Dataset(NamedTuple):
 def fulfil(request: Request) -> str:
     """Make the requested table, or estimate its cost on a dry run; return the text to print."""
     datasets = _check(request)
+    for data, config in datasets if not request.quiet else ():
+        _announce_rank(data, config)
     if request.dry_run:
         return "\n".join(f"{data.name}:\n{_costs(request, data, config)}" for data, config in datasets)
     if request.table == "table1":
@@ -226,6 +229,17 @@ def _table1(request: Request, data: PreparedData, config: RecipeConfig) -> table
         request.executor,
         request.quiet,
     )
+
+
+def _announce_rank(data: PreparedData, config: RecipeConfig) -> None:
+    """Say where the recipe's rank would make RECAP too large, and which rank it has instead."""
+    model = config.model_config_of(table1.OURS)
+    if isinstance(model, RecapConfig) and model.max_rank and model.lora_rank is None:
+        rank = default_rank(model, data.layout)
+        if rank < model.max_rank:
+            say(
+                f"RECAP on {data.name} has rank {rank}: {model.max_rank} would exceed {SIZE_LIMIT} times FCN's size"
+            )
 
 
 def _announce_defaults(request: Request, reports: Path) -> None:

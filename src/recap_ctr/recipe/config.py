@@ -111,7 +111,6 @@ PAPER = {
         "ema_epochs": [],
         "ema_warmup": 0,
         "max_epochs": 20,
-        "patience": 20,  # The rate must have decayed before a run ends.
         "kd_weight": 1.0,
     },
     "teacher_train": {"schedule": "plateau", "ema": 0, "max_epochs": 100, "patience": 2},
@@ -170,4 +169,6 @@ def training_of(config: RecipeConfig, rows: int, *, teacher: bool = False) -> Tr
         settings.pop("kd_weight", None)
     if settings.get("ema") is not None:
         defaults["ema_epochs"] = ()
+    if settings.get("schedule") == "cosine":  # The rate must have decayed before a run ends.
+        defaults["patience"] = settings.get("max_epochs", defaults["max_epochs"])
     return parse(TrainConfig, {**defaults, **settings}, "recipe")
