@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from recap_ctr.bench.scaling import TABLES, cells, copy_reports, render, scaling
+from recap_ctr.bench.scaling import TABLES, cells, copy_reports, note_on_l2, render, scaling
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.recipe.config import recipe_config
 from recap_ctr.training.parallel import teacher_tables
 from recap_ctr.training.report import RunReport, read_report
 from tests.support.bench_files import report_of, split_figures
@@ -97,8 +98,17 @@ def test_the_table_of_teachers_says_whose_students_it_has() -> None:
         ]
         for entry in TABLES["teachers"].entries
     }
-    for text in render("teachers", taught):
-        assert "the student of seed s learns from teacher s, in turn" in text
+    for text in render("teachers", taught, "Last."):
+        assert (
+            "the student of seed s learns from teacher s, in turn" in text and "first of them. Last." in text
+        )
+
+
+def test_a_table_says_where_no_line_has_an_l2_of_its_own() -> None:
+    """As with the paper's preset, whose student has the regulariser of its teachers."""
+    assert "its very training" in note_on_l2(recipe_config("default", {}, "test"))
+    assert "no student_factors" in note_on_l2(recipe_config("paper", {}, "test"))
+    assert "that is set" in note_on_l2(recipe_config("default", {"l2": 0.01}, "test"))
 
 
 @pytest.mark.slow

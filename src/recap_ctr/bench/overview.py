@@ -11,7 +11,7 @@ import torch
 
 from recap_ctr.bench.margin import NOTE, Margin, margin
 from recap_ctr.bench.published import title_of
-from recap_ctr.bench.scaling import copy_reports
+from recap_ctr.bench.scaling import copy_reports, note_on_l2
 from recap_ctr.bench.tables import NO_TEST, grid, spread, write_files
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import held_out_shards
@@ -158,8 +158,8 @@ def overview(recipe: Recipe, seeds: int, reports: Path) -> str:
         *([NOTE] if margins else []),
         f"Cost: time to score relative to one {title_of(recipe.config.teacher_model)}, same process, interleaved.",
         *([] if len(recipe.data.test) else [NO_TEST]),
-        f"The learning rate is the probe's, {plan.learning_rate:g}; each line has the l2 that a probe of its own"
-        " training found, unless l2 is set. Lines of the backbone but that by the plateau rule differ in what they name"
+        f"The learning rate is the probe's, {plan.learning_rate:g}. Teachers have the l2 of the plan."
+        f" {note_on_l2(recipe.config)} Lines of the backbone but that by the plateau rule differ in what they name"
         " and have one schedule. Table 1 has FCN by its published settings.",
     ]
     text = "\n".join([*markdown(entries), "", *notes, ""])

@@ -11,6 +11,7 @@ from recap_ctr.bench import tables
 from recap_ctr.bench.arms import arm_of
 from recap_ctr.errors import InputError
 from recap_ctr.recipe.ablation import Cell, own_cell, student_run, train_cells
+from recap_ctr.recipe.config import RecipeConfig
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.files import atomic_directory, make_directory
 from recap_ctr.training.parallel import Runs, teacher_tables
@@ -112,7 +113,8 @@ def scaling(name: str, recipe: Recipe, seeds: int, reports: Path) -> str:
     plan = recipe.plan()
     wanted = cells(name, recipe, plan, list(recipe.train_teachers(plan)), seeds)
     runs = train_cells(recipe, wanted, title=student)
-    markdown, latex = render(name, {key: list(trained.values()) for key, trained in runs.items()})
+    reports_by_runs = {key: list(trained.values()) for key, trained in runs.items()}
+    markdown, latex = render(name, reports_by_runs, note_on_l2(recipe.config))
     copy_reports({f"{student}-{key}": trained for key, trained in runs.items()}, reports / name)
     tables.write_files(reports / name, name, {"md": markdown, "tex": latex})
     return markdown
@@ -151,8 +153,17 @@ def copy_reports(runs_by_training: Mapping[str, Runs], table: Path) -> None:
                 write_report(directory, report)
 
 
-def render(name: str, reports: Mapping[str, Sequence[RunReport]]) -> tuple[str, str]:
-    """Return the table in Markdown and in LaTeX, from the reports of each entry's runs."""
+def note_on_l2(config: RecipeConfig) -> str:
+    """Return where the regularisers of a table's lines come from."""
+    if config.l2 is not None:
+        return "All lines have the l2 that is set: none has one of its own."
+    if len(config.student_factors) < 2:
+        return "All lines have the l2 of the plan: the recipe has no student_factors to look for another."
+    return "A line's own l2 is the one that a probe of its very training found."
+
+
+def render(name: str, reports: Mapping[str, Sequence[RunReport]], note: str = "") -> tuple[str, str]:
+    """Return the table in Markdown and in LaTeX, from the reports of each entry's runs; `note` ends its notes."""
     table = TABLES[name]
     columns = [mark for mark in MARKS if any(entry.marks[mark] for entry in table.entries)]
     arms = []
@@ -162,8 +173,8 @@ def render(name: str, reports: Mapping[str, Sequence[RunReport]]) -> tuple[str, 
         strengths = {report.train.l2 for report in on_routes}
         arms.append(arm_of(f"{entry.name} (l2 {min(strengths):.3g})", on_routes, marks=marks))
     data = reports[table.entries[0].runs][0].data.name
-    caption = f"{table.caption} on {data}"
+    caption, note = f"{table.caption} on {data}", f"{table.note} {note}".strip()
     return (
-        tables.markdown(caption, arms, arms[0].name, table.note),
-        tables.latex(caption, f"tab:{name}-{data}", arms, arms[0].name, table.note),
+        tables.markdown(caption, arms, arms[0].name, note),
+        tables.latex(caption, f"tab:{name}-{data}", arms, arms[0].name, note),
     )
