@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from recap_ctr.bench.request import ONE_RECIPE, ONE_SEED, Request, fulfil
+from recap_ctr.bench.table1 import Treatment
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.recipe.config import recipe_config
@@ -96,6 +97,20 @@ def test_only_the_word_synthetic_has_the_quick_recipe(
         )
     )
     assert seen[-1].config.teachers == 3
+
+
+def test_baselines_that_are_tuned_have_no_l2_of_another_model(prepared: PreparedData, tmp_path: Path) -> None:
+    request = Request(
+        "table1",
+        (str(prepared.path),),
+        tmp_path / "out",
+        tmp_path,
+        models=("fcn",),
+        settings={"l2": 0.1},
+        treatment=Treatment.TUNED,
+    )
+    with pytest.raises(InputError, match="l2 is set, and --tuned finds one for each model"):
+        fulfil(request)
 
 
 def test_a_rank_that_is_capped_is_said(

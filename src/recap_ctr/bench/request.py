@@ -137,6 +137,10 @@ def _check(request: Request) -> list[Dataset]:
         raise InputError(
             "this table needs teachers", fix="set at least one, by --set teachers=3 or in recipe.toml"
         )
+    if request.treatment is table1.Treatment.TUNED and any(config.l2 is not None for _, config in datasets):
+        raise InputError(
+            "l2 is set, and --tuned finds one for each model", fix="leave l2 out of the recipe's settings"
+        )
     names = [data.name for data, _ in datasets]
     if len(set(names)) < len(names):
         raise InputError(f"two data sets have the same name: {', '.join(names)}", fix="rename a directory")
