@@ -271,6 +271,21 @@ class TestTime:
         proposal = inferred({"at": gaps})
         assert proposal.schema.time is None
         assert [field.name for field in proposal.schema.fields] == ["site", "at_hour"]
+        assert proposal.untimed == "'at' has no time in 1 of 1,000 rows (0.1%)"
+        reasons = {finding.column: finding.reason for finding in proposal.findings}
+        assert reasons["at"].endswith("it has no time in 1 of 1,000 rows (0.1%), and so can't order them")
+
+    def test_rows_whose_time_can_not_be_read_lack_one_too(self) -> None:
+        moments = [str(self.START + timedelta(minutes=i)) for i in range(ROWS)]
+        proposal = inferred({"at": [None, None, "never", "never", "never", *moments[5:]]})
+        assert proposal.untimed == "'at' has no time in 5 of 1,000 rows (0.5%)"
+        first = inferred({"at": [None, *moments[1:]]}, max_rows=500)
+        assert first.untimed == "'at' has no time in 1 of 500 rows (0.2%), of those read first"
+
+    def test_where_another_column_can_order_the_rows_gaps_do_not_matter(self) -> None:
+        moments = [self.START + timedelta(minutes=i) for i in range(ROWS)]
+        assert inferred({"at": [None, *moments[1:]], "date": moments}).untimed is None
+        assert inferred({}).untimed is None
 
 
 class TestMulti:

@@ -1,6 +1,7 @@
 """Raw tables become prepared data: by time where there is one, unless told otherwise."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from recap_ctr.data.quality import quality_notes
 from recap_ctr.data.shards import MANIFEST, PreparedData
-from recap_ctr.data.table import prepare
+from recap_ctr.data.table import open_table, prepare
+from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
 
 ROWS = 1_000
@@ -64,6 +67,22 @@ def test_a_random_split_can_be_asked_for_and_is_the_default_without_a_time(tmp_p
     assert asked.split == "at random, 8:1:1, seed 5"
     assert plain.split == "at random, 6:2:2, seed 1"
     assert asked.train.rows.tolist() != list(range(800))
+
+
+def test_a_time_with_gaps_is_no_order_and_that_is_said(tmp_path: Path) -> None:
+    moments = [None if row % 50 == 7 else 1_700_000_000 + 60 * row for row in range(ROWS)]
+    table = open_table(log(ts=pl.Series(moments)), label="click")
+    rule = table.split_rule()
+    data, _ = table.prepared(tmp_path / "data", rule, quiet=True)
+    assert rule.kind == "random" and data.split_note is not None
+    assert quality_notes(data)[0] == data.split_note
+    assert f"NOT by time: 'ts' has no time in {ROWS // 50} of {ROWS:,} rows (2.0%)" in data.split_note
+    assert "drop those rows or fill in their times" in data.split_note
+    without = replace(table.preparation(rule), split_note=None)
+    assert without.fingerprint == table.preparation(rule).fingerprint
+    with pytest.raises(InputError, match="can't be split by time: 'ts' has no time in"):
+        table.split_rule("time")
+    assert table.preparation(table.split_rule("hash:site")).split_note is None
 
 
 def test_other_splits_are_described(tmp_path: Path) -> None:

@@ -111,6 +111,22 @@ def test_a_log_with_a_timestamp_is_fitted_by_time_and_scored_by_its_raw_column(
 
 
 @pytest.mark.slow
+def test_a_timestamp_with_gaps_is_named_as_the_reason_for_a_random_split(
+    click_log: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moments = 1_650_000_000 + 1_000 * pl.int_range(pl.len())
+    log = click_log.drop("row").with_columns(ts=pl.when(pl.int_range(pl.len()) % 100 != 5).then(moments))
+    result = fit(log, label="click", out=tmp_path / "model", settings=NO_TEACHERS, quiet=False, **CPU)
+    note = "The rows were split at random, NOT by time: 'ts' has no time in 30 of 3,000 rows (1.0%)."
+    assert note in capsys.readouterr().err
+    assert str(result.report.to_json()["data"]["split_note"]).startswith(note)
+    assert note in result.summary and "drop those rows or fill in their times" in result.summary
+    assert note.replace("'", "&#x27;") in result.page.read_text()
+    with pytest.raises(InputError, match="can't be split by time: 'ts' has no time in 30 of 3,000 rows"):
+        fit(log, label="click", out=tmp_path / "other", split="time", settings=NO_TEACHERS, **CPU)
+
+
+@pytest.mark.slow
 def test_prepared_data_are_fitted_as_they_are(prepared: PreparedData, tmp_path: Path) -> None:
     result = fit(prepared, out=tmp_path / "model", config=RecipeConfig(**TINY), **CPU)
     is_whole(result)

@@ -262,6 +262,7 @@ def _summary(data: "PreparedData") -> dict[str, Any]:
         "name": data.name,
         "fingerprint": data.fingerprint,
         "split": data.split,
+        **({} if data.split_note is None else {"split_note": data.split_note}),
         "vocabulary": {field["name"]: field["size"] for field in data.manifest["fields"]},
         "splits": {
             name: {key: entry[key] for key in ("rows", "positives")} for name, entry in splits.items()

@@ -16,7 +16,7 @@ import tomli_w
 
 from recap_ctr.config import parse
 from recap_ctr.data.clock import clock_fields
-from recap_ctr.data.moments import find_unit
+from recap_ctr.data.moments import find_unit, read_seconds
 from recap_ctr.data.roles import (
     drop_unlabelled,
     label_text,
@@ -73,6 +73,8 @@ class Inferred:
     rows: int
     notes: tuple[str, ...] = ()
     """What a user should know before anything else: which value of the label was taken for a click."""
+    untimed: str | None = None
+    """Why no column can order the rows, though one holds moments: it has gaps."""
 
     def describe_left_out(self) -> str:
         """Return in a sentence which columns are not used, each with the kind of reason; "" if all are."""
@@ -189,7 +191,8 @@ def infer(
     notes = []
     if positive is None and named.positive is not None:
         notes = [f"label {label!r}: {named.positive!r} counts as a click; pass --positive to choose"]
-    return Inferred(schema, findings, origin, rows, tuple(notes))
+    untimed = None if schema.time else rules.untimed(columns, is_whole=is_whole)
+    return Inferred(schema, findings, origin, rows, tuple(notes), untimed)
 
 
 def _labelled_blocks(source: Source, named: Named, max_rows: int) -> Iterator[tuple[Block, int]]:
@@ -270,8 +273,7 @@ class _Rules:
         self, columns: Sequence[ColumnSummary], source: Source, samples: Sequence[pl.DataFrame]
     ) -> tuple[Schema, tuple[Finding, ...]]:
         """Return the schema and the findings for the columns of a source; `samples` are some of its rows."""
-        roles = (self.named.label, self.named.weight, self.named.scores)
-        times = [column for column in columns if column.name not in roles and self._is_time(column)]
+        times = self._times(columns)
         usable = [column for column in times if self._can_order(column) and not self._leak(column)]
         time = max(usable, key=lambda column: (column.is_ordered, column.num_distinct), default=None)
         findings: list[Finding] = []
@@ -308,6 +310,33 @@ class _Rules:
             "fields": fields,
         }
         return parse(Schema, values, "the inferred schema"), tuple(findings)
+
+    def _times(self, columns: Sequence[ColumnSummary]) -> list[ColumnSummary]:
+        """Return the columns of moments."""
+        roles = (self.named.label, self.named.weight, self.named.scores)
+        return [column for column in columns if column.name not in roles and self._is_time(column)]
+
+    def untimed(self, columns: Sequence[ColumnSummary], *, is_whole: bool) -> str | None:
+        """Return why the column with the most moments can't order the rows; None if no column holds any."""
+        times = [
+            column for column in self._times(columns) if not self._refuse(column) and not self._leak(column)
+        ]
+        if not times:
+            return None
+        column = max(times, key=lambda column: column.num_distinct)
+        return f"{column.name!r} {self._why_unordered(column)}{'' if is_whole else ', of those read first'}"
+
+    def _why_unordered(self, column: ColumnSummary) -> str:
+        """Return why a column of moments can't order the rows: how many rows lack a time that can be read."""
+        values = column.counts["value"]
+        unit = find_unit(values)
+        unreadable = 0
+        if unit is not None:
+            unreadable = int(column.counts["count"].filter(read_seconds(values, unit).is_null()).sum())
+        count = column.num_missing + unreadable
+        if not count:
+            return "has moments in a form that can't order the rows"
+        return f"has no time in {count:,} of {self.rows:,} rows ({count / self.rows:.1%})"
 
     def _describe(self, column: ColumnSummary) -> str:
         values = "1 value" if column.num_distinct == 1 else f"{column.num_distinct:,} values"
@@ -435,7 +464,7 @@ class _Rules:
             )
         left_out = f"{LEFT_OUT}time"
         if time is None or not self._can_order(column):
-            return _Choice(left_out, "with gaps, or dates in another form, it can't order the rows")
+            return _Choice(left_out, f"it {self._why_unordered(column)}, and so can't order them")
         return _Choice(left_out, f"{time.name!r} has more moments, or follows the rows better")
 
     def _identifies_rows(self, column: ColumnSummary) -> bool:

@@ -84,6 +84,9 @@ class Preparation:
     max_values: int = MAX_VALUES
     """Distinct values of a field that memory holds meanwhile; it changes nothing but memory and time."""
 
+    split_note: str | None = None
+    """What a user should know of how the rows are divided; it changes nothing but what reports say."""
+
     def inputs(self) -> dict[str, Any]:
         """Return everything that decides the result as plain JSON values, as the manifest records it."""
         files = {name: [vars(file) for file in source.files()] for name, source in self.sources.items()}
@@ -242,6 +245,7 @@ def _write(
         "inputs": inputs,
         "fields": field_entries,
         "split": description,
+        **({} if preparation.split_note is None else {"split_note": preparation.split_note}),
         "time_unit": unit,
         "splits": split_entries,
         "unlabelled": rows.num_unlabelled,

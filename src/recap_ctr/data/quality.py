@@ -131,8 +131,8 @@ fields such rows also come by chance.'
 
 
 def quality_notes(data: PreparedData) -> list[str]:
-    """Return what a user should know of prepared data at once: rows that were dropped, and rows that repeat others."""
-    notes = []
+    """Return what a user should know of prepared data at once: how rows were split, dropped rows, repeated rows."""
+    notes = [data.split_note] if data.split_note else []
     if num_unlabelled := data.manifest.get("unlabelled", 0):
         notes.append(f"{num_unlabelled:,} rows without a label were dropped.")
     rows = {name: entry["rows"] for name, entry in data.manifest["splits"].items()}

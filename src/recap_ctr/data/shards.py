@@ -149,6 +149,11 @@ class PreparedData:
         return self.manifest.get("split")
 
     @property
+    def split_note(self) -> str | None:
+        """Return what a user should know of how rows were divided; None if there is nothing."""
+        return self.manifest.get("split_note")
+
+    @property
     def time_unit(self) -> TimeUnit | None:
         """Return the unit of the time column (dates: microseconds); None without a time column, or if it is unknown."""
         return self.manifest.get("time_unit")

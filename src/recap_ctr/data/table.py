@@ -46,6 +46,9 @@ RawTable = (
 """Files by name or pattern, a data frame of polars or pandas, or columns by name."""
 
 
+FILL_TIMES = "drop those rows or fill in their times, then use --split time, which will be the default"
+
+
 @dataclass(frozen=True)
 class Table:
     """A raw table with the schema that says what its columns are."""
@@ -56,6 +59,11 @@ class Table:
     """The reasons for the schema, where it was inferred."""
     drop_unlabelled: bool = False
     """Leave out rows without a label, which are refused otherwise."""
+
+    @property
+    def untimed(self) -> str | None:
+        """Return why no column can order the rows, though one holds moments; None if that is not so."""
+        return self.inferred.untimed if self.inferred else None
 
     @property
     def notes(self) -> list[str]:
@@ -70,11 +78,21 @@ class Table:
         By default it is time if the schema has a time column, else random.
         """
         kind, column = parse_rule(split or ("time" if self.schema.time else "random"))
+        if kind == "time" and self.untimed:
+            raise InputError(f"the rows can't be split by time: {self.untimed}", fix=FILL_TIMES)
         return Split(kind=kind, ratio=ratio, seed=seed, column=column)
 
     def preparation(self, split: Split) -> Preparation:
         """Return how the table is to be prepared as a whole, under a rule for the split."""
-        return Preparation(self.schema, {"all": self.source}, split, drop_unlabelled=self.drop_unlabelled)
+        note = None
+        if split.kind == "random" and self.untimed:
+            note = (
+                f"The rows were split at random, NOT by time: {self.untimed}. A random split flatters a model that will"
+                f" score later rows: {FILL_TIMES}."
+            )
+        return Preparation(
+            self.schema, {"all": self.source}, split, drop_unlabelled=self.drop_unlabelled, split_note=note
+        )
 
     def prepared(self, out: Path, split: Split, *, quiet: bool = False) -> tuple[PreparedData, bool]:
         """Prepare the table in `out`; return the data, and whether they were up to date already."""

@@ -54,8 +54,8 @@ def model_name(report: RunReport | FitReport) -> str:
 
 
 def lead(report: RunReport | FitReport) -> str:
-    """Return the answer with its numbers; first of all, what the model is not ahead of."""
-    return " ".join(filter(None, (reference_sentence(report), _answer(report))))
+    """Return the answer with its numbers; first what the model is not ahead of, last what to know of the split."""
+    return " ".join(filter(None, (reference_sentence(report), _answer(report), report.data.split_note)))
 
 
 def _answer(report: RunReport | FitReport) -> str:

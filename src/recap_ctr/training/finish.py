@@ -204,7 +204,13 @@ def _origin(config: RunConfig, data: PreparedData) -> dict[str, Any]:
         for name, split in data.manifest["splits"].items()
     }
     return {
-        "data": DataSummary(name=data.name, fingerprint=data.fingerprint, splits=splits, split=data.split),
+        "data": DataSummary(
+            name=data.name,
+            fingerprint=data.fingerprint,
+            splits=splits,
+            split=data.split,
+            **({} if data.split_note is None else {"split_note": data.split_note}),
+        ),
         "model": ModelSummary(name=config.model, config=config.model_config.model_dump(mode="json")),
         "train": config.train,
         "threads": config.threads,

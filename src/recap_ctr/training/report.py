@@ -50,6 +50,8 @@ class DataSummary(Record):
     splits: dict[str, SplitCount] = Field(default_factory=dict)
     split: str | None = None
     """How the rows were divided, in words."""
+    split_note: str | None = None
+    """What a user should know of that, such as gaps in the time column."""
 
 
 class ModelSummary(Record):
