@@ -50,6 +50,10 @@ def test_fit_takes_no_stream(recap: Recap, tmp_path: Path) -> None:
         (("--label", "click", "--set", "teachers=some"), ["teachers", "'some'"]),
         (("--label", "click", "--set", "train=3"), ["train", "value: 3"]),
         (("--label", "click", "--preset", "papr"), ["'papr' is not one of", "did you mean 'paper'?"]),
+        (
+            ("--label", "click", "--set", 'slices=["sit"]'),
+            ["slices: no field 'sit'; did you mean 'site'?", "fix: choose from "],
+        ),
         (("--label", "click", "--split", "tme"), ["--split tme: no such rule; did you mean 'time'?"]),
     ],
 )
@@ -65,7 +69,10 @@ def test_options_win_over_the_file_and_set_wins_over_options(
     (raw / "recipe.toml").write_text(tomli_w.dumps({**TINY_RECIPE, "teachers": 3, "model": "dnn"}))
     options = ("--teachers", 1, "--model", "dcn", "--seed", 3, "--threads", 1)
     settings = ("--set", "model=fcn", "--set", "train.max_epochs=1", "--set", "teacher_train.max_epochs=1")
-    others = ("--set", "train.patience=1", "--set", "seed=4", "--set", "calibration=isotonic")
+    others = (
+        *("--set", "train.patience=1", "--set", "seed=4", "--set", "calibration=isotonic"),
+        *("--set", 'slices=["user"]'),
+    )
     call = (
         "fit",
         prepared.path,
@@ -80,6 +87,7 @@ def test_options_win_over_the_file_and_set_wins_over_options(
     report = only_json(recap(*call, "--json", "-q").out)
     assert (report["train"]["max_epochs"], report["train"]["patience"], report["train"]["seed"]) == (1, 1, 4)
     assert (report["calibration"], len(report["teacher_runs"])) == ("isotonic", 1)
+    assert [entry["field"] for entry in report["breakdown"]["fields"]] == report["slices"] == ["user"]
 
     done = recap(*call)
     assert "shipped: fcn" in done.out

@@ -107,6 +107,7 @@ class TestTrain:
             (["--set", "calibration=none"], ["calibration", "'affine' or 'isotonic'"]),
             (["--set", "negative_rate=2"], ["negative_rate", "less than or equal to 1"]),
             (["--set", "route_choice=odd"], ["route_choice", "'late', 'random' or 'greedy'"]),
+            (["--set", 'slices=["sit"]'], ["slices: no field 'sit'; did you mean 'site'?"]),
             (["--set", "teachers=2"], ["--set teachers: no such setting", "train.KEY, model.KEY"]),
             (["--set", "train=3"], ["--set train: no such setting", "train.KEY"]),
             (["--set", "calibration.kind=affine"], ["--set calibration.kind: no such setting"]),

@@ -1,5 +1,6 @@
 """The fit by portfolio: what races, who teaches, what ships, and that it can be interrupted anywhere."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,18 @@ class TestWithoutABudget:
         for path in report.teacher_runs:
             table = LogitTable(out / path / "logits" / "train")
             table.check(prepared)
+
+    def test_other_slices_change_the_report_and_train_nothing(
+        self, done: tuple[Path, FitReport], prepared: PreparedData, tmp_path: Path
+    ) -> None:
+        out = Path(shutil.copytree(done[0], tmp_path / "fit"))
+        before = {path: path.stat().st_mtime_ns for path in out.glob("*/state.safetensors")}
+        report = portfolio(prepared, out, slices=["user"]).run()
+        assert report.breakdown is not None and [entry.field for entry in report.breakdown.fields] == ["user"]
+        assert report.metrics == done[1].metrics and report.arms == done[1].arms
+        assert report.student == done[1].student
+        after = {path: path.stat().st_mtime_ns for path in out.glob("*/state.safetensors")}
+        assert after == before and len(after) > 3
 
     def test_again_it_is_up_to_date(self, done: tuple[Path, FitReport], prepared: PreparedData) -> None:
         out, report = done

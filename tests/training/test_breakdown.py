@@ -1,5 +1,8 @@
 """The breakdown in a run's report: which fields it slices by, and how it names values and times."""
 
+import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +10,10 @@ import polars as pl
 import pytest
 
 from recap_ctr.data.prepare import Preparation, write_prepared_data
+from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.split import Split
+from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
 from recap_ctr.training.breakdown import sliced_fields, time_reader
 from recap_ctr.training.config import RunConfig
@@ -64,6 +69,36 @@ def test_values_and_periods_have_names(run_config: RunConfig, tmp_path: Path) ->
     assert {part.name for part in device.slices} == {"phone", "desktop"}
     assert len(site.slices) == 9 and site.slices[-1].name.endswith("other values")
     assert breakdown.periods[0].name == "from 2026-01-19 00:00"
+
+
+def test_fields_to_slice_by_can_be_chosen(
+    run_config: RunConfig, prepared: PreparedData, finished: Path, tmp_path: Path
+) -> None:
+    assert list(sliced_fields(prepared, prepared.test, ["user", "site"])) == ["user", "site"]
+    out = Path(shutil.copytree(finished, tmp_path / "run"))
+    state = (out / "state.safetensors").stat().st_mtime_ns
+    for chosen in (("user", "site"), (), None):
+        report = run(replace(run_config, slices=chosen), prepared, out, quiet=True)
+        assert report.slices == (None if chosen is None else list(chosen)) and report.breakdown is not None
+        fields = [entry.field for entry in report.breakdown.fields]
+        assert sorted(fields) == ["ad", "site", "user"] if chosen is None else fields == list(chosen)
+    assert (out / "state.safetensors").stat().st_mtime_ns == state, "nothing is trained again"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sit", "slices: no field 'sit'; did you mean 'site'?"),
+        ("click", "slices: no field 'click'"),
+        ("price", "slices: 'price' is numeric, and slices need a field with one named value a row"),
+        ("tags", "slices: 'tags' is multi"),
+    ],
+)
+def test_other_fields_are_refused(
+    name: str, message: str, run_config: RunConfig, prepared: PreparedData, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=re.escape(message) + ".*\n  fix: choose from site, ad, user"):
+        run(replace(run_config, slices=("site", name)), prepared, tmp_path / "run", quiet=True)
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e3, 1e6, 1e9])

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 INDENT = " " * 4
 TABLES = ("train", "model")
-RUN_SETTINGS = ("calibration", "negative_rate", "route_choice")
+RUN_SETTINGS = ("calibration", "negative_rate", "route_choice", "slices")
 """Settings of a run that are neither the model's nor those of its training."""
 
 
@@ -95,7 +95,7 @@ def train(
     """Train a model, calibrate and evaluate it, and pack the artifact. Interrupted, the same command resumes.
 
     --set takes train.KEY and model.KEY (docs/reference/settings.md has all keys), card.KEY (docs/reference/recipe.md),
-    calibration, negative_rate and route_choice. On several machines, start it with torchrun instead of --workers.
+    calibration, negative_rate, route_choice and slices. On several machines, start it with torchrun, without --workers.
 
     Example: recap train data --model fcn --l2 0.01 --out run
 

@@ -59,6 +59,9 @@ class RecipeConfig(Frozen):
     """How scores are calibrated on the validation rows."""
     negative_rate: float = Field(1.0, gt=0, le=1)
     """The share of negatives that was kept when the log was sampled."""
+    slices: tuple[str, ...] | None = None
+    """Fields whose most frequent values the report shows the figures of, such as ["site", "hour"]; by default the three
+    categorical fields with the fewest values."""
     seed: int = Field(1, ge=0, lt=TEACHER_SEEDS)
     """Seed of the student."""
     card: About = About()

@@ -31,6 +31,7 @@ from recap_ctr.schema import Schema
 from recap_ctr.storage.claims import take
 from recap_ctr.storage.files import atomic_file
 from recap_ctr.storage.places import has_directory, output_directory
+from recap_ctr.training.breakdown import check_slices
 from recap_ctr.training.config import ARTIFACT
 from recap_ctr.training.report import FitReport, record_command
 from recap_ctr.training.trackers import Tracker
@@ -142,7 +143,7 @@ def fit(
                 drop_unlabelled=drop_unlabelled,
                 scores=None if scores is None or Path(scores).is_file() else str(scores),
             )
-            prepared = _prepare_table(table, directory, _table_name(data), split, quiet)
+            prepared = _prepare_table(table, directory, _table_name(data), split, recipe, quiet)
             if scores is not None:
                 own_scores = write_own_scores(str(scores), table, prepared, directory)
         options: dict[str, Any] = {
@@ -217,8 +218,11 @@ def _refuse_raw_options(*options: object) -> None:
         )
 
 
-def _prepare_table(table: Table, out: Path, name: str, split: str | None, quiet: bool) -> PreparedData:
+def _prepare_table(
+    table: Table, out: Path, name: str, split: str | None, recipe: RecipeConfig, quiet: bool
+) -> PreparedData:
     """Prepare raw rows in a stage of their own in `out`."""
+    check_slices(recipe.slices, table.schema)  # What follows may take long.
     messages: list[str] = []
     if table.inferred is not None:
         with atomic_file(out / "schema.toml") as file:

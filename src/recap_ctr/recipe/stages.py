@@ -28,6 +28,7 @@ from recap_ctr.storage.files import make_directory, read_object, write_json
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
 from recap_ctr.training import trees
+from recap_ctr.training.breakdown import check_slices
 from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig, default_threads
 from recap_ctr.training.parallel import Runs, packed_early, run_many, teacher_tables
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
@@ -159,6 +160,7 @@ class Recipe:
         """
         self.config, self.data, self.out = config, data, out
         self.device, self.budget, self.quiet = device, budget, quiet
+        check_slices(config.slices, data.schema)
         self.teacher_model_config = parse_model(config.teacher_model, config.teacher_settings)
         self.threads = threads or default_threads(self.teacher_model_config, data.layout)
         self.runner = runner or Runner(executor_for(executor, self.threads, device), quiet)
@@ -284,7 +286,7 @@ class Recipe:
 
     @property
     def _plan_file(self) -> Path:
-        later = {"seed", "ship", "routes", "route_choice", "calibration", "negative_rate", "card"}
+        later = {"seed", "ship", "routes", "route_choice", "calibration", "negative_rate", "slices", "card"}
         inputs = {
             "recipe": self.config.model_dump(mode="json", exclude=later)
             | {"probe": self.config.probe.identity()},
@@ -450,6 +452,7 @@ class Recipe:
             negative_rate=self.config.negative_rate,
             train_baseline=False,
             report_fields=False,
+            slices=self.config.slices,
             threads=self.threads,
             device=self.device,
         )
@@ -490,6 +493,7 @@ class Recipe:
             negative_rate=self.config.negative_rate,
             train_baseline=False,
             report_fields=False,
+            slices=self.config.slices,
             threads=self.threads,
             device=self.device,
         )

@@ -20,6 +20,7 @@ from recap_ctr.recipe.probe import three_digits
 from recap_ctr.recipe.ship import ship_best
 from recap_ctr.storage.files import make_directory, read_object, write_json
 from recap_ctr.storage.hashes import fingerprint
+from recap_ctr.training.breakdown import check_slices
 from recap_ctr.training.config import WIDE, RunConfig
 from recap_ctr.training.parallel import Runs, run_many
 
@@ -59,13 +60,14 @@ class Work:
         that the user has.
         """
         self.config, self.data, self.out, self.device, self.quiet = config, data, out, device, quiet
+        check_slices(config.slices, data.schema)
         self.threads = threads or max(machine.num_cores() // 4, 1)
         self.executor = executor_for(executor, self.threads, device)
         self.training = self._paced(training_of(config, len(data.train), teacher=True))
         self.student_training = self._paced(training_of(config, len(data.train)))
         inputs = {
             "data": data.fingerprint,
-            "recipe": config.model_dump(mode="json", exclude={"card"}),
+            "recipe": config.model_dump(mode="json", exclude={"card", "slices"}),
             "threads": self.threads,
             "device": device,
             "budget": budget,
@@ -115,6 +117,7 @@ class Work:
             negative_rate=self.config.negative_rate,
             train_baseline=False,
             report_fields=False,
+            slices=self.config.slices,
             threads=self.threads,
             device=self.device,
         )

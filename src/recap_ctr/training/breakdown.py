@@ -1,6 +1,6 @@
 """Where a model's held-out scores are good: by the values of some fields, by time, and by score."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from recap_ctr.data.encode import FittedField
 from recap_ctr.data.shards import PreparedData, Shard
+from recap_ctr.errors import InputError, did_you_mean
 from recap_ctr.evaluation.calibrate import Calibration
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.evaluation.slices import Breakdown, FieldValues, ScoredRows, break_down
+from recap_ctr.schema import Field, Schema
 
 NUM_FIELDS = 3
 EARLIEST, LATEST = 315_532_800, 4_102_444_800  # The years 1980 to 2100, in seconds since 1970.
@@ -22,37 +24,63 @@ def held_out_breakdown(
     data: PreparedData,
     calibration: Calibration,
     negative_rate: float,
+    fields: Sequence[str] | None = None,
 ) -> Breakdown:
     """Return the breakdown of a model's calibrated scores on the test rows, or on the validation rows without any.
 
-    `held_out` are its logits for each held-out split.
-
-    Fields are the three with the fewest values, of those with one named value a row and at least two values in all:
-    their slices are large, and few enough to read.
+    `held_out` are its logits for each held-out split, and `fields` the names of the fields to slice by. By default they
+    are the three with the fewest values, of those with one named value a row and at least two values in all: their
+    slices are large, and few enough to read.
     """
     split = "test" if len(data.test) else "valid"
     shard: Shard = getattr(data, split)
     logits, weights = undo_sampling(held_out[split], shard, negative_rate)
     rows = ScoredRows(np.asarray(shard.labels), calibration.apply(logits), weights)
+    values = sliced_fields(data, shard, fields)
     if shard.times is None:
-        return break_down(split, rows, sliced_fields(data, shard))
+        return break_down(split, rows, values)
     times = np.asarray(shard.times)
-    return break_down(split, rows, sliced_fields(data, shard), times, time_reader(times))
+    return break_down(split, rows, values, times, time_reader(times))
 
 
-def sliced_fields(data: PreparedData, shard: Shard) -> dict[str, FieldValues]:
-    """Return the values of the fields to slice by."""
-    named = [
-        (fitted, place)
+def check_slices(names: Sequence[str] | None, schema: Schema) -> None:
+    """Refuse to slice by what is no field, or by a field without one named value a row."""
+    choices = [field.name for field in schema.fields if _has_named_values(field)]
+    fix = f"choose from {', '.join(choices)}" if choices else "remove the setting: no field can be sliced by"
+    for name in names or ():
+        field = next((field for field in schema.fields if field.name == name), None)
+        if field is None:
+            raise InputError(f"slices: no field {name!r}{did_you_mean(name, choices)}", fix=fix)
+        if not _has_named_values(field):
+            kind = "hashed" if field.hash_buckets else field.kind
+            raise InputError(
+                f"slices: {name!r} is {kind}, and slices need a field with one named value a row", fix=fix
+            )
+
+
+def _has_named_values(field: Field) -> bool:
+    return field.kind == "categorical" and field.hash_buckets is None
+
+
+def sliced_fields(
+    data: PreparedData, shard: Shard, names: Sequence[str] | None = None
+) -> dict[str, FieldValues]:
+    """Return the values of the fields to slice by, in the order of their `names` if there are any."""
+    named = {
+        fitted.field.name: (fitted, place)
         for fitted, place in zip(data.encoder.fields, data.layout.fields, strict=True)
-        if fitted.field.kind == "categorical" and len(fitted.values) > 1
-    ]
-    fewest = sorted(named, key=lambda pair: len(pair[0].values))[:NUM_FIELDS]
+        if _has_named_values(fitted.field)
+    }
+    if names is None:
+        several = [pair for pair in named.values() if len(pair[0].values) > 1]
+        chosen = sorted(several, key=lambda pair: len(pair[0].values))[:NUM_FIELDS]
+    else:
+        chosen = [named[name] for name in names]
     return {
         fitted.field.name: FieldValues(
             np.asarray(shard.ids[:, place.start]) - place.offset, partial(_value_name, fitted)
         )
-        for fitted, place in fewest
+        for fitted, place in chosen
     }
 
 

@@ -70,6 +70,8 @@ class RunConfig:
     """Whether to train logistic regression, and LightGBM where it is installed, for comparison."""
     report_fields: bool = True
     """Whether to report how much of each field is unknown or has drifted."""
+    slices: tuple[str, ...] | None = None
+    """Fields that the report slices by; by default the three with the fewest values."""
     threads: int = 1
     device: str = "cpu"
     teachers: tuple[Path, ...] = ()
@@ -125,6 +127,7 @@ class RunConfig:
         parsed = {
             "model_config": parse_model(values["model"], values["model_config"]),
             "train": parse(TrainConfig, values["train"], "run"),
+            "slices": None if values["slices"] is None else tuple(values["slices"]),
             "teachers": tuple(Path(path) for path in values["teachers"]),
             "beside": tuple(Path(path) for path in values["beside"]),
             "on_top": None if values["on_top"] is None else Path(values["on_top"]),

@@ -96,7 +96,7 @@ def finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, *
     calibration = shipped.calibration
     if shipped.gain is not None and not quiet:
         say(shipped.gain.sentence)
-    breakdown = held_out_breakdown(shipped.logits, data, calibration, config.negative_rate)
+    breakdown = held_out_breakdown(shipped.logits, data, calibration, config.negative_rate, config.slices)
     _pack(config, data, out, trained, model, shipped, breakdown)
     is_first = current_group().is_first
     report = RunReport(
@@ -114,6 +114,7 @@ def finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, *
         fields=field_quality(data) if config.report_fields and is_first else None,
         repeated=repeated_rows(data) if config.report_fields and is_first else None,
         breakdown=breakdown,
+        **({} if config.slices is None else {"slices": list(config.slices)}),
         best_epoch=trained.best_epoch,
         **({} if trained.finished else {"cut": True}),
         history=trained.history,

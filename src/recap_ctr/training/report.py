@@ -167,6 +167,8 @@ class RunReport(Record):
     """Held-out rows, by split, with the values and the label of a training row; None where they were not counted."""
     breakdown: Breakdown | None = None
     """Slices, gains, thresholds and the spread of scores on the held-out rows; None in reports of older versions."""
+    slices: list[str] | None = None
+    """The fields that were chosen to slice by; None for those with the fewest values."""
     best_epoch: int
     cut: bool = False
     """Whether a deadline ended the training before it had converged, or stopped gaining."""

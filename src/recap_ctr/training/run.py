@@ -23,6 +23,7 @@ from recap_ctr.storage.files import remove_directory
 from recap_ctr.storage.locks import locked
 from recap_ctr.training.beside import BLEND, train_blend
 from recap_ctr.training.boosted import BOOSTED, train_boosted
+from recap_ctr.training.breakdown import check_slices
 from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig
 from recap_ctr.training.finish import finish
 from recap_ctr.training.linear import train_linear
@@ -59,6 +60,7 @@ def run(
     quiet = quiet or not group.is_first
     if group.size > 1:
         _refuse_group(config)
+    check_slices(config.slices, data.schema)
     torch.set_num_threads(max(config.threads // group.local_size, 1))
     inputs = config.training_inputs(data)
     trained_before = group.decide(group.is_first and claim(out, inputs, finished=REPORT, force=force))
@@ -191,6 +193,7 @@ def is_finished(out: Path, config: RunConfig) -> bool:
     return (
         report.calibration == config.calibration
         and report.negative_rate == config.negative_rate
+        and report.slices == (None if config.slices is None else list(config.slices))
         and (report.reference is not None) == config.train_baseline
         and (report.routes.count, report.routes.choice) == (config.routes, config.route_choice)
         and (report.beside is not None) == bool(config.beside)
