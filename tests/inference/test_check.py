@@ -1,9 +1,12 @@
 """Faults in rows: each kind is caught and named, and rows like the training rows are not."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
 
+from recap_ctr.data.encode import Encoder
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import Block
 from recap_ctr.inference.check import Finding, Inspection, RowsCheck, known_labels
@@ -72,6 +75,27 @@ def test_faults_of_a_field(
     assert words in finding.sentence
     assert finding.fix
     assert abs(finding.value - finding.usual) > abs(finding.limit - finding.usual)
+
+
+def test_the_value_that_prevails_is_named_if_an_update_added_it(
+    data: PreparedData, window: pl.DataFrame
+) -> None:
+    """The ids of added values come after OOV's."""
+    fields = list(data.encoder.fields)
+    at = [fitted.field.name for fitted in fields].index("site")
+    values, counts = fields[at].values, fields[at].counts
+    grown = replace(
+        fields[at],
+        values=pl.concat([values, pl.Series(values.name, ["new.example"])]),
+        counts=np.append(counts, 5),
+        num_added=1,
+    )
+    encoder = Encoder(data.schema, [*fields[:at], grown, *fields[at + 1 :]])
+    assert data.profile is not None
+    inspection = Inspection(encoder, data.profile)
+    block = Block(window.with_columns(site=pl.lit("new.example")), 1, "rows")
+    inspection.add(block, encoder.encode(block), known_labels(block, data.schema))
+    assert "100% of the rows have 'new.example'" in only(inspection.result()).sentence
 
 
 def test_a_column_that_is_absent(data: PreparedData, window: pl.DataFrame) -> None:

@@ -372,7 +372,7 @@ def _spell_value(fitted: FittedField, entry: float) -> str:
         return f"a value of hash bucket {place}"
     if fitted.edges:
         return f"a number of quantile {fitted.values[place]}"
-    return repr(fitted.values[place])
+    return repr(fitted.value_of(int(entry)))
 
 
 def _describe_bin(fitted: FittedField, edges: list[float], place: int) -> str:
