@@ -4,7 +4,7 @@ Shape suffixes: B rows of a batch, W id columns, N value columns.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from mmap import mmap
@@ -216,6 +216,16 @@ class PreparedData:
 
     def _open(self, split: str) -> Shard:
         return open_shard(self.path, split, self.manifest["splits"][split]["rows"], self.manifest["files"])
+
+
+def joined(shards: Sequence[Shard]) -> Shard:
+    """Return the rows of several shards as one, in memory; groups are of one split only, and left out."""
+    columns: dict[str, Any] = {}
+    for column in fields(Shard):
+        parts = [getattr(shard, column.name) for shard in shards]
+        is_lacking = column.name == "groups" or any(part is None for part in parts)
+        columns[column.name] = None if is_lacking else np.concatenate(parts)
+    return Shard(**columns)
 
 
 def held_out_shards(data: PreparedData) -> dict[str, Shard]:

@@ -1,13 +1,14 @@
 """From a raw table to prepared data in one call: read or infer the schema, split the rows, encode them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import polars as pl
 
 from recap_ctr.data.frames import as_frame
+from recap_ctr.data.grow import Base
 from recap_ctr.data.infer import Inferred, infer
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
@@ -97,6 +98,10 @@ class Table:
     def prepared(self, out: Path, split: Split, *, quiet: bool = False) -> tuple[PreparedData, bool]:
         """Prepare the table in `out`; return the data, and whether they were up to date already."""
         return write_prepared_data(self.preparation(split), out, quiet=quiet)
+
+    def prepared_with(self, base: Base, out: Path, split: Split) -> PreparedData:
+        """Prepare the table in `out` with vocabularies that are there, which grow."""
+        return write_prepared_data(replace(self.preparation(split), base=base), out, quiet=True)[0]
 
 
 def open_table(

@@ -10,6 +10,10 @@ from recap_ctr.inference.manifest import ABOUT, dial_entries, shortfall_of, whol
 from recap_ctr.models.catalogue import short_name
 from recap_ctr.schema import Schema
 
+MEASURED_BEFORE = (
+    "These figures are from before the model learnt from the held-out rows, too, with the same settings."
+)
+
 
 def model_card(manifest: dict[str, Any], encoder: Encoder, profile: Profile | None = None) -> str:
     """Return the text of the model card: what the model is, its training data, and how good it was."""
@@ -31,6 +35,8 @@ def model_card(manifest: dict[str, Any], encoder: Encoder, profile: Profile | No
             f"| {split}, {figures['rows']:,} | {figures['raw']['auc']:.5f} | {figures['raw']['logloss']:.5f} |"
             f" {figures['calibrated']['logloss']:.5f} | {figures['base_rate_logloss']:.5f} |"
         )
+    if manifest["training"].get("all_rows"):
+        lines += ["", MEASURED_BEFORE]
     lines += slice_lines(manifest["metrics"])
     if len(manifest.get("dial", [])) > 1:
         lines += ["", "| setting | AUC on validation rows | logloss, calibrated |", "|---|---|---|"]

@@ -55,7 +55,21 @@ def model_name(report: RunReport | FitReport) -> str:
 
 def lead(report: RunReport | FitReport) -> str:
     """Return the answer with its numbers; first what the model is not ahead of, last what to know of the split."""
-    return " ".join(filter(None, (reference_sentence(report), _answer(report), report.data.split_note)))
+    sentences = reference_sentence(report), _answer(report), _after_that(report), report.data.split_note
+    return " ".join(filter(None, sentences))
+
+
+def _after_that(report: RunReport | FitReport) -> str:
+    """Return what has happened to the model since it was measured, if anything has."""
+    refit = report.refit if isinstance(report, FitReport) else None
+    if refit is None:
+        return ""
+    values = sum(refit.added.values())
+    new_values = f", and {values:,} values that were new to it" if values else ""
+    return (
+        f"The shipped model has learnt from all {refit.rows:,} rows since{new_values}, with the settings that these"
+        " figures stand for; no rows are left to measure it on."
+    )
 
 
 def _answer(report: RunReport | FitReport) -> str:

@@ -55,6 +55,9 @@ class RecipeConfig(Frozen):
     ship: Literal["student", "best"] = "student"
     """What becomes the artifact: the student, or a teacher or the logistic regression where that is better on both
     halves of the validation rows."""
+    refit: bool = True
+    """Whether the model that a portfolio has chosen learns from all rows in the end, the held-out ones among them. The
+    figures are those from before, so that no row it was measured on has taught it."""
     calibration: Literal["affine", "isotonic"] = "affine"
     """How scores are calibrated on the validation rows."""
     negative_rate: float = Field(1.0, gt=0, le=1)

@@ -73,6 +73,10 @@ class Journal:
     """Whether there is time for a race; None before that is decided."""
     race_began: float | None = None
     """Seconds that were spent when the race began."""
+    grows: bool | None = None
+    """Whether there is time to prepare all rows once more, with vocabularies that grow; None before it is decided."""
+    last_share: float | None = None
+    """How much of its length the chosen run has time for when it learns from all rows; None before it is decided."""
     taken: float | None = None
     """Seconds that the fit took, once it is finished."""
 

@@ -23,6 +23,7 @@ from recap_ctr.recipe.config import RecipeConfig, merge_settings, recipe_config
 from recap_ctr.recipe.estimator_grid import read_diagnosis
 from recap_ctr.recipe.forecast import check_forecast
 from recap_ctr.recipe.portfolio import Portfolio
+from recap_ctr.recipe.refit import RawRows
 from recap_ctr.recipe.ship import write_about
 from recap_ctr.recipe.stages import Recipe
 from recap_ctr.recipe.state import state_bytes, write_fit_state
@@ -113,7 +114,7 @@ def fit(
     artifact, to mlflow, tensorboard or wandb (docs/integrations.md). `command` is quoted on the page as the way to
     make it again.
     """
-    started = time.time()
+    started, raw = time.time(), None
     recipe = _recipe_config(config, preset, settings or {})
     tracker = check_tracker(track)
     _refuse_streams(data)
@@ -143,7 +144,7 @@ def fit(
                 drop_unlabelled=drop_unlabelled,
                 scores=None if scores is None or Path(scores).is_file() else str(scores),
             )
-            prepared = _prepare_table(table, directory, _table_name(data), split, recipe, quiet)
+            prepared, raw = _prepare_table(table, directory, _table_name(data), split, recipe, quiet)
             if scores is not None:
                 own_scores = write_own_scores(str(scores), table, prepared, directory)
         options: dict[str, Any] = {
@@ -154,11 +155,9 @@ def fit(
             "started": started,
             "quiet": quiet,
         }
-        if recipe.teachers is None:
-            report = Portfolio(Work(recipe, prepared, directory, own_scores=own_scores, **options)).run()
-        else:
-            report = Recipe(recipe, prepared, directory, **options).run()
-        report = record_command(directory, report, command)
+        report = record_command(
+            directory, _train(recipe, prepared, directory, raw, own_scores, options), command
+        )
         write_about(directory, recipe.card, prepared)
         if keep_state:
             _keep_state(directory, report, prepared, quiet=quiet)
@@ -173,6 +172,20 @@ def fit(
         )
         log_report(report)
         return result
+
+
+def _train(
+    recipe: RecipeConfig,
+    data: PreparedData,
+    out: Path,
+    raw: RawRows | None,
+    own_scores: Path | None,
+    options: dict[str, Any],
+) -> FitReport:
+    """Do the stages of the recipe: a portfolio, or the paper's way."""
+    if recipe.teachers is None:
+        return Portfolio(Work(recipe, data, out, own_scores=own_scores, **options), raw).run()
+    return Recipe(recipe, data, out, **options).run()
 
 
 def _keep_state(directory: Path, report: FitReport, prepared: PreparedData, *, quiet: bool) -> None:
@@ -220,8 +233,9 @@ def _refuse_raw_options(*options: object) -> None:
 
 def _prepare_table(
     table: Table, out: Path, name: str, split: str | None, recipe: RecipeConfig, quiet: bool
-) -> PreparedData:
-    """Prepare raw rows in a stage of their own in `out`."""
+) -> tuple[PreparedData, RawRows]:
+    """Prepare raw rows in a stage of their own in `out`; return them, and the table to prepare once more."""
+    started = time.time()
     check_slices(recipe.slices, table.schema)  # What follows may take long.
     messages: list[str] = []
     if table.inferred is not None:
@@ -247,7 +261,7 @@ def _prepare_table(
             say(f"split: {prepared.split}")
         for message in (*table.source.notes, *quality_notes(prepared)):
             say(message)
-    return prepared
+    return prepared, RawRows(table, rule, time.time() - started)
 
 
 def _as_prepared(data: RawTable | PreparedData) -> PreparedData | None:

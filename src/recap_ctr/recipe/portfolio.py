@@ -26,10 +26,11 @@ from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.jobs.executor import Job
 from recap_ctr.jobs.progress import brief, overall
 from recap_ctr.models.recap import RecapConfig
-from recap_ctr.recipe.choice import choose_shipped, prefer_simple
-from recap_ctr.recipe.entrants import RACE, time_epoch, train_slice
+from recap_ctr.recipe.choice import Choice, choose_shipped, prefer_simple
+from recap_ctr.recipe.entrants import RACE, Standing, time_epoch, train_slice
 from recap_ctr.recipe.probe import three_digits
 from recap_ctr.recipe.race import HALF_DECADE, Race
+from recap_ctr.recipe.refit import LastStage, RawRows
 from recap_ctr.recipe.report import portfolio_report
 from recap_ctr.recipe.selection import Selection, select_members
 from recap_ctr.recipe.ship import INTERRUPTED, ship
@@ -40,7 +41,7 @@ from recap_ctr.training import trees
 from recap_ctr.training.beside import BLEND
 from recap_ctr.training.boosted import BOOSTED
 from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig
-from recap_ctr.training.loop import STATE
+from recap_ctr.training.loop import STATE, is_begun, trained_seconds
 from recap_ctr.training.parallel import Runs, packed_early, run_job, run_many
 from recap_ctr.training.rates import RATES
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
@@ -58,6 +59,10 @@ SHARES_BESIDE = {"lr": 0.5, RATES: 0.75}
 MIN_STUDENT_EPOCHS = 1.5
 """Fewest epochs, timed on the teachers' model: towers that have not seen all rows add nothing to what counts."""
 STUDENT = "the student"
+HEAD_START = 0.85  # Of the time that a student may take before it is trained again; packing takes some, too.
+AGAIN = 1.2  # How much longer than a run takes to keep for training it again, by the number of rows.
+WORTH_OF_ROWS = 0.01
+"""A student that may gain so much AUC, or more, by training longer goes on, instead of learning from all rows."""
 ON_TOP_FACTOR = 0.1  # The best regulariser is multiplied by this: beside click rates little is left to learn.
 RATES_TRAINING = {"learning_rate": 2e-3, "l2": 0.0, "ema_epochs": (1.0,), "max_epochs": 40}
 RATES_BATCHES = (256, 1024)  # The smallest and largest, for few rows and for many.
@@ -94,9 +99,13 @@ class Ensemble:
 class Portfolio:
     """The stages of a fit by portfolio, of prepared data in a directory."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, raw: RawRows | None = None) -> None:
+        """Set the stages up; `raw` is the table that was prepared, if the fit knows it."""
         self.work, self.race = work, Race(work)
         self.config, self.data, self.clock, self.journal = work.config, work.data, work.clock, work.journal
+        self.configs: dict[Path, RunConfig] = {}
+        """The settings of all runs that may ship."""
+        self.last = LastStage(work, raw, self.configs)
         self.counted: Runs = {}
         """The runs of lr, boosted and rates, which need no race; they stand beside the towers, and may ship."""
         self.blend: Runs = {}
@@ -104,6 +113,7 @@ class Portfolio:
         self.references: dict[str, Path] = {}
         self.students: dict[Path, RunConfig] = {}
         """The runs of students that have begun."""
+        self.race.refits = self.last.is_wanted
 
     def run(self) -> FitReport:
         """Do all stages, ship the best model, and return the report. Interrupted, ship the best so far."""
@@ -173,6 +183,7 @@ class Portfolio:
         deadline = self.clock.deadline(seconds)
         configs = self._counted_configs()
         runs = {self.work.path_of(f"{config.model}{suffix}", config): config for config in configs}
+        self.configs |= runs
         self.references = {LOGISTIC: next(iter(runs)) / LOGITS}
         shares = SHARES_BESIDE if first_student else {}
         jobs = [
@@ -206,7 +217,11 @@ class Portfolio:
                 self.work.ship_best({path: finished[path]})
 
         head_start = [
-            Job(path.name, train_slice, self.work.slice_of(path, config, None, seconds))
+            Job(
+                path.name,
+                train_slice,
+                self.work.slice_of(path, config, None, min(seconds, HEAD_START * self._first_part(0.0))),
+            )
             for path, config in first_student.items()
         ]
         self.work.executor.run([*head_start, *jobs], title="references", quiet=self.work.quiet, done=receive)
@@ -216,6 +231,8 @@ class Portfolio:
         self.work.note_packing(self.counted)
         self._blend(suffix)
         self.work.ship_best({**self.counted, **self.blend})
+        if self.last.is_wanted and self.clock.is_limited:
+            self.work.last_seconds = self.last.seconds(list(self.counted))
         self.work.record()
 
     def _counted_configs(self) -> list[RunConfig]:
@@ -258,6 +275,7 @@ class Portfolio:
         if len(self.counted) > 1:
             config = replace(self.work.run_config(BLEND, {}, self.work.training), beside=tuple(self.counted))
             path = self.work.path_of(f"{BLEND}{suffix}", config)
+            self.configs[path] = config
             self.blend = run_many(
                 {path: config},
                 self.data,
@@ -326,6 +344,7 @@ class Portfolio:
             self.work.give_up(STUDENT)
             return {}
         self.students = configs
+        self.configs |= configs
         teachers = " + ".join(ensemble.members) or "labels alone"
         self.work.say(f"student: {' and '.join(self.config.students)}, taught by {teachers}")
         return run_many(
@@ -334,9 +353,46 @@ class Portfolio:
             title="student",
             executor=self.work.executor,
             quiet=self.work.quiet,
-            deadline=self.clock.deadline(self.clock.until(1.0, self.work.student_reserve())),
+            deadline=self._student_deadline(configs),
             teach=False,
         )
+
+    def _student_deadline(self, configs: dict[Path, RunConfig]) -> float | None:
+        """Return when students must be packed: so that there is time to train one again on all rows, if that pays.
+
+        They train until as much time is left as that will take. Who still learns much then goes on with its own rows.
+        """
+        left = self.clock.until(1.0, self.work.student_reserve())
+        if not (self.last.is_wanted and self.clock.is_limited) or self.journal.taken is not None:
+            return self.clock.deadline(left)
+        trained = max(trained_seconds(path) for path in configs)
+        seconds = self._first_part(trained)
+        jobs = [
+            Job(path.name, train_slice, self.work.slice_of(path, config, None if seconds else 0, seconds))
+            for path, config in configs.items()
+            if seconds or is_begun(path)
+        ]
+        if not jobs:
+            return self.clock.deadline(left)
+        results = self.work.executor.run(jobs, title="student", quiet=self.work.quiet)
+        best = max((Standing(**result) for result in results), key=lambda standing: standing.auc)
+        possible = best.epochs * (trained + left) / max(trained + seconds, 1e-9)
+        if best.outlook(possible) - best.auc < WORTH_OF_ROWS:
+            return time.time()
+        return self.clock.deadline(self.clock.until(1.0, self.work.student_reserve()))
+
+    def _first_part(self, trained: float) -> float:
+        """Return the seconds that a student may train until so much time is left as training it again will take.
+
+        It has been trained for `trained` seconds before. Without a budget, or if it won't be trained again, it may take
+        all of the time.
+        """
+        left = self.clock.until(1.0, self.work.student_reserve() + self.work.last_seconds)
+        if not self.last.is_wanted:
+            return left
+        again = AGAIN * self.last.num_rows / len(self.data.train)
+        longest = max((standing.seconds for standing in self.journal.standings.values()), default=0.0)
+        return max(min((left - again * trained) / (1 + again), left - again * longest), 0.0)
 
     def _student_runs(self, teachers: tuple[Path, ...]) -> dict[Path, RunConfig]:
         """Return the runs of all students, by their directories."""
@@ -392,6 +448,7 @@ class Portfolio:
 
     def _finish(self, students: Runs, teachers: Runs, ensemble: "Ensemble | None") -> FitReport:
         """Ship the best run on validation, and report on it and on all that was tried."""
+        self.configs |= {entrant.path: entrant.config for entrant in self.race.entrants.values()}
         others = {**teachers, **self.counted, **self.blend}
         choice = choose_shipped(self.data, students, others)
         simpler = [self.references[LOGISTIC].parent, *self.blend]
@@ -400,9 +457,44 @@ class Portfolio:
         choice = prefer_simple(choice, simpler, self.data)
         if choice.reason:
             self.work.say(f"shipped: {choice.path.name}; {choice.reason}")
-        ship(choice.path, self.work.out)
-        if ensemble and self.journal.taken is None:
-            self.journal.taken = self.clock.taken
+        if not self.last.is_done(choice.path):
+            ship(choice.path, self.work.out)
+        report = self._report(choice, students, teachers, ensemble)
+        write_report(self.work.out, report)
+        if ensemble is not None:
+            report = self._learn_from_all_rows(choice, report)
+            if self.journal.taken is None:
+                self.journal.taken = self.clock.taken
+            report = report.model_copy(update={"plan": self._plan()})
+            write_report(self.work.out, report)
+        self.work.record()
+        return report
+
+    def _learn_from_all_rows(self, choice: Choice, report: FitReport) -> FitReport:
+        """Ship the chosen model as it is after learning from all rows, if that is wanted and there is time for it."""
+        if not self.last.is_wanted:
+            return report
+        if not self.last.has_time(choice.path):
+            return report
+        self.work.say(f"all rows: {choice.path.name} learns from {self.last.num_rows:,} rows")
+        refit = self.last.run(choice.path)
+        if refit is None:
+            return report
+        ship(self.work.out / refit.directory, self.work.out)
+        return report.model_copy(update={"refit": refit})
+
+    def _plan(self) -> dict[str, Any]:
+        """Return what the budget was, what was taken of it, and what there was no time for."""
+        return {
+            "budget": self.work.budget,
+            "taken": self.journal.taken,
+            "given_up": self.journal.given_up,
+        }
+
+    def _report(
+        self, choice: Choice, students: Runs, teachers: Runs, ensemble: "Ensemble | None"
+    ) -> FitReport:
+        """Return the report on the chosen run, measured on rows that it has not learnt from, and on all others."""
         report = portfolio_report(
             self.config,
             self.data,
@@ -412,12 +504,8 @@ class Portfolio:
             choice=choice,
             references=self.references,
             members=self._tables_of(ensemble) if ensemble else [],
-            plan={"budget": self.work.budget, "taken": self.journal.taken, "given_up": self.journal.given_up},
+            plan=self._plan(),
             arms=self.race.arms(ensemble.members if ensemble else ()),
             teaching=ensemble.steps() if ensemble else [],
         )
-        if ensemble is None:
-            report = report.model_copy(update={"interrupted": True})
-        write_report(self.work.out, report)
-        self.work.record()
-        return report
+        return report.model_copy(update={"interrupted": True}) if ensemble is None else report

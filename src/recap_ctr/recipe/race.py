@@ -26,6 +26,12 @@ the regulariser that is best for it."""
 EPOCHS = (8, 8, 16, None)  # Epochs of the four rounds, where there is no budget.
 LEADERS = 2  # Entrants of the last round, where there is no budget; twice as many race in the one before.
 SHARES = (0.2, 0.4, 0.5, 0.58)  # Shares of the time left after the references, at the end of each round.
+BEFORE_REFIT = (
+    0.75  # These shares are so much smaller where the student is trained again, on all rows, after all.
+)
+STUDENT_SHARE = (
+    0.45  # The share of the time after the race that a student then has, before it is trained again.
+)
 LOOK_EPOCHS = (2.0, 8.0)
 """A model without time for a third of a student's epochs, within these limits, is left out."""
 MAX_CHALLENGERS = 12
@@ -38,6 +44,8 @@ class Race:
         self.work = work
         self.config, self.data, self.clock, self.journal = work.config, work.data, work.clock, work.journal
         self.entrants: dict[str, Entrant] = {}
+        self.refits = False
+        """Whether the student will be trained again on all rows."""
 
     def plan(self) -> None:
         """Decide if there is time for a race, which follows the references; without one a student starts at once."""
@@ -159,8 +167,12 @@ class Race:
         """Return how many epochs a student will have time for; infinite without a budget."""
         if self.work.budget is None:
             return math.inf
-        seconds = (1 - SHARES[-1]) * (60 * self.work.budget - (self.journal.race_began or 0.0))
-        return seconds / max(self.journal.epoch_seconds, 1e-9)
+        seconds = (1 - self._share(-1)) * (60 * self.work.budget - (self.journal.race_began or 0.0))
+        return (STUDENT_SHARE if self.refits else 1.0) * seconds / max(self.journal.epoch_seconds, 1e-9)
+
+    def _share(self, number: int) -> float:
+        """Return the share of the time after the references at the end of a round."""
+        return SHARES[number] * (BEFORE_REFIT if self.refits else 1.0)
 
     def _leaders(self, count: int) -> list[Entrant]:
         """Return the best entrants by outlook."""
@@ -175,7 +187,7 @@ class Race:
     def _until_end_of_round(self, number: int) -> float:
         """Return the seconds until a round must end; infinite without a budget."""
         began = self.journal.race_began or 0.0
-        share = SHARES[number] + (1 - SHARES[number]) * began / self.clock.seconds
+        share = self._share(number) + (1 - self._share(number)) * began / self.clock.seconds
         return self.clock.until(share, self.work.reserve)
 
     def _round(self, number: int, entrants: Sequence[Entrant], title: str) -> None:

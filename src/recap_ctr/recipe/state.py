@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from recap_ctr.axes.logits import table_checksum
 from recap_ctr.data.encode import Encoder
-from recap_ctr.data.grow import RowMap
+from recap_ctr.data.grow import RowMap, row_map
 from recap_ctr.data.layout import Layout
 from recap_ctr.data.moments import seconds_or_never
 from recap_ctr.data.rare import Rare, load_rare, save_rare
 from recap_ctr.data.rates import Cross, Entries
-from recap_ctr.data.shards import PreparedData, Shard
+from recap_ctr.data.shards import PreparedData, Shard, joined
 from recap_ctr.errors import InputError
 from recap_ctr.inference.manifest import (
     MANIFEST,
@@ -38,6 +38,7 @@ from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.rates import RatesConfig
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.nn.weights import load_tensors, to_arrays
+from recap_ctr.recipe.refit import whole_log
 from recap_ctr.schema import TimeUnit
 from recap_ctr.storage.arrays import Array, load_arrays, save_arrays
 from recap_ctr.storage.files import atomic_directory, read_json, write_json
@@ -75,17 +76,7 @@ class KeptRows:
         codes = None
         if self.codes is not None and others.codes is not None:
             codes = np.concatenate([self.codes, others.codes])
-        return KeptRows(joined(self.shard, others.shard), codes)
-
-
-def joined(first: Shard, second: Shard) -> Shard:
-    """Return the rows of two shards as one, in memory; groups are of one preparation only, and left out."""
-    columns: dict[str, Any] = {"groups": None}
-    for column in fields(Shard):
-        parts = [getattr(shard, column.name) for shard in (first, second)]
-        if column.name != "groups":
-            columns[column.name] = None if any(part is None for part in parts) else np.concatenate(parts)
-    return Shard(**columns)
+        return KeptRows(joined([self.shard, others.shard]), codes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +224,10 @@ def state_bytes(directory: Path) -> int:
 
 
 def write_fit_state(fit: Path, report: FitReport, data: PreparedData) -> Path:
-    """Keep what an update of a fit's artifact will need, inside it; return the directory."""
+    """Keep what an update of a fit's artifact will need, inside it; return the directory.
+
+    `data` are the rows that the model was measured on. Where it has learnt from all of them since, no rows are pending.
+    """
     artifact, run = fit / ARTIFACT, fit / report.student
     manifest = read_artifact_manifest(artifact)
     checksum = manifest["files"][WEIGHTS]["sha256"]
@@ -241,13 +235,16 @@ def write_fit_state(fit: Path, report: FitReport, data: PreparedData) -> Path:
     if (directory / MANIFEST).is_file() and read_json(directory / MANIFEST)["weights"] == checksum:
         return directory
     config = parse_model(manifest["model"]["name"], manifest["model"]["config"])
+    measured_on, trained, refit = data, run, report.refit
+    if refit is not None:
+        data, trained = whole_log(fit, refit, data), fit / refit.directory / run.name
     train, crosses = data.train, counted_crosses(config)
     counted = count_rates(data) if crosses else None
     chosen = np.sort(sample(len(train), REPLAY_ROWS, seed=1))
     codes = counted.training_codes(crosses)[chosen] if counted else None
-    held_out = joined(data.valid, data.test)
-    pending = KeptRows(held_out.take(newest(held_out, PENDING_ROWS)))
-    moments, steps = optimizer_state(run / RUN_STATE)
+    held_out = joined([data.valid, data.test])
+    pending = None if refit else KeptRows(held_out.take(newest(held_out, PENDING_ROWS)))
+    moments, steps = optimizer_state(trained / RUN_STATE)
     state = TrainingState(
         steps=steps,
         rows_seen=float(len(train)),
@@ -256,10 +253,10 @@ def write_fit_state(fit: Path, report: FitReport, data: PreparedData) -> Path:
         pending=pending,
         seen_V=count_rows(train, data.layout),
         last_V=last_seen([train, held_out], data.layout, data.time_unit),
-        unknown=unknown_shares(held_out.ids, data.layout),
+        unknown=unknown_shares(joined([measured_on.valid, measured_on.test]).ids, measured_on.layout),
         rare=load_rare(data.path, data.encoder),
         entries=counted.entries(crosses) if counted else None,
-        teachers=_teachers(fit, report, read_report(run).teachers),
+        teachers=_teachers(fit, report, row_map(measured_on.encoder, data.encoder)),
     )
     write_state(directory, state, checksum)
     return directory
@@ -278,19 +275,23 @@ def optimizer_state(file: Path) -> tuple[dict[str, Array], int]:
     return arrays, int(json.loads(metadata["progress"])["step"])
 
 
-def _teachers(fit: Path, report: FitReport, taught_by: list[str]) -> tuple[Teacher, ...]:
+def _teachers(fit: Path, report: FitReport, rows: RowMap) -> tuple[Teacher, ...]:
     """Return those teachers of a run that are models of this package; trees and scores of another model are left out.
 
-    `taught_by` has the checksums of their logit tables; a teacher that counts twice comes twice.
+    Their tables get the `rows` of the shipped model's. A teacher that counts twice has twice the share.
     """
     teachers = []
+    taught_by = read_report(fit / report.student).teachers
     for name in report.teacher_runs:
         run = fit / name
         weight = taught_by.count(table_checksum(run / LOGITS / "train"))
         if weight:
             manifest = read_artifact_manifest(run / ARTIFACT)
-            weights = load_arrays(run / ARTIFACT / WEIGHTS)
-            model = manifest["model"]
+            model, size = manifest["model"], len(rows.target_V)
+            weights = {
+                name: rows.grow(array) if array.ndim == 2 and len(array) == size else array
+                for name, array in load_arrays(run / ARTIFACT / WEIGHTS).items()
+            }
             teachers.append(Teacher(model["name"], model["config"], weights, float(weight)))
     return tuple(teachers)
 

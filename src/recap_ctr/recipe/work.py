@@ -81,6 +81,8 @@ class Work:
         self.clock = Clock(None if is_finished else budget, started=started, spent=self.journal.spent)
         self.pack_seconds = 1.0
         """How long it takes to calibrate, measure and pack a run: the longest that was seen."""
+        self.last_seconds = 0.0
+        """How long it takes to train the parts again that need no race, on all rows, if that is wanted."""
 
     def say(self, text: str) -> None:
         """Show a message, unless the fit is quiet."""
@@ -172,8 +174,12 @@ class Work:
 
     def student_reserve(self) -> float:
         """Return the seconds to keep after a student's training: it is measured on routes and depths, on all rows."""
-        report = REPORT_SECONDS + FIELD_SECONDS * self.data.layout.num_fields
-        return 1.25 * self.pack_seconds + 0.6 * self.journal.epoch_seconds + report
+        return 1.25 * self.pack_seconds + 0.6 * self.journal.epoch_seconds + self.report_seconds
+
+    @property
+    def report_seconds(self) -> float:
+        """Return the seconds to keep for the report, whose slices take time for each field."""
+        return REPORT_SECONDS + FIELD_SECONDS * self.data.layout.num_fields
 
     def ship_best(self, runs: Runs) -> None:
         """Ship the best of the runs on validation rows, unless a better model of the same data is shipped already."""

@@ -19,6 +19,7 @@ import torch
 
 from recap_ctr.axes.logits import LogitTable
 from recap_ctr.axes.predict import predict
+from recap_ctr.data.layout import Layout
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.halves import halves
@@ -82,22 +83,29 @@ def put_beside(
     towers_N = predict(model, data.valid, device).astype(np.float64)
     chosen = _choose(data.valid, np.stack([towers_N, *_tables(runs)]), always=(0,))
     parts = [load_artifact(runs[at - 1] / "artifact").model for at in chosen.parts[1:]]
-    names = [TOWERS, *(NAMES[type(part)] for part in parts)]
-    gain = PartGain(factors=dict(zip(names, chosen.mixture.factors, strict=True)), logloss=chosen.gain)
-    return (_combined(model, chosen.mixture, parts, data) if parts else model), gain
+    gain = chosen.as_gain([TOWERS, *map(name_of, parts)])
+    return (combined(model, gain, parts, data.layout) if parts else model), gain
 
 
 def blend_runs(runs: Sequence[Path], data: PreparedData, device: torch.device) -> tuple[Blend, PartGain]:
     """Return a model of nothing but parts, those that are best together, and their proportions."""
     chosen = _choose(data.valid, np.stack(_tables(runs)), always=())
     parts = [load_artifact(runs[at] / "artifact").model for at in chosen.parts]
-    factors = chosen.mixture.factors
-    changes, weights = _scaled(parts, factors)
-    blend = Blend(BlendConfig.model_validate(changes), data.layout)
-    blend.load_state_dict({**weights, "constant": torch.tensor([chosen.mixture.constant])})
-    names = [NAMES[type(part)] for part in parts]
-    gain = PartGain(factors=dict(zip(names, factors, strict=True)), logloss=chosen.gain)
-    return blend.to(device).eval(), gain
+    gain = chosen.as_gain(list(map(name_of, parts)))
+    return blended(gain, parts, data.layout).to(device), gain
+
+
+def name_of(part: torch.nn.Module) -> str:
+    """Return the name of a part among the proportions."""
+    return NAMES[type(part)]
+
+
+def blended(gain: PartGain, parts: Sequence[torch.nn.Module], layout: Layout) -> Blend:
+    """Return the model of nothing but parts, in proportions that are known."""
+    changes, weights = _scaled(parts, [gain.factors[name_of(part)] for part in parts])
+    blend = Blend(BlendConfig.model_validate(changes), layout)
+    blend.load_state_dict({**weights, "constant": torch.tensor([gain.constant])})
+    return blend.eval()
 
 
 def train_blend(runs: Sequence[Path], data: PreparedData, device: torch.device) -> Trained:
@@ -130,6 +138,11 @@ class _Chosen:
     parts: tuple[int, ...]
     mixture: Mixture
     gain: float
+
+    def as_gain(self, names: Sequence[str]) -> PartGain:
+        """Return the choice as reports show it; `names` are those of the parts."""
+        factors = dict(zip(names, self.mixture.factors, strict=True))
+        return PartGain(factors=factors, logloss=self.gain, constant=self.mixture.constant)
 
 
 def _choose(valid: Shard, parts_PN: Floats, always: tuple[int, ...]) -> _Chosen:
@@ -168,23 +181,23 @@ def _confirmed_loss(valid: Shard, parts_PN: Floats) -> float:
     return metrics.logloss(labels[second], mixture.logits(parts_PN[:, second]), weights(second))
 
 
-def _combined(model: Recap, mixture: Mixture, parts: Sequence[torch.nn.Module], data: PreparedData) -> Recap:
+def combined(model: Recap, gain: PartGain, parts: Sequence[torch.nn.Module], layout: Layout) -> Recap:
     """Return a model whose logit is the mixture: the factors go into the heads and into the parts."""
     # The default rank depends on the model's size, which changes here; the towers stay as they are.
     changes: dict[str, object] = {"lora_rank": model.exponential.bank.rank}
     weights = dict(model.state_dict())
-    towers, *factors = mixture.factors
+    towers, factors = gain.factors[TOWERS], [gain.factors[name_of(part)] for part in parts]
     for tower in ("exponential", "linear"):
         weights[f"{tower}.head.weight"] = towers * weights[f"{tower}.head.weight"]
         # Both heads get all of the constant, as the towers' logits are averaged.
-        weights[f"{tower}.head.bias"] = towers * weights[f"{tower}.head.bias"] + mixture.constant
+        weights[f"{tower}.head.bias"] = towers * weights[f"{tower}.head.bias"] + gain.constant
     if model.rates is not None:  # Rates that the towers were trained with belong to them.
         for name in ("rates.deep.head.weight", "rates.deep.head.bias"):
             weights[name] = towers * weights[name]
     part_changes, part_weights = _scaled(parts, factors)
-    combined = Recap(model.config.model_copy(update={**changes, **part_changes}), data.layout)
-    combined.load_state_dict({**weights, **part_weights})
-    return combined.to(next(model.parameters()).device).eval()
+    whole = Recap(model.config.model_copy(update={**changes, **part_changes}), layout)
+    whole.load_state_dict({**weights, **part_weights})
+    return whole.to(next(model.parameters()).device).eval()
 
 
 def _scaled(

@@ -50,11 +50,13 @@ def train_boosted(
     *,
     threads: int,
     seed: int,
+    rounds: int | None = None,
     deadline: float | None = None,
     quiet: bool = False,
 ) -> Trained:
     """Fit the model `boosted`, until the validation logloss has not improved for 30 rounds, or to the `deadline`.
 
+    With `rounds`, there are as many, whatever the validation logloss does.
     Its history is a single epoch.
     """
     assert isinstance(config, BoostedConfig)
@@ -63,7 +65,7 @@ def train_boosted(
     started = time.monotonic()
     columns = _Columns(data)
     booster, train_loss, is_cut = _boost(
-        columns, data, threads=threads, seed=seed, deadline=deadline, quiet=quiet
+        columns, data, threads=threads, seed=seed, rounds=rounds, deadline=deadline, quiet=quiet
     )
     dump = booster.dump_model(num_iteration=booster.best_iteration or None)
     packed = pack_trees([tree["tree_structure"] for tree in dump["tree_info"]])
@@ -160,6 +162,7 @@ def _boost(
     *,
     threads: int,
     seed: int,
+    rounds: int | None,
     deadline: float | None,
     quiet: bool,
 ) -> tuple[Any, float, bool]:
@@ -184,14 +187,14 @@ def _boost(
         booster = lightgbm.train(
             {**SETTINGS, "num_threads": threads, "seed": seed},
             train,
-            MAX_ROUNDS,
+            rounds or MAX_ROUNDS,
             valid_sets=[train, valid],
             valid_names=["train", "valid"],
             callbacks=[
                 lightgbm.record_evaluation(losses),
                 trees.show_rounds(shown, len(rows)),
                 stop_in_time,
-                lightgbm.early_stopping(STOP_AFTER, verbose=False),
+                *([] if rounds else [lightgbm.early_stopping(STOP_AFTER, verbose=False)]),
             ],
         )
     train_losses = losses["train"]["binary_logloss"]

@@ -111,6 +111,7 @@ def finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, *
         metrics_by_routes=shipped.metrics_by_routes,
         **({} if shipped.gain is None else {"route_gain": shipped.gain}),
         **({} if beside is None else {"beside": beside}),
+        **({} if trained.strength is None else {"strength": trained.strength}),
         fields=field_quality(data) if config.report_fields and is_first else None,
         repeated=repeated_rows(data) if config.report_fields and is_first else None,
         breakdown=breakdown,

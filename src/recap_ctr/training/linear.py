@@ -63,14 +63,19 @@ def train_linear(
     device: torch.device,
     seed: int,
     *,
+    strength: float | None = None,
     deadline: float | None = None,
     quiet: bool = False,
 ) -> Trained:
-    """Fit the model `lr` to convergence; its history is a single epoch."""
+    """Fit the model `lr` to convergence, at one strength or at that which is best on the validation rows.
+
+    Its history is a single epoch.
+    """
     assert isinstance(config, LRConfig)
     started = time.monotonic()
     with meter("logistic regression", None, "rows", quiet=quiet) as shown:
-        fit = fit_logistic(data, seed=seed, deadline=deadline, shown=shown)
+        strengths = STRENGTHS if strength is None else (strength,)
+        fit = fit_logistic(data, strengths=strengths, seed=seed, deadline=deadline, shown=shown)
     model = LR(config, data.layout).to(device)
     with torch.no_grad():
         model.wide.embedding.table.weight.copy_(torch.from_numpy(fit.weights_V).unsqueeze(1))
@@ -86,7 +91,7 @@ def train_linear(
         valid_logloss=fit.valid_logloss,
         seconds=seconds,
     )
-    return Trained(model.eval(), [epoch], 1, seconds, finished=not fit.is_cut)
+    return Trained(model.eval(), [epoch], 1, seconds, finished=not fit.is_cut, strength=fit.strength)
 
 
 def design_matrix(shard: Shard, layout: Layout) -> "sparse.csr_matrix":

@@ -100,6 +100,8 @@ class Trained:
     """Whether the schedule stopped the run; if not, it can go on."""
     parts: PartGain | None = None
     """The proportions of a model that is made of finished ones."""
+    strength: float | None = None
+    """The strength of a converged regression."""
 
 
 @runtime_checkable
@@ -139,8 +141,12 @@ class Trainer:
         device: torch.device,
         targets: Targets | None = None,
         start: Start | None = None,
+        length: float | None = None,
     ) -> None:
-        """Build the model and its update; `targets` are the teachers' probabilities, one for each training row."""
+        """Build the model and its update; `targets` are the teachers' probabilities, one for each training row.
+
+        With a `length`, in epochs, the run ends there with the weights that it has then: nothing is selected.
+        """
         keep_freed_memory()
         compute_reproducibly(device.type)
         self.config, self.data, self.device = config, data, device
@@ -162,6 +168,7 @@ class Trainer:
         parts = min(config.validations, self.steps_per_epoch)
         self.validated_at = [self.steps_per_epoch * part // parts for part in range(1, parts + 1)]
         """The steps of an epoch after which the model is validated; the last one ends the epoch."""
+        self.last_step = None if length is None else max(round(length * self.steps_per_epoch), 1)
         betas = [beta_of(epochs, self.steps_per_epoch) for epochs in config.ema_epochs]
         if config.ema is not None:
             betas = [config.ema]
@@ -184,7 +191,7 @@ class Trainer:
     @cached_property
     def batches(self) -> Batches:
         """Return the same rows on the device."""
-        num_steps = self.config.max_epochs * self.steps_per_epoch
+        num_steps = self.last_step or self.config.max_epochs * self.steps_per_epoch
         return batches_of(self.feed, self.device, self._place_of, num_steps)
 
     def step(self) -> int:
@@ -245,6 +252,8 @@ class Trainer:
 
     def steps_to_validation(self) -> int:
         """Return how many steps are left until the model is validated."""
+        if self.last_step is not None:
+            return self.last_step - self.progress.step
         at = self.progress.step % self.steps_per_epoch
         return next(step for step in self.validated_at if step > at) - at
 
@@ -299,6 +308,8 @@ class Trainer:
         return better
 
     def _is_finished(self) -> bool:
+        if self.last_step is not None:
+            return self.progress.step >= self.last_step
         return (
             self.progress.stalls >= self.config.patience * len(self.validated_at)
             or self.progress.step >= self.config.max_epochs * self.steps_per_epoch
@@ -389,8 +400,17 @@ def is_begun(directory: Path) -> bool:
     """Return whether a run has saved a state with a validation behind it, so that there are weights to pack."""
     if not (directory / STATE).is_file() or not (directory / BEST).is_file():
         return False
+    return bool(_read_progress(directory).history)
+
+
+def trained_seconds(directory: Path) -> float:
+    """Return how long a run has been trained so far."""
+    return _read_progress(directory).seconds if (directory / STATE).is_file() else 0.0
+
+
+def _read_progress(directory: Path) -> Progress:
     with opened(directory / STATE) as file:
-        return bool(Progress.from_json(file.metadata()["progress"]).history)
+        return Progress.from_json(file.metadata()["progress"])
 
 
 def train(
@@ -403,6 +423,7 @@ def train(
     device: torch.device,
     targets: Targets | None = None,
     start: Start | None = None,
+    length: float | None = None,
     until: int | None = None,
     deadline: float | None = None,
     quiet: bool = False,
@@ -414,9 +435,10 @@ def train(
     `until` is an epoch to pause after, and `deadline` a time (of `time.time`) to pause at; a later call goes on from
     there. There is always a validation before a pause, so that there are weights to go on with. `on_step` is called
     with the number of each step, `on_epoch` with each epoch once its state is saved, after resuming also with the
-    epochs before. An exception that `on_epoch` raises stops the run, which can be resumed.
+    epochs before. An exception that `on_epoch` raises stops the run, which can be resumed. `length` is that of a run
+    on whose end nothing is left to decide; see `Trainer`.
     """
-    trainer = Trainer(name, model_config, config, data, device, targets, start)
+    trainer = Trainer(name, model_config, config, data, device, targets, start, length)
     group = trainer.group
     quiet = quiet or not group.is_first
     if (out / STATE).is_file():

@@ -67,6 +67,7 @@ def train_rates(
     out: Path,
     *,
     device: torch.device,
+    length: float | None = None,
     until: int | None = None,
     deadline: float | None = None,
     quiet: bool = False,
@@ -82,7 +83,16 @@ def train_rates(
     counting = time.monotonic() - started
     named = config.model_copy(update={"crosses": crosses})
     trained = train(
-        RATES, named, training, rows, out, device=device, until=until, deadline=deadline, quiet=quiet
+        RATES,
+        named,
+        training,
+        rows,
+        out,
+        device=device,
+        length=length,
+        until=until,
+        deadline=deadline,
+        quiet=quiet,
     )
     model = Rates(named.model_copy(update={"buckets": len(measured.table)}), data.layout)
     model.load_state_dict({**trained.model.state_dict(), "table.weight": torch.from_numpy(measured.table)})

@@ -98,6 +98,8 @@ class PartGain(Record):
     logloss: float
     """How much lower the logloss is than the towers', or the best part's without towers, on the validation rows that
     did not fit the proportions."""
+    constant: float = 0.0
+    """What is added to the sum."""
 
     @property
     def has_towers(self) -> bool:
@@ -162,6 +164,8 @@ class RunReport(Record):
     """Why as many routes ship as do, where the run chose their number."""
     beside: PartGain | None = None
     """What a logistic regression and click rates beside the towers gain, where that was tried."""
+    strength: float | None = None
+    """The strength of a converged regression that was best on validation rows, as l2 · rows."""
     fields: list[FieldQuality] | None = None
     repeated: dict[str, int] | None = None
     """Held-out rows, by split, with the values and the label of a training row; None where they were not counted."""
@@ -236,6 +240,17 @@ class TeachingStep(Record):
     """False for the last one, if it was not worth adding."""
 
 
+class RefitSummary(Record):
+    """How the chosen model has learnt from all rows, after it was measured without the held-out ones."""
+
+    directory: str
+    """Where that was done, relative to the fit's directory."""
+    rows: int
+    added: dict[str, int]
+    """Values that only then got a vector, by field."""
+    seconds: float
+
+
 class FitReport(RunReport):
     """The report of the student that a fit ships, and of all that it was made of."""
 
@@ -261,6 +276,8 @@ class FitReport(RunReport):
     """Whether the fit was interrupted: then this is the best so far."""
     averaging: Curve | None = None
     """What the mean of more and more teachers gains, with what Eq. 6 predicts from their disagreement."""
+    refit: RefitSummary | None = None
+    """How the shipped model has learnt from all rows in the end; None: it is the very model that was measured."""
 
 
 def write_report(out: Path, report: RunReport) -> None:

@@ -1,0 +1,271 @@
+"""The last stage of a fit: the model that was chosen learns from all rows, the held-out ones among them.
+
+Its settings, length, proportions of parts, routes and calibration stay as the held-out rows have shown them to be best.
+The figures of the report are those from before: no rows are left to measure it on. One thing can be seen, whether it
+knows the rows that it has learnt from as well as the model that had not; if it doesn't, that one ships.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from recap_ctr.axes.logits import LogitTable
+from recap_ctr.axes.predict import predict
+from recap_ctr.axes.routes import Routed
+from recap_ctr.data.grow import changes
+from recap_ctr.data.shards import PreparedData, held_out_shards
+from recap_ctr.data.split import Split
+from recap_ctr.data.table import Table
+from recap_ctr.data.whole import MAX_ROWS, WholeLog, base_of, holds_the_same_rows
+from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.sampling import undo_sampling
+from recap_ctr.inference.artifact import write_artifact
+from recap_ctr.inference.torch_backend import PackedModel, load_artifact
+from recap_ctr.jobs.executor import Job
+from recap_ctr.models.recap import Recap
+from recap_ctr.nn.weights import to_arrays
+from recap_ctr.recipe.work import Work
+from recap_ctr.storage.files import read_object, write_json
+from recap_ctr.storage.hashes import fingerprint
+from recap_ctr.training.beside import BLEND, blended, combined, name_of
+from recap_ctr.training.boosted import BOOSTED
+from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig
+from recap_ctr.training.refit import Refit, config_of, length_of, train_again
+from recap_ctr.training.report import PartGain, RefitSummary, read_report
+
+ALL_ROWS = "learning from all rows"
+SUMMARY, ROWS = "refit.json", "rows"  # In the stage's directory: the summary comes last.
+GROWTH_SHARE = 0.05
+"""Vocabularies grow if preparing the rows once more takes no larger share of the time."""
+SLACK, PACK_SECONDS = (
+    1.15,
+    2.0,
+)  # Time that it takes beyond what the runs have shown, and to load, compare and pack.
+ONE_STRENGTH = 0.5  # The share of a regression's time that goes into its best strength, from the start.
+SMALLEST_SHARE = 0.7  # A network may be trained for so much of its length if the time is short, but no less.
+TOLERANCE = 1.005  # Of the logloss on the rows that were held out.
+
+
+@dataclass(frozen=True)
+class RawRows:
+    """The raw table that a fit has prepared, to be prepared once more with vocabularies that grow."""
+
+    table: Table
+    rule: Split
+    seconds: float
+    """How long that took the first time."""
+
+
+class LastStage:
+    """Trains a chosen run on all rows, in directories of the fit that are named after what they are made from."""
+
+    def __init__(self, work: Work, raw: RawRows | None, configs: dict[Path, RunConfig]) -> None:
+        """Set the stage up; `configs` are those of all runs of the fit, and may still grow."""
+        self.work, self.data, self.raw, self.configs = work, work.data, raw, configs
+        self.num_rows = sum(len(shard) for shard in (work.data.train, *held_out_shards(work.data).values()))
+
+    @property
+    def is_wanted(self) -> bool:
+        """Return whether the recipe wants it, and its training has nothing that the validation rows steer."""
+        training = self.work.student_training
+        return (
+            self.work.config.refit
+            and self.num_rows <= MAX_ROWS
+            and training.schedule != "plateau"
+            and training.kd_from == "mean"
+        )
+
+    def seconds(self, runs: list[Path]) -> float:
+        """Return how long these runs will take, side by side as far as there are workers."""
+        each = [self._run_seconds(path) for path in runs]
+        longest_or_shared = max([*each, sum(each) / self.work.executor.workers], default=0.0)
+        growth = self.raw.seconds if self.raw is not None and self._grows else 0.0
+        return SLACK * longest_or_shared + growth + PACK_SECONDS + self.work.pack_seconds
+
+    def _run_seconds(self, path: Path) -> float:
+        report = read_report(path)
+        needed = report.history[report.best_epoch - 1].step / report.history[-1].step
+        if report.strength is not None:
+            needed = ONE_STRENGTH
+        return report.seconds.train * needed * self.num_rows / len(self.data.train)
+
+    @property
+    def _grows(self) -> bool:
+        """Return whether there is time to give values a vector that only held-out rows have; decided once."""
+        journal = self.work.journal
+        if self.raw is None:
+            return False
+        if journal.grows is None:
+            journal.grows = self.raw.seconds <= GROWTH_SHARE * self.work.clock.seconds
+        return journal.grows
+
+    def runs_of(self, chosen: Path) -> list[Path]:
+        """Return the runs to train again for a chosen one: itself, if it was trained, and the parts beside it."""
+        config, report = self.configs[chosen], read_report(chosen)
+        parts = [] if report.beside is None else list(report.beside.factors)
+        kept = [path for path in config.beside if self._part_name(path) in parts]
+        if config.on_top is not None and config.on_top not in kept:
+            kept.append(config.on_top)
+        return kept if config.model == BLEND else [chosen, *kept]
+
+    def _part_name(self, path: Path) -> str:
+        return name_of(load_artifact(path / ARTIFACT).model)
+
+    def directory(self, chosen: Path) -> Path:
+        """Return where the result is: it has the name of what it is made from."""
+        inputs = {
+            "runs": [
+                self.configs[path].training_inputs(self.data) for path in (chosen, *self.runs_of(chosen))
+            ],
+            "grows": self._grows,
+            "share": self.work.journal.last_share,
+        }
+        return self.work.out / f"all-rows-{fingerprint(inputs)[:10]}"
+
+    def is_done(self, chosen: Path) -> bool:
+        """Return whether an earlier call has finished it for this choice."""
+        return self.is_wanted and (self.directory(chosen) / SUMMARY).is_file()
+
+    def has_time(self, chosen: Path) -> bool:
+        """Return whether there is time for it, or for nearly all of it, and note it if not; decided once."""
+        journal = self.work.journal
+        if journal.last_share is None:
+            needed = self.seconds(self.runs_of(chosen))
+            left = self.work.clock.until(1.0, self.work.report_seconds)
+            journal.last_share = min(left / needed, 1.0)
+            if journal.last_share < SMALLEST_SHARE:
+                journal.last_share = 0.0
+                self.work.give_up(f"{ALL_ROWS}: it would take {needed:.0f} seconds, and {left:.0f} were left")
+            self.work.record()
+        return journal.last_share > 0
+
+    def run(self, chosen: Path) -> RefitSummary | None:
+        """Train the chosen run on all rows and pack it; None if it can't be done in time, or comes out worse."""
+        out, started = self.directory(chosen), time.monotonic()
+        if self.is_done(chosen):
+            return RefitSummary.model_validate(read_object(out / SUMMARY, "a summary"))
+        data = self._whole_log(out)
+        refits = self._refits(chosen, out)
+        if not self._train(refits, data):
+            self.work.give_up(f"{ALL_ROWS}: the time was over")
+            return None
+        packed = load_artifact(chosen / ARTIFACT)
+        model = self._assemble(refits, chosen, data)
+        if not self._knows_its_rows(model, packed, chosen, data):
+            self.work.give_up(f"{ALL_ROWS}: the model did not get better on the rows that were held out")
+            return None
+        self._pack(out, model, packed, data)
+        added, _ = changes(packed.encoder, data.encoder)
+        summary = RefitSummary(
+            directory=out.name, rows=len(data.train), added=added, seconds=time.monotonic() - started
+        )
+        write_json(out / SUMMARY, summary.to_json())
+        return summary
+
+    def _whole_log(self, out: Path) -> WholeLog:
+        """Return all rows, with vocabularies that know the values of the held-out ones, if there is time for that."""
+        if self.raw is None or not self._grows:
+            return WholeLog(self.data.path, verify=False)
+        prepared = self.raw.table.prepared_with(base_of(self.data), out / ROWS, self.raw.rule)
+        assert holds_the_same_rows(prepared, self.data)
+        return WholeLog(prepared.path, verify=False)
+
+    def _refits(self, chosen: Path, out: Path) -> dict[Path, Refit]:
+        """Return what is to be trained, by the run that it repeats."""
+        refits: dict[Path, Refit] = {}
+        for path in reversed(self.runs_of(chosen)):  # What others are trained on top of comes first.
+            config, rows = self.configs[path], len(self.data.train)
+            refits[path] = Refit(
+                config_of(config, path, rows, self.num_rows),
+                self._length(path, config),
+                out / path.name,
+                None if config.on_top is None else refits[config.on_top].out,
+            )
+        return refits
+
+    def _length(self, path: Path, config: RunConfig) -> float:
+        """Return how long to train: as long as was best, or nearly as long, if a network has no time for more."""
+        length = length_of(config, read_report(path), len(self.data.train))
+        is_network = config.train.update != "convex" and config.model != BOOSTED
+        return length * (self.work.journal.last_share or 1.0) if is_network else length
+
+    def _train(self, refits: dict[Path, Refit], data: WholeLog) -> bool:
+        """Train all of them, and return whether each got to its end in time."""
+        deadline = self.work.clock.deadline(
+            self.work.clock.until(1.0, self.work.report_seconds + PACK_SECONDS)
+        )
+        first = [refit for refit in refits.values() if refit.rates is None]
+        waves = [first, [refit for refit in refits.values() if refit.rates is not None]]
+        done: list[bool] = []
+        for wave in waves:
+            # The longest first, so that no worker waits for it in the end.
+            jobs = [
+                Job(refit.out.name, train_again, refit.arguments(data, self.data, deadline))
+                for refit in reversed(wave)
+            ]
+            if jobs and all(done):
+                done += self.work.executor.run(jobs, title=ALL_ROWS, quiet=self.work.quiet)
+        return len(done) == len(refits) and all(done)
+
+    def _assemble(self, refits: dict[Path, Refit], chosen: Path, data: WholeLog) -> nn.Module:
+        """Return the trained parts as one model, in the proportions that are known."""
+        models = {path: refit.model(data) for path, refit in refits.items()}
+        gain = read_report(chosen).beside
+        parts = self._parts_in_order(models, chosen, gain)
+        if self.configs[chosen].model == BLEND:
+            assert gain is not None
+            return blended(gain, parts, data.layout)
+        model = models[chosen]
+        if gain is None or not parts:
+            return model
+        assert isinstance(model, Recap)
+        return combined(model, gain, parts, data.layout)
+
+    def _parts_in_order(
+        self, models: dict[Path, nn.Module], chosen: Path, gain: PartGain | None
+    ) -> list[nn.Module]:
+        beside = [models[path] for path in self.configs[chosen].beside if path in models]
+        return [part for part in beside if gain is not None and name_of(part) in gain.factors]
+
+    def _knows_its_rows(self, model: nn.Module, packed: PackedModel, chosen: Path, data: WholeLog) -> bool:
+        """Return whether the model is no worse than before on the rows that were held out then, and trained it now."""
+        device, rate = torch.device(self.work.device), self.work.config.negative_rate
+        routed = Routed(model, packed.routes) if isinstance(model, Recap) else model
+        losses = np.zeros(2)
+        for split, shard in held_out_shards(data).items():
+            before = np.asarray(LogitTable(chosen / LOGITS / split).logits_NM[:, 0])
+            for at, logits in enumerate((before, predict(routed.to(device), shard, device))):
+                corrected, weights = undo_sampling(logits, shard, rate)
+                calibrated = packed.calibration.apply(corrected)
+                losses[at] += len(shard) * metrics.logloss(shard.labels, calibrated, weights)
+        return bool(losses[1] <= TOLERANCE * losses[0])
+
+    def _pack(self, out: Path, model: nn.Module, packed: PackedModel, data: WholeLog) -> None:
+        """Write the artifact: weights and vocabularies are new, all else is that of the chosen run."""
+        recorded = packed.manifest
+        clicks = int(np.sum(np.asarray(data.train.labels)))
+        write_artifact(
+            out / ARTIFACT,
+            name=packed.name,
+            config=model.config,  # type: ignore[arg-type]
+            weights=to_arrays(model.state_dict()),
+            encoder=data.encoder,
+            calibration=packed.calibration,
+            shift=packed.shift,
+            metrics=recorded["metrics"],
+            dial=recorded["dial"],
+            routes=packed.routes,
+            data={**recorded["data"], "rows": len(data.train), "clicks": clicks},
+            training={**recorded["training"], "all_rows": True},
+            profile=data.profile,
+        )
+
+
+def whole_log(fit: Path, summary: RefitSummary, data: PreparedData) -> WholeLog:
+    """Return the rows that the model of a fit has learnt from in the end; `data` are those that it was measured on."""
+    grown = fit / summary.directory / ROWS
+    return WholeLog(grown if grown.is_dir() else data.path, verify=False)

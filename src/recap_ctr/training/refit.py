@@ -1,0 +1,189 @@
+"""Train a run again, on all rows, by what the held-out rows have shown to be best; nothing is chosen any more.
+
+What they decided is one number, the run's length: the epochs of a network, the trees of a forest, or the strength of a
+regression. A network that was taught learns from the same teachers, whose logits of the held-out rows are there, too.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from recap_ctr.axes.logits import LogitTable
+from recap_ctr.axes.teachers import TeacherTargets
+from recap_ctr.config import Frozen
+from recap_ctr.data.shards import PreparedData, held_out_shards
+from recap_ctr.data.whole import WholeLog
+from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.models.catalogue import build, parse_model
+from recap_ctr.models.rates import RatesConfig
+from recap_ctr.models.recap import Recap, RecapConfig
+from recap_ctr.nn.weights import load_tensors, save_tensors
+from recap_ctr.storage.claims import claim
+from recap_ctr.storage.hashes import sha256
+from recap_ctr.storage.locks import locked
+from recap_ctr.training.boosted import BOOSTED, train_boosted
+from recap_ctr.training.config import ARTIFACT, RunConfig
+from recap_ctr.training.linear import train_linear
+from recap_ctr.training.loop import Start, Trained, train
+from recap_ctr.training.rates import RATES, train_rates, with_rates
+from recap_ctr.training.report import RunReport
+
+TRAINED = "trained.safetensors"
+
+
+@dataclass(frozen=True)
+class Refit:
+    """A run to train again, in a directory of its own."""
+
+    config: RunConfig
+    length: float
+    out: Path
+    rates: Path | None = None
+    """Where the rates that the run is trained on top of have been trained again."""
+
+    def arguments(self, data: PreparedData, measured: PreparedData, deadline: float | None) -> dict[str, Any]:
+        """Return the arguments of the job `train_again`."""
+        return {
+            "data": str(data.path),
+            "measured": str(measured.path),
+            "config": self.config.to_json(),
+            "length": self.length,
+            "out": str(self.out),
+            "rates": None if self.rates is None else str(self.rates),
+            "deadline": deadline,
+        }
+
+    def model(self, data: WholeLog) -> nn.Module:
+        """Return the trained model."""
+        tensors, metadata = load_tensors(self.out / TRAINED)
+        model = build(
+            self.config.model, parse_model(self.config.model, json.loads(metadata["model"])), data.layout
+        )
+        model.load_state_dict(tensors)
+        return model.eval()
+
+
+def length_of(config: RunConfig, report: RunReport, rows: int) -> float:
+    """Return how long a run was trained until it was best on validation rows; `rows` are those it was trained on."""
+    if report.strength is not None:
+        return report.strength
+    step = report.history[report.best_epoch - 1].step
+    return step if config.model == BOOSTED else step / -(-rows // config.train.batch_size)
+
+
+def config_of(config: RunConfig, directory: Path, rows: int, whole_rows: int) -> RunConfig:
+    """Return the settings of the run in `directory`, as they are for all rows.
+
+    The regulariser's weight against all rows together stays, and so do the rank of adapters, which depends on the
+    vocabularies where it is not set, and the chosen pairs of fields.
+    """
+    training = config.train.model_copy(update={"l2": config.train.l2 * rows / whole_rows})
+    settings: Frozen = config.model_config
+    if isinstance(settings, RecapConfig | RatesConfig):
+        packed = load_artifact(directory / ARTIFACT).backbone
+        if isinstance(packed, Recap):
+            settings = settings.model_copy(update={"lora_rank": packed.exponential.bank.rank})
+        else:
+            settings = settings.model_copy(update={"crosses": packed.config.crosses})  # type: ignore[union-attr]
+    return replace(config, model_config=settings, train=training)
+
+
+def train_again(
+    data: str,
+    measured: str,
+    config: dict[str, Any],
+    length: float,
+    out: str,
+    rates: str | None,
+    deadline: float | None,
+) -> bool:
+    """Train a run on all rows, and return whether it got to its end before the deadline.
+
+    The arguments are plain, for a job. An interrupted one goes on.
+    """
+    settings, directory = RunConfig.from_json(config), Path(out)
+    whole, before = WholeLog(Path(data), verify=False), PreparedData(Path(measured), verify=False)
+    torch.set_num_threads(settings.threads)
+    source = None if rates is None else Path(rates)
+    inputs = {
+        **settings.training_inputs(before),
+        "whole": whole.fingerprint,
+        "length": length,
+        "rates": None if source is None else sha256(source / TRAINED),
+    }
+    if claim(directory, inputs, finished=TRAINED, force=False):
+        return True
+    with locked(directory):
+        trained = _train(settings, whole, before, directory, length, source, deadline)
+        if trained.finished:
+            described = trained.model.config.model_dump(mode="json")  # type: ignore[operator, union-attr]
+            save_tensors(
+                directory / TRAINED, dict(trained.model.state_dict()), {"model": json.dumps(described)}
+            )
+    return trained.finished
+
+
+def _train(
+    config: RunConfig,
+    whole: WholeLog,
+    measured: PreparedData,
+    out: Path,
+    length: float,
+    rates: Path | None,
+    deadline: float | None,
+) -> Trained:
+    device = torch.device(config.device)
+    if config.train.update == "convex":
+        return train_linear(
+            config.model_config, whole, device, config.train.seed, strength=length, deadline=deadline
+        )
+    if config.model == BOOSTED:
+        return train_boosted(
+            config.model_config,
+            whole,
+            device,
+            threads=config.threads,
+            seed=config.train.seed,
+            rounds=int(length),
+            deadline=deadline,
+        )
+    if config.model == RATES:
+        return train_rates(
+            config.model_config, config.train, whole, out, device=device, length=length, deadline=deadline
+        )
+    settings, rows, start = config.model_config, whole, None
+    if rates is not None and config.on_top is not None:
+        again = Refit(replace(config, model=RATES), 0.0, rates).model(whole)
+        settings, rows, initial = with_rates(config.model_config, again, whole)  # type: ignore[assignment]
+        start = Start(initial)
+    return train(
+        config.model,
+        settings,
+        config.train,
+        rows,
+        out,
+        device=device,
+        targets=_targets(config, measured),
+        start=start,
+        length=length,
+        deadline=deadline,
+    )
+
+
+def _targets(config: RunConfig, measured: PreparedData) -> npt.NDArray[np.float32] | None:
+    """Return the teachers' probabilities of all rows: what teaches has logit tables of every split side by side."""
+    if not config.teachers:
+        return None
+    parts = []
+    for split in ("train", *held_out_shards(measured)):
+        tables = [LogitTable(path.parent / split) for path in config.teachers]
+        for table in tables:
+            table.check(measured)
+        parts.append(TeacherTargets(tables, None)[:])
+    return np.concatenate(parts)

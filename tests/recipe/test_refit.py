@@ -1,0 +1,153 @@
+"""The last stage of a fit: the chosen model learns from all rows; its figures stay those from before."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import recap_ctr
+from recap_ctr.axes.logits import LogitTable
+from recap_ctr.data.shards import PreparedData
+from recap_ctr.evaluation import metrics
+from recap_ctr.inference.artifact import is_same_model, read_artifact
+from recap_ctr.jobs.executor import InThisProcess
+from recap_ctr.recipe import refit
+from recap_ctr.recipe.fit import FitResult, fit
+from recap_ctr.schema import Schema
+from recap_ctr.training.report import read_report
+from tests.support.tiny_recipe import TINY
+
+SETTINGS: dict[str, Any] = {
+    "model_settings": TINY["model_settings"],
+    "teacher_settings": TINY["teacher_settings"],
+    "portfolio": [],
+    "l2": 0.01,
+    "learning_rate": 0.002,
+    "train": {"batch_size": 256, "max_epochs": 2},
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def log(click_log: pl.DataFrame, prepared: PreparedData) -> pl.DataFrame:
+    """The click log, in which the ad `late` comes in held-out rows only, always with a click."""
+    held_out = np.isin(np.arange(len(click_log)), np.concatenate([prepared.valid.rows, prepared.test.rows]))
+    is_late = pl.Series(held_out & (np.arange(len(click_log)) % 5 == 0))
+    return click_log.with_columns(
+        pl.when(is_late).then(pl.lit("late")).otherwise("ad").alias("ad"),
+        pl.when(is_late).then(1).otherwise("click").cast(click_log["click"].dtype).alias("click"),
+    )
+
+
+def fitted(log: pl.DataFrame, schema: Schema, out: Path, **arguments: Any) -> FitResult:
+    settings = {**SETTINGS, **arguments.pop("settings", {})}
+    executor = arguments.pop("executor", InThisProcess())
+    return fit(log, schema=schema, out=out, settings=settings, threads=1, executor=executor, **arguments)
+
+
+@pytest.fixture(scope="module")
+def done(log: pl.DataFrame, click_schema: Schema, tmp_path_factory: pytest.TempPathFactory) -> FitResult:
+    return fitted(log, click_schema, tmp_path_factory.mktemp("refit") / "fit", keep_state=True)
+
+
+def held_out_losses(result: FitResult, log: pl.DataFrame) -> tuple[float, float]:
+    """Return the logloss of the measured model and of the shipped one on the test rows."""
+    data, report = result.data, result.report
+    rows = log[data.test.rows.tolist()]
+    shipped = recap_ctr.predict(result.load(), rows.drop("click"))["score"].to_numpy()
+    tables = result.out / report.student / "logits" / "test"
+    measured = report.metrics.on("test").calibrated.logloss
+    assert len(LogitTable(tables)) == len(rows)
+    return measured, metrics.logloss(rows["click"].to_numpy(), metrics.logit(shipped))
+
+
+def test_what_ships_has_learnt_from_all_rows(done: FitResult, log: pl.DataFrame) -> None:
+    summary = done.report.refit
+    assert summary is not None and summary.rows == len(log) and summary.added["ad"] == 1
+    measured, shipped = held_out_losses(done, log)
+    assert shipped < measured, "it has seen these rows by now"
+    late = log.filter(pl.col("ad") == "late").drop("click")
+    known, unknown = (
+        recap_ctr.predict(done.load(), late.with_columns(ad=pl.lit(ad)))["score"].to_numpy()
+        for ad in ("late", "never")
+    )
+    assert known.mean() > unknown.mean(), "a value of the held-out rows has a vector of its own"
+
+
+def test_the_figures_are_those_of_the_run_that_was_measured(done: FitResult) -> None:
+    measured = read_report(done.out / done.report.student)
+    assert done.report.metrics == measured.metrics
+    manifest = read_artifact(done.artifact).manifest
+    assert manifest["training"]["all_rows"] is True and manifest["data"]["rows"] == 3_000
+    assert "no rows are left to measure it on" in done.summary
+    assert "These figures are from before" in (done.artifact / "MODEL_CARD.md").read_text()
+
+
+def test_again_nothing_is_trained_or_written(
+    done: FitResult, log: pl.DataFrame, click_schema: Schema
+) -> None:
+    files = {path: path.stat().st_mtime_ns for path in done.out.rglob("*.safetensors")}
+    again = fitted(log, click_schema, done.out, keep_state=True)
+    assert again.report.refit == done.report.refit
+    assert {path: path.stat().st_mtime_ns for path in done.out.rglob("*.safetensors")} == files
+
+
+def test_an_update_goes_on_from_all_rows(done: FitResult, log: pl.DataFrame, tmp_path: Path) -> None:
+    rows = log.sample(600, seed=1).with_columns(row=pl.int_range(600) + 10_000)
+    result = recap_ctr.update(done.out, rows, out=tmp_path / "next", settings={"passes": 1})
+    assert result.report.rows["trained"] == 480, "no rows of the fit were left to train on"
+    assert "late" not in result.report.added
+
+
+def test_switched_off_the_measured_model_ships(
+    log: pl.DataFrame, click_schema: Schema, tmp_path: Path
+) -> None:
+    result = fitted(log, click_schema, tmp_path / "fit", settings={"refit": False})
+    assert result.report.refit is None and "no rows are left" not in result.summary
+    assert is_same_model(result.artifact, result.out / result.report.student / "artifact")
+
+
+def test_prepared_data_keep_their_vocabularies(prepared: PreparedData, tmp_path: Path) -> None:
+    result = fit(prepared, out=tmp_path / "fit", settings=SETTINGS, threads=1, executor=InThisProcess())
+    assert result.report.refit is not None and result.report.refit.added == {}
+    assert read_artifact(result.artifact).encoder.layout == prepared.layout
+
+
+def test_a_model_that_does_not_know_its_rows_does_not_ship(
+    log: pl.DataFrame, click_schema: Schema, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refit, "TOLERANCE", 0.0)
+    result = fitted(log, click_schema, tmp_path / "fit")
+    assert result.report.refit is None
+    assert any("did not get better" in what for what in result.report.plan["given_up"])
+    assert is_same_model(result.artifact, result.out / result.report.student / "artifact")
+
+
+class Interrupted(InThisProcess):
+    """An executor that is interrupted once, before the jobs of the last stage."""
+
+    is_over = False
+
+    def run(self, jobs: Any, **arguments: Any) -> list[Any]:
+        if arguments["title"] == refit.ALL_ROWS and not self.is_over:
+            self.is_over = True
+            raise KeyboardInterrupt
+        return super().run(jobs, **arguments)
+
+
+def test_interrupted_the_measured_model_is_there_and_the_rerun_goes_on(
+    done: FitResult, log: pl.DataFrame, click_schema: Schema, tmp_path: Path
+) -> None:
+    executor = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        fitted(log, click_schema, tmp_path / "fit", executor=executor)
+    assert "all_rows" not in read_artifact(tmp_path / "fit" / "artifact").manifest["training"]
+    result = fitted(log, click_schema, tmp_path / "fit", executor=executor)
+    assert result.report.metrics == done.report.metrics
+    first, second = (
+        recap_ctr.predict(each.load(), log.head(50).drop("click"))["score"] for each in (done, result)
+    )
+    assert first.equals(second)
