@@ -1,11 +1,14 @@
-"""A budgeted fit against logistic regression, LightGBM and CatBoost on the same rows.
+"""A budgeted fit against logistic regression, LightGBM and CatBoost, on rows that none of them has seen.
 
     python -m benchmarks.fits.compare DATA --source PATH --work DIR --budget 2 --budget 10 --budget 30
 
-DATA names the table (see `TABLES`); PATH is where it lies. The rivals train on the rows that the fit has prepared, to
-their best: all strengths, early stopping on the validation rows, no limit of time. Results, with CPU seconds and paired
-leads on the test rows, go to results/DATA.json beside this file; what is there is not measured again. CatBoost takes
-part if it is installed. `python -m benchmarks.summary --write` puts the table into docs/results.md.
+DATA names the table (see `TABLES`); PATH is where it lies. A tenth of the rows is held back from everybody: the last
+ones where the rows have times, else random ones. The fit gets the rest as raw rows, and what it ships is measured. The
+rivals get the same rows encoded with the fit's schema. On the last ninth of the rest they choose strength or number of
+trees, with early stopping and no limit of time; then they train on all of the rest by what they have chosen, as the fit
+does. Results, with CPU seconds and paired leads, go to results/DATA.json beside this file; what is there is not
+measured again. CatBoost takes part if it is installed. `python -m benchmarks.summary --write` puts the table into
+docs/results.md.
 """
 
 import argparse
@@ -13,8 +16,10 @@ import gc
 import json
 import resource
 import time
+import warnings
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,26 +29,29 @@ import numpy.typing as npt
 import polars as pl
 
 import recap_ctr
-from recap_ctr.axes.logits import LogitTable
 from recap_ctr.data.shards import PreparedData, Shard
+from recap_ctr.data.split import Split
+from recap_ctr.data.table import open_table
 from recap_ctr.evaluation import metrics
 from recap_ctr.jobs import machine
+from recap_ctr.schema import Schema
 from recap_ctr.training.linear import design_matrix, fit_logistic
-from recap_ctr.training.trees import TreeColumns, fit_trees
+from recap_ctr.training.trees import SETTINGS, TreeColumns, fit_trees
 
 RESULTS = Path(__file__).parent / "results"
+PART = "part of the comparison"  # A column that says which rows are which.
 Floats = npt.NDArray[np.float64]
 
 
-def kuairand(source: Path) -> tuple[pl.DataFrame | str, str]:
+def kuairand(source: Path) -> tuple[pl.DataFrame, str]:
     return pl.read_parquet(source).drop("long_view", "is_like"), "label"
 
 
-def whole(label: str) -> Callable[[Path], tuple[pl.DataFrame | str, str]]:
-    return lambda source: (str(source), label)
+def whole(label: str) -> Callable[[Path], tuple[pl.DataFrame, str]]:
+    return lambda source: (pl.read_parquet(source), label)
 
 
-def ml1m(source: Path) -> tuple[pl.DataFrame | str, str]:
+def ml1m(source: Path) -> tuple[pl.DataFrame, str]:
     """Return the ratings with users and movies: a click is a rating above 3, as in the published protocol."""
 
     def table(name: str, columns: list[str]) -> pl.DataFrame:
@@ -63,7 +71,7 @@ def ml1m(source: Path) -> tuple[pl.DataFrame | str, str]:
     ), "click"
 
 
-def flights(source: Path) -> tuple[pl.DataFrame | str, str]:
+def flights(source: Path) -> tuple[pl.DataFrame, str]:
     """Return the flights from New York in 2013 with the weather at departure: a click is one that came 15 minutes late.
 
     What is known only afterwards, such as the delay of the departure, is left out.
@@ -84,7 +92,7 @@ def flights(source: Path) -> tuple[pl.DataFrame | str, str]:
     ), "late"
 
 
-TABLES: dict[str, Callable[[Path], tuple[pl.DataFrame | str, str]]] = {
+TABLES: dict[str, Callable[[Path], tuple[pl.DataFrame, str]]] = {
     "kuairand-pure": kuairand,
     "book-crossing": whole("label"),
     "ml-1m": ml1m,
@@ -100,82 +108,161 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def linear_logits(data: PreparedData) -> Floats:
-    fitted = fit_logistic(data)
-    return np.asarray(design_matrix(data.test, data.layout) @ fitted.weights_V + fitted.bias)
+@dataclass(frozen=True)
+class Encoded:
+    """The rows of rivals: to choose on, with the last ninth of the rest apart, and to train on in the end."""
+
+    choosing: PreparedData
+    final: PreparedData
 
 
-def tree_logits(data: PreparedData) -> Floats:
-    return fit_trees(data, threads=machine.num_cores()).logits(data.test)
+def linear_logits(rows: Encoded) -> Floats:
+    """Choose the strength, then fit the regression at that strength to all of the rest."""
+    chosen = fit_logistic(rows.choosing).strength
+    fitted = fit_logistic(rows.final, strengths=[chosen])
+    return np.asarray(design_matrix(rows.final.test, rows.final.layout) @ fitted.weights_V + fitted.bias)
 
 
-def catboost_logits(data: PreparedData) -> Floats:
-    """Train CatBoost on categories and numbers, until the validation logloss has not improved for 50 rounds."""
+def tree_logits(rows: Encoded) -> Floats:
+    """Choose the number of trees by early stopping, then fit as many to all of the rest."""
+    import lightgbm
+
+    threads = machine.num_cores()
+    rounds = fit_trees(rows.choosing, threads=threads).booster.best_iteration
+    columns, train = TreeColumns(rows.final), rows.final.train
+    data = lightgbm.Dataset(
+        columns.of(train), train.labels, weight=train.weights, categorical_feature=columns.categories
+    )
+    booster = lightgbm.train({**SETTINGS, "num_threads": threads, "seed": 1}, data, rounds)
+    return np.asarray(booster.predict(columns.of(rows.final.test), raw_score=True))
+
+
+def catboost_logits(rows: Encoded) -> Floats:
+    """Choose the number of trees by early stopping (50 rounds, by logloss), then fit as many to all of the rest."""
     import catboost
     import pandas as pd
 
-    columns = TreeColumns(data)
-
-    def pool(shard: Shard) -> Any:
-        frame = pd.DataFrame(columns.of(shard))
-        frame = frame.astype(dict.fromkeys(columns.categories, "int32"))
-        return catboost.Pool(
-            frame,
-            np.asarray(shard.labels, np.int32),
-            cat_features=columns.categories,
-            weight=shard.weights,
+    def model(rounds: int, **settings: Any) -> Any:
+        return catboost.CatBoostClassifier(
+            iterations=rounds,
+            thread_count=machine.num_cores(),
+            random_seed=1,
+            verbose=False,
+            allow_writing_files=False,
+            **settings,
         )
 
-    model = catboost.CatBoostClassifier(
-        iterations=2000,
-        early_stopping_rounds=50,
-        eval_metric="Logloss",
-        thread_count=machine.num_cores(),
-        random_seed=1,
-        verbose=False,
-        allow_writing_files=False,
-    )
-    model.fit(pool(data.train), eval_set=pool(data.valid))
-    return np.asarray(model.predict(pool(data.test), prediction_type="RawFormulaVal"))
+    def pool(data: PreparedData, shard: Shard) -> Any:
+        columns = TreeColumns(data)
+        frame = pd.DataFrame(columns.of(shard)).astype(dict.fromkeys(columns.categories, "int32"))
+        labels = np.asarray(shard.labels, np.int32)
+        return catboost.Pool(frame, labels, cat_features=columns.categories, weight=shard.weights)
+
+    choosing, final = rows.choosing, rows.final
+    first = model(2000, early_stopping_rounds=50, eval_metric="Logloss")
+    first.fit(pool(choosing, choosing.train), eval_set=pool(choosing, choosing.valid))
+    # CatBoost derives its rate from the number of rounds, so the second fit takes that of the first.
+    second = model(first.get_best_iteration() + 1, learning_rate=first.learning_rate_)
+    second.fit(pool(final, final.train))
+    return np.asarray(second.predict(pool(final, final.test), prediction_type="RawFormulaVal"))
 
 
-RIVALS: dict[str, Callable[[PreparedData], Floats]] = {
+RIVALS: dict[str, Callable[[Encoded], Floats]] = {
     "logistic regression": linear_logits,
     "LightGBM": tree_logits,
     "CatBoost": catboost_logits,
 }
 
 
-def rival_logits(table: str, data: PreparedData, work: Path, results: dict[str, Any]) -> dict[str, Floats]:
-    """Return the rivals' logits of the test rows, trained once for each table."""
-    logits = {}
-    for name, train in RIVALS.items():
-        file = work / f"{table}-{name.replace(' ', '-')}.npy"
-        if not file.is_file():
-            try:
-                before, started = cpu_seconds(), time.monotonic()
-                scored = train(data)
-            except ImportError:
-                continue
-            results["rivals"][name] = {
-                "auc": metrics.auc(data.test.labels, scored, data.test.weights),
-                "logloss": metrics.logloss(data.test.labels, scored, data.test.weights),
-                "cpu_seconds": round(cpu_seconds() - before, 1),
-                "seconds": round(time.monotonic() - started, 1),
+@dataclass(frozen=True)
+class Table:
+    """A table of which a tenth of the rows is held back from everybody."""
+
+    name: str
+    rest: pl.DataFrame
+    held_back: pl.DataFrame
+    label: str
+    schema: Schema
+
+    @classmethod
+    def read(cls, name: str, source: Path) -> "Table":
+        """Hold back the last rows where the log has times, else random ones."""
+        frame, label = TABLES[name](source)
+        schema = open_table(frame, label=label).schema
+        if schema.time is None:
+            frame = frame.sample(fraction=1.0, shuffle=True, seed=1)
+        else:
+            frame = frame.sort(schema.time, maintain_order=True)
+        cut = len(frame) * 9 // 10
+        return cls(name, frame[:cut], frame[cut:], label, open_table(frame[:cut], label=label).schema)
+
+    def encoded(self, work: Path) -> Encoded:
+        """Encode the rows for the rivals, with the vocabularies of the rows that they train on."""
+        cut, prepared = len(self.rest) * 8 // 9, []
+        for stage, train in (("choosing", self.rest[:cut]), ("final", self.rest)):
+            parts = {"train": train, "valid": self.rest[cut:], "test": self.held_back}
+            rows = pl.concat([part.with_columns(pl.lit(name).alias(PART)) for name, part in parts.items()])
+            table = open_table(rows, schema=self.schema)
+            out = work / f"{self.name}-{stage}"
+            prepared.append(table.prepared(out, Split(kind="column", column=PART), quiet=True)[0])
+        return Encoded(*prepared)
+
+    def rival_logits(self, work: Path, results: dict[str, Any]) -> dict[str, Floats]:
+        """Return the rivals' logits of the rows held back, trained once for each table."""
+        logits, encoded = {}, self.encoded(work)
+        labels = self.held_back[self.label].to_numpy()
+        for name, train in RIVALS.items():
+            file = work / f"{self.name}-{name.replace(' ', '-')}.npy"
+            if not file.is_file():
+                try:
+                    before, started = cpu_seconds(), time.monotonic()
+                    scored = train(encoded)
+                except ImportError:
+                    continue
+                results["rivals"][name] = {
+                    "auc": metrics.auc(labels, scored),
+                    "logloss": metrics.logloss(labels, scored),
+                    "cpu_seconds": round(cpu_seconds() - before, 1),
+                    "seconds": round(time.monotonic() - started, 1),
+                }
+                np.save(file, scored)
+            logits[name] = np.load(file)
+        return logits
+
+    def measure(self, budget: float, work: Path, results: dict[str, Any]) -> dict[str, Any]:
+        """Fit within a budget, and compare what ships with the rivals on the rows held back."""
+        before, started = cpu_seconds(), time.monotonic()
+        out = work / f"{self.name}-{budget:g}"
+        result = recap_ctr.fit(self.rest, label=self.label, out=out, budget=budget, quiet=False)
+        seconds = time.monotonic() - started
+        gc.collect()  # It ends the fit's processes, whose time counts only then.
+        cpu = cpu_seconds() - before
+        with warnings.catch_warnings():  # Of what is not usual in rows that are later than all others.
+            warnings.simplefilter("ignore", recap_ctr.DataWarning)
+            scores = recap_ctr.predict(result.load(), self.held_back.drop(self.label))["score"]
+        scored, labels = metrics.logit(scores.to_numpy()), self.held_back[self.label].to_numpy()
+        leads = {}
+        for name, rival in self.rival_logits(work, results).items():
+            lead = metrics.auc_difference(labels, scored, rival)
+            gain = metrics.logloss_difference(labels, rival, scored)
+            leads[name] = {
+                "auc": lead.difference,
+                "error": lead.standard_error,
+                "logloss": gain.difference,
+                "logloss_error": gain.standard_error,
             }
-            np.save(file, scored)
-        logits[name] = np.load(file)
-    return logits
-
-
-def measure(
-    data: pl.DataFrame | str, label: str, budget: float, out: Path
-) -> tuple[recap_ctr.FitResult, float]:
-    """Fit within a budget, and return the result with its CPU seconds."""
-    before = cpu_seconds()
-    result = recap_ctr.fit(data, label=label, out=out, budget=budget, quiet=False)
-    gc.collect()  # It ends the fit's processes, whose time counts only then.
-    return result, cpu_seconds() - before
+        report = result.report
+        return {
+            "model": report.model.name,
+            "auc": metrics.auc(labels, scored),
+            "logloss": metrics.logloss(labels, scored),
+            "own_test_auc": report.metrics.on("test").raw.auc,
+            "all_rows": report.refit is not None,
+            "seconds": round(seconds, 1),
+            "cpu_seconds": round(cpu, 1),
+            "leads": leads,
+            "given_up": report.plan["given_up"],
+        }
 
 
 def main() -> None:
@@ -189,36 +276,16 @@ def main() -> None:
     arguments = parser.parse_args()
     file = RESULTS / f"{arguments.data}.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"rivals": {}, "fits": {}}
-    frame, label = TABLES[arguments.data](arguments.source)
+    table = Table.read(arguments.data, arguments.source)
     arguments.work.mkdir(parents=True, exist_ok=True)
     for budget in arguments.budget:
         key = f"{budget:g}"
         if key in results["fits"]:
             continue
-        started = time.monotonic()
-        result, cpu = measure(frame, label, budget, arguments.work / f"{arguments.data}-{key}")
-        taken = time.monotonic() - started
-        data, report = result.data, result.report
-        tables = result.out / report.student / "logits"
-        scored = np.asarray(LogitTable(tables / "test").logits_NM[:, 0], np.float64)
-        labels, weights = data.test.labels, data.test.weights
-        leads = {}
-        for name, rival in rival_logits(arguments.data, data, arguments.work, results).items():
-            lead = metrics.auc_difference(labels, scored, rival, weights)
-            leads[name] = {"auc": lead.difference, "error": lead.standard_error}
-        raw = report.metrics.on("test").raw
-        results["fits"][key] = {
-            "model": report.model.name,
-            "auc": raw.auc,
-            "logloss": report.metrics.on("test").calibrated.logloss,
-            "seconds": round(taken, 1),
-            "cpu_seconds": round(cpu, 1),
-            "leads": leads,
-            "given_up": report.plan["given_up"],
-        }
+        results["fits"][key] = table.measure(budget, arguments.work, results)
         results |= {
-            "rows": {name: entry["rows"] for name, entry in data.manifest["splits"].items()},
-            "split": data.split,
+            "rows": {"rest": len(table.rest), "held back": len(table.held_back)},
+            "split": "at random, seed 1" if table.schema.time is None else f"the last by {table.schema.time}",
             "machine": machine.machine(),
             "date": datetime.now(UTC).date().isoformat(),
         }
