@@ -340,6 +340,33 @@ class TestMinCount:
         assert verdict(values)[2] == Field(name="x", kind="categorical", min_count=2)
 
 
+def test_ignored_columns_teach_nothing_whatever_they_hold(tmp_path: Path) -> None:
+    moments = [datetime(2026, 1, 1) + timedelta(minutes=minute) for minute in range(ROWS)]
+    columns = {"bought": as_words(CLICK), "ts": moments, "age": RNG.integers(18, 80, ROWS)}
+    assert inferred(columns).schema.time == "ts"
+
+    proposal = inferred(columns, ignore=["bought", "ts"])
+
+    assert [field.name for field in proposal.schema.fields] == ["site", "age"]
+    assert proposal.schema.time is None and proposal.untimed is None
+    assert proposal.describe_left_out() == "left out: 'bought' (ignored), 'ts' (ignored)"
+    assert round_trip(proposal, tmp_path) == proposal.schema
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ignore": ["sight"]}, "no column 'sight' (ignored); did you mean 'site'?"),
+        ({"ignore": ["click"]}, "'click' is named as the label and as a column to ignore"),
+        ({"ignore": ["site"], "group": "site"}, "'site' is named as the group and as a column to ignore"),
+    ],
+)
+def test_columns_that_can_not_be_ignored(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        inferred({}, **settings)
+    assert message in str(error.value)
+
+
 def test_weights_are_suggested_not_used(tmp_path: Path) -> None:
     proposal = inferred({"sample_weight": RNG.random(ROWS)})
     assert proposal.schema.weight is None

@@ -113,3 +113,12 @@ def test_a_derived_field_gives_its_unit_to_the_dates(tmp_path: Path) -> None:
         schema = Schema(label="click", time="t", fields=fields)
         data = prepare(log(t=moments), schema=schema, out=tmp_path / name)
         assert f"by time; train until {year}-" in str(data.split)
+
+
+def test_columns_are_ignored_where_a_schema_is_inferred(tmp_path: Path) -> None:
+    rows = log(bought=[index % 7 for index in range(ROWS)])
+    data = prepare(rows, label="click", ignore=["bought"], out=tmp_path / "data")
+    assert [field.name for field in data.schema.fields] == ["site"]
+    schema = Schema(label="click", fields=(PLAIN,))
+    with pytest.raises(InputError, match=r"remove the \[\[fields\]\] table of 'bought' from the schema"):
+        open_table(rows, schema=schema, ignore=["bought"])

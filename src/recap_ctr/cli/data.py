@@ -11,6 +11,7 @@ from recap_ctr.cli.options import (
     DropUnlabelled,
     Engine,
     Force,
+    Ignore,
     Json,
     Positive,
     Quiet,
@@ -56,6 +57,7 @@ def infer_schema(
     positive: Positive = None,
     separator: Separator = None,
     drop_unlabelled: DropUnlabelled = False,
+    ignore: Ignore = None,
     threads: Threads = None,
     force: Force = False,
     as_json: Json = False,
@@ -79,12 +81,19 @@ def infer_schema(
         label=label,
         rows=rows,
         columns=columns,
-        **drop_unset({"positive": positive, "separator": separator}),
+        **drop_unset({"positive": positive, "separator": separator, "ignore": ignore}),
     )
     if is_made(out, inputs, force=force):
         tell_up_to_date(out, as_json, quiet)
         return
-    inferred = infer(source, label, positive=positive, drop_unlabelled=drop_unlabelled, max_rows=rows)
+    inferred = infer(
+        source,
+        label,
+        positive=positive,
+        drop_unlabelled=drop_unlabelled,
+        ignore=ignore or (),
+        max_rows=rows,
+    )
     make_directory(out.parent)
     with output_file(out, inputs, force=force) as file:
         file.write(inferred.to_toml().encode())
@@ -121,6 +130,7 @@ def prepare(
     positive: Positive = None,
     separator: Separator = None,
     drop_unlabelled: DropUnlabelled = False,
+    ignore: Ignore = None,
     valid: Annotated[
         list[str] | None, typer.Option("--valid", help="Validation files, if they are separate.")
     ] = None,
@@ -207,10 +217,10 @@ def prepare(
     _check_for_dataset({"--raw": raw, "--no-check": not check}, dataset)
     public, notes = None, []
     if dataset is not None:
-        if sources or schema or label or positive or separator or drop_unlabelled:
+        if sources or schema or label or positive or separator or drop_unlabelled or ignore:
             raise InputError(
                 "--dataset has its own files and schema",
-                fix="remove SOURCE, --schema, --label, --positive, --separator and --drop-unlabelled",
+                fix="remove SOURCE, --schema, --label, --positive, --separator, --ignore and --drop-unlabelled",
             )
         public = find_protocol(dataset)
         preparation: Preparation = public.preparation(required(raw, "--raw"), check=check)
@@ -226,6 +236,7 @@ def prepare(
             positive=positive,
             separator=separator,
             drop_unlabelled=drop_unlabelled,
+            ignore=ignore or (),
         )
         notes = list(table.inferred.notes) if table.inferred else []
         preparation = split_table(

@@ -16,6 +16,7 @@ from recap_ctr.cli.options import (
     DropUnlabelled,
     Engine,
     Force,
+    Ignore,
     Json,
     Positive,
     Preset,
@@ -79,6 +80,7 @@ def fit(
     ] = None,
     separator: Separator = None,
     drop_unlabelled: DropUnlabelled = False,
+    ignore: Ignore = None,
     scores: Annotated[
         str | None,
         typer.Option(
@@ -176,6 +178,7 @@ def fit(
         group=group,
         separator=separator,
         drop_unlabelled=drop_unlabelled,
+        ignore=ignore or (),
         scores=scores,
         schema=schema,
         split=split,

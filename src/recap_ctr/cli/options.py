@@ -172,6 +172,15 @@ DropUnlabelled = Annotated[
         rich_help_panel=RAW_FILES,
     ),
 ]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore",
+        metavar="COLUMN",
+        help="A column that must teach nothing: one known only after the click, say; repeatable.",
+        rich_help_panel=RAW_FILES,
+    ),
+]
 Columns = Annotated[
     list[str] | None,
     typer.Option(

@@ -141,6 +141,15 @@ class Named:
     drop_unlabelled: bool = False
     scores: str | None = None
     """A column with the scores of another model, which is no field."""
+    ignore: tuple[str, ...] = ()
+    """Columns that must teach nothing."""
+
+    def roles(self) -> list[tuple[str, str]]:
+        """Return the columns that the user has named beside the label, each after what it is named as."""
+        roles = [("weight", self.weight), ("group", self.group), ("scores", self.scores)]
+        return [(role, name) for role, name in roles if name is not None] + [
+            ("ignored", name) for name in self.ignore
+        ]
 
 
 def infer(
@@ -152,15 +161,18 @@ def infer(
     group: str | None = None,
     drop_unlabelled: bool = False,
     scores: str | None = None,
+    ignore: Sequence[str] = (),
     max_rows: int = 1_000_000,
 ) -> Inferred:
     """Propose a schema from the first `max_rows` rows of a table, in files or in memory.
 
     `positive` is the value of the label that means a click; without it, 0/1, true/false and words such as yes/no or
     click/skip are recognised. `weight` and `group` are columns for these roles. `drop_unlabelled` leaves out rows
-    without a label, which are refused otherwise. `scores` is a column with the scores of another model.
+    without a label, which are refused otherwise. `scores` is a column with the scores of another model. `ignore` names
+    columns that must teach nothing, such as those that are known only after the click.
     """
-    named = Named(label, positive, None, weight, group, drop_unlabelled, scores)
+    named = Named(label, positive, None, weight, group, drop_unlabelled, scores, tuple(ignore))
+    _refuse_ignored_roles(named)
     blocks, named = _recognise(_labelled_blocks(source, named, max_rows), named)
     columns: list[ColumnSummary] = []
     samples: list[pl.DataFrame] = []
@@ -171,9 +183,8 @@ def infer(
         if not columns:
             columns = [ColumnSummary(name) for name in part.frame.columns]
             origin = part.origin
-            for role, name in (("weight", weight), ("group", group), ("scores", scores)):
-                if name is not None:
-                    part.column(name, role)
+            for role, name in named.roles():
+                part.column(name, role)
         for column in columns:
             series = part.column(column.name, "a column of the earlier rows")
             column.add(series.alias(""), clicked)
@@ -193,6 +204,16 @@ def infer(
         notes = [f"label {label!r}: {named.positive!r} counts as a click; pass --positive to choose"]
     untimed = None if schema.time else rules.untimed(columns, is_whole=is_whole)
     return Inferred(schema, findings, origin, rows, tuple(notes), untimed)
+
+
+def _refuse_ignored_roles(named: Named) -> None:
+    """Refuse to ignore a column that is needed."""
+    for role, name in [("label", named.label), *named.roles()]:
+        if role != "ignored" and name in named.ignore:
+            raise InputError(
+                f"column {name!r} is named as the {role} and as a column to ignore",
+                fix="remove one of the two",
+            )
 
 
 def _labelled_blocks(source: Source, named: Named, max_rows: int) -> Iterator[tuple[Block, int]]:
@@ -313,7 +334,7 @@ class _Rules:
 
     def _times(self, columns: Sequence[ColumnSummary]) -> list[ColumnSummary]:
         """Return the columns of moments."""
-        roles = (self.named.label, self.named.weight, self.named.scores)
+        roles = (self.named.label, self.named.weight, self.named.scores, *self.named.ignore)
         return [column for column in columns if column.name not in roles and self._is_time(column)]
 
     def untimed(self, columns: Sequence[ColumnSummary], *, is_whole: bool) -> str | None:
@@ -353,6 +374,8 @@ class _Rules:
             return _Choice("weight", "named as the weight of the rows")
         if name == self.named.scores:
             return _Choice(f"{LEFT_OUT}scores", "named as the scores of another model")
+        if name in self.named.ignore:
+            return _Choice(f"{LEFT_OUT}ignored", "named as a column to ignore")
         if (refusal := self._refuse(column)) is not None:
             return refusal
         if leak := self._leak(column):

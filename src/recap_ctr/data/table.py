@@ -115,12 +115,13 @@ def open_table(
     separator: str | None = None,
     drop_unlabelled: bool = False,
     scores: str | None = None,
+    ignore: Sequence[str] = (),
 ) -> Table:
     """Return a raw table with its schema: a `schema` or its TOML file, or one inferred for the column `label`.
 
     For an inferred schema, `positive` is the label's value that means a click, `weight` and `group` are columns with
     these roles, and `separator` separates the columns of text files. They are part of the schema from then on. `scores`
-    is a column with the scores of another model, which is no field.
+    is a column with the scores of another model, which is no field. `ignore` names columns that must teach nothing.
     """
     if isinstance(schema, str | Path):
         schema = read_schema(Path(schema))
@@ -132,6 +133,11 @@ def open_table(
                     f"--{key} is for a schema that is inferred, and there is one",
                     fix=f'write {key} = "{value}" into the schema',
                 )
+        if ignore:
+            raise InputError(
+                "--ignore is for a schema that is inferred, and there is one",
+                fix=f"remove the [[fields]] table of {ignore[0]!r} from the schema",
+            )
         if any(field.name == scores for field in schema.fields):
             raise InputError(
                 f"{scores!r} is a field of the schema", fix="remove its [[fields]] table: it holds scores"
@@ -154,6 +160,7 @@ def open_table(
         group=group,
         drop_unlabelled=drop_unlabelled,
         scores=scores,
+        ignore=ignore,
     )
     return Table(source, inferred.schema, inferred, drop_unlabelled)
 
@@ -176,6 +183,7 @@ def prepare(
     positive: str | None = None,
     separator: str | None = None,
     drop_unlabelled: bool = False,
+    ignore: Sequence[str] = (),
     split: str | None = None,
     ratio: tuple[int, int, int] = (8, 1, 1),
     valid: RawTable | None = None,
@@ -190,11 +198,12 @@ def prepare(
     """Encode a raw table into memory-mapped shards in the directory `out`, and return them.
 
     `rows` are files (names, patterns or directories of CSV, TSV, JSON lines, Parquet or Arrow) or a data frame.
-    Without a `schema`, it is inferred, with `label` as the label, `positive` as its value that means a click, and
-    `separator` between the columns of text. Rows without a label are an error unless `drop_unlabelled` leaves them
-    out. `split` divides the rows in the `ratio` of train, valid and test: `time`, `random`, or `hash:COLUMN`, which
-    keeps rows with the same value of a column together; by default by time if the schema has a time column. Or
-    a column says train, valid or test, or they come as tables of their own, `valid` and `test`.
+    Without a `schema`, it is inferred, with `label` as the label, `positive` as its value that means a click,
+    `separator` between the columns of text, and without the columns that `ignore` names. Rows without a label are an
+    error unless `drop_unlabelled` leaves them out. `split` divides the rows in the `ratio` of train, valid and test:
+    `time`, `random`, or `hash:COLUMN`, which keeps rows with the same value of a column together; by default by time
+    if the schema has a time column. Or a column says train, valid or test, or they come as tables of their own,
+    `valid` and `test`.
 
     `workers` processes of this machine read, count and encode side by side, or those of the engine that `executor`
     names: `ray` or `ray://HOST:PORT`. The result is the same to the last byte.
@@ -209,6 +218,7 @@ def prepare(
         positive=positive,
         separator=separator,
         drop_unlabelled=drop_unlabelled,
+        ignore=ignore,
     )
     preparation = split_table(
         table, split=split, ratio=ratio, valid=valid, test=test, split_column=split_column, seed=seed

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ def fit(
     group: str | None = None,
     separator: str | None = None,
     drop_unlabelled: bool = False,
+    ignore: Sequence[str] = (),
     scores: str | Path | None = None,
     schema: Schema | str | Path | None = None,
     split: str | None = None,
@@ -95,7 +96,8 @@ def fit(
     `data` is prepared data or their directory, raw files or a directory of them, or a data frame. Raw rows need a
     `label` column or a `schema`. For an inferred schema, `positive` is the label's value that means a click, `weight`
     the column of row weights, `group` the column to average AUC over, and `separator` separates the columns of text.
-    Rows without a label are an error unless `drop_unlabelled` leaves them out. `scores` are those of a model that you
+    Rows without a label are an error unless `drop_unlabelled` leaves them out. `ignore` names columns that must teach
+    nothing, such as those that are known only after the click. `scores` are those of a model that you
     have: a column, or a file with a column that names the rows and one of probabilities or logits; they are compared
     with the result, and may teach. The rows are split 8:1:1: by time if
     there is a time column, else at random, unless `split` says otherwise.
@@ -120,7 +122,9 @@ def fit(
     _refuse_streams(data)
     prepared = _as_prepared(data)
     if prepared is not None:
-        _refuse_raw_options(label, positive, weight, group, separator, drop_unlabelled, scores, schema, split)
+        _refuse_raw_options(
+            label, positive, weight, group, separator, drop_unlabelled, ignore or None, scores, schema, split
+        )
     elif split is not None:
         parse_rule(split)  # A mistyped rule is refused before anything is read or written.
     if scores is not None and recipe.teachers is not None:
@@ -142,6 +146,7 @@ def fit(
                 group=group,
                 separator=separator,
                 drop_unlabelled=drop_unlabelled,
+                ignore=ignore,
                 scores=None if scores is None or Path(scores).is_file() else str(scores),
             )
             prepared, raw = _prepare_table(table, directory, _table_name(data), split, recipe, quiet)
@@ -226,7 +231,7 @@ def _refuse_raw_options(*options: object) -> None:
     if any(option not in (None, False) for option in options):
         raise InputError(
             "--label, --schema and --split are for raw files, as are --positive, --weight, --group, --separator,"
-            " --scores and --drop-unlabelled",
+            " --ignore, --scores and --drop-unlabelled",
             fix="remove them",
         )
 
