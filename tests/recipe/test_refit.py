@@ -11,6 +11,7 @@ import recap_ctr
 from recap_ctr.axes.logits import LogitTable
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.calibrate import fit_affine
 from recap_ctr.inference.artifact import is_same_model, read_artifact
 from recap_ctr.jobs.executor import InThisProcess
 from recap_ctr.recipe import refit
@@ -84,6 +85,23 @@ def test_the_figures_are_those_of_the_run_that_was_measured(done: FitResult) -> 
     assert manifest["training"]["all_rows"] is True and manifest["data"]["rows"] == 3_000
     assert "no rows are left to measure it on" in done.summary
     assert "These figures are from before" in (done.artifact / "MODEL_CARD.md").read_text()
+
+
+def test_calibration_is_that_of_the_measured_model_on_all_held_out_rows(done: FitResult) -> None:
+    measured, shipped = (
+        read_artifact(path).manifest for path in (done.out / done.report.student / "artifact", done.artifact)
+    )
+    held_out = {"valid": done.data.valid, "test": done.data.test}
+    tables = done.out / done.report.student / "logits"
+    logits = np.concatenate([LogitTable(tables / split).logits_NM[:, 0] for split in held_out])
+    labels = np.concatenate([shard.labels for shard in held_out.values()])
+    expected = fit_affine(labels, logits)
+    assert shipped["calibration"]["scale"] == pytest.approx(expected.scale, rel=1e-4)
+    assert shipped["calibration"]["shift"] == pytest.approx(expected.shift, rel=1e-4)
+    assert shipped["calibration"]["scale"] != pytest.approx(measured["calibration"]["scale"], rel=1e-3)
+    for before, after in zip(measured["dial"], shipped["dial"], strict=True):
+        assert before["calibration"] != after["calibration"]
+        assert {**before, "calibration": None} == {**after, "calibration": None}
 
 
 def test_again_nothing_is_trained_or_written(

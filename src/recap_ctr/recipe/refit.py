@@ -1,13 +1,16 @@
 """The last stage of a fit: the model that was chosen learns from all rows, the held-out ones among them.
 
-Its settings, length, proportions of parts, routes and calibration stay as the held-out rows have shown them to be best.
-The figures of the report are those from before: no rows are left to measure it on. One thing can be seen, whether it
-knows the rows that it has learnt from as well as the model that had not; if it doesn't, that one ships.
+Its settings, length, proportions of parts and routes stay as the held-out rows have shown them to be best. Its
+calibration is fitted on all held-out rows, as the measured model scores them: they have not taught that one, and the
+newest rows are among them. The figures of the report are those from before: no rows are left to measure the last model
+on. One thing can be seen, whether it knows the rows that it has learnt from as well as the model that had not; if it
+doesn't, that one ships.
 """
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +20,16 @@ from recap_ctr.axes.logits import LogitTable
 from recap_ctr.axes.predict import predict
 from recap_ctr.axes.routes import Routed
 from recap_ctr.data.grow import changes
-from recap_ctr.data.shards import PreparedData, held_out_shards
+from recap_ctr.data.shards import PreparedData, held_out_shards, joined
 from recap_ctr.data.split import Split
 from recap_ctr.data.table import Table
 from recap_ctr.data.whole import MAX_ROWS, WholeLog, base_of, holds_the_same_rows
 from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.calibrate import Calibration, calibration_from_dict
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.inference.artifact import write_artifact
+from recap_ctr.inference.measure import measure_settings
+from recap_ctr.inference.setting import Setting
 from recap_ctr.inference.torch_backend import PackedModel, load_artifact
 from recap_ctr.jobs.executor import Job
 from recap_ctr.models.recap import Recap
@@ -45,6 +51,7 @@ SLACK, PACK_SECONDS = (
     1.15,
     2.0,
 )  # Time that it takes beyond what the runs have shown, and to load, compare and pack.
+CALIBRATING = 1.5  # How much longer it takes to score all held-out rows at every setting than to pack a run.
 ONE_STRENGTH = 0.5  # The share of a regression's time that goes into its best strength, from the start.
 SMALLEST_SHARE = 0.7  # A network may be trained for so much of its length if the time is short, but no less.
 TOLERANCE = 1.005  # Of the logloss on the rows that were held out.
@@ -84,7 +91,7 @@ class LastStage:
         each = [self._run_seconds(path) for path in runs]
         longest_or_shared = max([*each, sum(each) / self.work.executor.workers], default=0.0)
         growth = self.raw.seconds if self.raw is not None and self._grows else 0.0
-        return SLACK * longest_or_shared + growth + PACK_SECONDS + self.work.pack_seconds
+        return SLACK * longest_or_shared + growth + PACK_SECONDS + CALIBRATING * self.work.pack_seconds
 
     def _run_seconds(self, path: Path) -> float:
         report = read_report(path)
@@ -154,11 +161,13 @@ class LastStage:
             self.work.give_up(f"{ALL_ROWS}: the time was over")
             return None
         packed = load_artifact(chosen / ARTIFACT)
+        dial = self._calibrated_dial(packed)
+        calibration = calibration_from_dict(dial[0]["calibration"])
         model = self._assemble(refits, chosen, data)
-        if not self._knows_its_rows(model, packed, chosen, data):
+        if not self._knows_its_rows(model, packed, calibration, chosen, data):
             self.work.give_up(f"{ALL_ROWS}: the model did not get better on the rows that were held out")
             return None
-        self._pack(out, model, packed, data)
+        self._pack(out, model, packed, data, calibration, dial)
         added, _ = changes(packed.encoder, data.encoder)
         summary = RefitSummary(
             directory=out.name, rows=len(data.train), added=added, seconds=time.monotonic() - started
@@ -231,7 +240,35 @@ class LastStage:
         beside = [models[path] for path in self.configs[chosen].beside if path in models]
         return [part for part in beside if gain is not None and name_of(part) in gain.factors]
 
-    def _knows_its_rows(self, model: nn.Module, packed: PackedModel, chosen: Path, data: WholeLog) -> bool:
+    def _calibrated_dial(self, packed: PackedModel) -> list[dict[str, Any]]:
+        """Return every setting of the measured model as it was, but calibrated on all rows that have not taught it.
+
+        The validation rows alone may be few, or of days unlike those before and after.
+        """
+        entries = packed.manifest["dial"]
+        calibrated = measure_settings(
+            packed.model,
+            packed.routes,
+            [Setting.from_dict(entry) for entry in entries],
+            joined(list(held_out_shards(self.data).values())),
+            torch.device(self.work.device),
+            calibrations={},
+            kind=self.work.config.calibration,
+            negative_rate=self.work.config.negative_rate,
+        )
+        return [
+            {**entry, "calibration": again["calibration"]}
+            for entry, again in zip(entries, calibrated, strict=True)
+        ]
+
+    def _knows_its_rows(
+        self,
+        model: nn.Module,
+        packed: PackedModel,
+        calibration: Calibration,
+        chosen: Path,
+        data: WholeLog,
+    ) -> bool:
         """Return whether the model is no worse than before on the rows that were held out then, and trained it now."""
         device, rate = torch.device(self.work.device), self.work.config.negative_rate
         routed = Routed(model, packed.routes) if isinstance(model, Recap) else model
@@ -240,12 +277,20 @@ class LastStage:
             before = np.asarray(LogitTable(chosen / LOGITS / split).logits_NM[:, 0])
             for at, logits in enumerate((before, predict(routed.to(device), shard, device))):
                 corrected, weights = undo_sampling(logits, shard, rate)
-                calibrated = packed.calibration.apply(corrected)
+                calibrated = calibration.apply(corrected)
                 losses[at] += len(shard) * metrics.logloss(shard.labels, calibrated, weights)
         return bool(losses[1] <= TOLERANCE * losses[0])
 
-    def _pack(self, out: Path, model: nn.Module, packed: PackedModel, data: WholeLog) -> None:
-        """Write the artifact: weights and vocabularies are new, all else is that of the chosen run."""
+    def _pack(
+        self,
+        out: Path,
+        model: nn.Module,
+        packed: PackedModel,
+        data: WholeLog,
+        calibration: Calibration,
+        dial: list[dict[str, Any]],
+    ) -> None:
+        """Write the artifact: weights, vocabularies and calibration are new, all else is that of the chosen run."""
         recorded = packed.manifest
         clicks = int(np.sum(np.asarray(data.train.labels)))
         write_artifact(
@@ -254,10 +299,10 @@ class LastStage:
             config=model.config,  # type: ignore[arg-type]
             weights=to_arrays(model.state_dict()),
             encoder=data.encoder,
-            calibration=packed.calibration,
+            calibration=calibration,
             shift=packed.shift,
             metrics=recorded["metrics"],
-            dial=recorded["dial"],
+            dial=dial,
             routes=packed.routes,
             data={**recorded["data"], "rows": len(data.train), "clicks": clicks},
             training={**recorded["training"], "all_rows": True},
