@@ -113,6 +113,20 @@ class TestPreferSimple:
         assert choice.path == tmp_path / "lr"
         assert choice.reason is not None and "so a simpler model, lr, is shipped" in choice.reason
 
+    @pytest.mark.parametrize(("errors", "ships"), [(1.1, "student"), (0.9, "lr")])
+    def test_one_standard_error_is_the_limit(
+        self,
+        errors: float,
+        ships: str,
+        prepared: PreparedData,
+        report: RunReport,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        lead = metrics.Difference(errors * 0.001, 0.001)
+        monkeypatch.setattr(metrics, "logloss_difference", lambda *_: lead)
+        assert self.leads(prepared, report, tmp_path, 1.0).path == tmp_path / ships
+
     def test_better_probabilities_alone_are_a_lead(
         self, prepared: PreparedData, report: RunReport, tmp_path: Path
     ) -> None:

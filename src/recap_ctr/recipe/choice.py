@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +14,9 @@ from recap_ctr.evaluation.calibrate import fit_affine
 from recap_ctr.evaluation.halves import halves
 from recap_ctr.training.parallel import Runs, teacher_tables
 
-CHANCE = 0.05  # How often a run that is no better than a simpler one may be taken for better.
-Z = NormalDist().inv_cdf(1 - CHANCE)
+LEAD = 1.0
+"""A run must be ahead of a simpler one by so many standard errors: the one-standard-error rule. Where both are equally
+good, which one ships costs nothing but size; to ask for more would refuse leads that are mostly real."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def choose_shipped(data: PreparedData, students: Runs, others: Runs) -> Choice:
 
 
 def prefer_simple(choice: Choice, simpler: Sequence[Path], data: PreparedData) -> Choice:
-    """Return the simplest run that nothing less simple is ahead of beyond chance.
+    """Return the simplest run that nothing less simple is ahead of by more than one standard error.
 
     `simpler` are runs that are simpler than the chosen one, the simplest first. The best of many on few clicks is often
     the luckiest: rows that chose it flatter it, and later ones do not. It is their calibrated logloss that is compared:
@@ -74,7 +74,7 @@ def prefer_simple(choice: Choice, simpler: Sequence[Path], data: PreparedData) -
     """
     for at, path in enumerate(simpler):
         leads = [_lead(rival, path, data) for rival in (*simpler[at + 1 :], choice.path)]
-        if not any(lead.is_beyond_chance for lead in leads):
+        if not any(lead.is_clear for lead in leads):
             return Choice(
                 path, f"{leads[-1].sentence(choice.path)}, so a simpler model, {path.name}, is shipped"
             )
@@ -89,16 +89,16 @@ class _Lead:
     logloss: metrics.Difference
 
     @property
-    def is_beyond_chance(self) -> bool:
-        """Return whether the logloss is lower by more than chance gives."""
-        return self.logloss.difference > Z * self.logloss.standard_error
+    def is_clear(self) -> bool:
+        """Return whether the logloss is lower by more than its standard error."""
+        return self.logloss.difference > LEAD * self.logloss.standard_error
 
     def sentence(self, path: Path) -> str:
         """Return the figures in words."""
         return (
             f"{path.name} is ahead of it on validation rows by {100 * self.auc.difference:.3f} points of AUC and"
-            f" {self.logloss.difference:.5f} of logloss, of which chance gives up to"
-            f" {Z * self.logloss.standard_error:.5f}"
+            f" {self.logloss.difference:.5f} of logloss, with a standard error of"
+            f" {self.logloss.standard_error:.5f}"
         )
 
 
