@@ -120,6 +120,24 @@ class TestBudget:
         assert not any(arm.finished for arm in report.arms)
         assert Scorer.load(tmp_path / "fit" / "artifact")
 
+    def test_time_that_early_stops_leave_goes_to_other_models_and_other_seeds(
+        self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            race, "LOOK_EPOCHS", (1e6, 1e6)
+        )  # In the planned rounds nothing has time for a look.
+        short = {"batch_size": 256, "max_epochs": 1}
+        report = portfolio(prepared, tmp_path / "fit", budget=2.0, train=short).run()
+        names = [arm.name for arm in report.arms]
+        strengths = len(race.STRENGTHS) + 1  # One of them for the other model of the portfolio.
+        assert len(names) > strengths and not any("a look at" in what for what in report.plan["given_up"])
+        monkeypatch.setattr(race, "MAX_FURTHER", 8)
+        report = portfolio(prepared, tmp_path / "longer", budget=2.0, train=short).run()
+        repeated = [arm.name.removesuffix(" run 2") for arm in report.arms if arm.name.endswith(" run 2")]
+        assert repeated and set(repeated) <= set(names)
+        best = next(arm.name for arm in report.arms if " run " not in arm.name)
+        assert best in repeated, "the best one has another seed first"
+
     def test_without_time_the_best_of_the_counting_models_ships(
         self, prepared: PreparedData, tmp_path: Path
     ) -> None:

@@ -18,11 +18,15 @@ RACE = "race"  # The logit table of an entrant's validation rows, in its run's d
 DECAY, MAX_DOUBLINGS = 0.6, 3.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entrant:
-    """A model in the race: its name, its run, and where that is."""
+    """A model in the race, and its run."""
 
     name: str
+    kind: str
+    """The name without the number of the run: runs of one kind differ in their seed."""
+    settings: dict[str, Any]
+    """What it was entered with."""
     config: RunConfig
     path: Path
 
@@ -66,6 +70,8 @@ class Journal:
     standings: dict[str, Standing] = field(default_factory=dict)
     best_strength: str | None = None
     """The name of the best entrant of the first round."""
+    further: list[list[dict[str, Any]]] = field(default_factory=list)
+    """The settings of the entrants of each round after the last planned one."""
     given_up: list[str] = field(default_factory=list)
     epoch_seconds: float = 0.0
     """Seconds of an epoch of the first model, measured before the race."""

@@ -4,7 +4,9 @@ An entrant is judged on all rows, as it is trained, at the length that the fit h
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from recap_ctr.config import TrainConfig
@@ -35,6 +37,10 @@ STUDENT_SHARE = (
 LOOK_EPOCHS = (2.0, 8.0)
 """A model without time for a third of a student's epochs, within these limits, is left out."""
 MAX_CHALLENGERS = 12
+MAX_FURTHER = 4  # Rounds that may follow where runs have stopped so early that time is left.
+STUDENT_LENGTH, STUDENT_TWICE = 2.0, 5.0
+"""How much longer a student may take than the longest run that has stopped by itself, and if it is trained again."""
+REPEAT_LENGTH = 1.5  # The same of a run from another seed.
 
 
 class Race:
@@ -73,23 +79,74 @@ class Race:
             return
         best = self._best_of_round(first)
         self._round(1, self._challengers(best), "race of models")
+        for settings in chain.from_iterable(self.journal.further):  # Those of an earlier call.
+            self._enter(**settings)
         self.work.ship_best(self.work.pack([self.best()]))
         for number, leaders in self._last_rounds().items():
             self._round(number, self._leaders(leaders), "race of the best")
+        for further in range(MAX_FURTHER):
+            self._use_time_left(further)
+        for name in self.entrants:
+            if name not in self.journal.standings:
+                self.work.give_up(f"a look at {name}")
 
-    def _enter(self, model: str, l2: float, rate_factor: float = 1.0, dim: int | None = None) -> Entrant:
-        """Add a model to the race, with its run."""
+    def _use_time_left(self, further: int) -> None:
+        """Give time that early stops have left to models without a look, or else to the best ones from other seeds.
+
+        These become further teachers.
+        """
+        rounds = self.journal.further
+        if further == len(rounds):
+            if self._time_to_spare() < REPEAT_LENGTH * self._longest_finished():
+                return
+            unseen = [
+                entrant.settings
+                for entrant in self.entrants.values()
+                if entrant.name not in self.journal.standings
+            ]
+            rounds.append((unseen or self._repeated_leaders())[: self.work.executor.workers])
+            self.work.record()
+        if further < len(rounds):
+            entrants = [self._enter(**settings) for settings in rounds[further]]
+            self._round(len(SHARES) + further, entrants, "race with the time left")
+
+    def _repeated_leaders(self) -> list[dict[str, Any]]:
+        """Return the settings of all kinds that have raced, the best first, with the number of the next run of each."""
+        runs = Counter(entrant.kind for entrant in self.entrants.values())
+        leaders: dict[str, Entrant] = {}
+        for entrant in self._leaders(len(self.entrants)):
+            leaders.setdefault(entrant.kind, entrant)
+        return [{**leader.settings, "repeat": runs[kind] + 1} for kind, leader in leaders.items()]
+
+    def _longest_finished(self) -> float:
+        """Return the seconds of the longest run that has stopped by itself; infinite if none has."""
+        finished = [standing.seconds for standing in self.journal.standings.values() if standing.finished]
+        return max(finished, default=math.inf)
+
+    def _time_to_spare(self) -> float:
+        """Return the seconds that students will not need: they stop by themselves, too, if the best one did."""
+        if not self.clock.is_limited or not self.journal.standings[self.best().name].finished:
+            return 0.0
+        student = (STUDENT_TWICE if self.refits else STUDENT_LENGTH) * self._longest_finished()
+        return self.clock.until(1.0, self.work.reserve + student)
+
+    def _enter(
+        self, model: str, l2: float, rate_factor: float = 1.0, dim: int | None = None, repeat: int = 1
+    ) -> Entrant:
+        """Add a model to the race, with its run; with `repeat`, from another seed."""
         rate = self.work.training.learning_rate * rate_factor
         changes = {"l2": l2, "learning_rate": rate, "seed": TEACHER_SEEDS + len(self.entrants) + 1}
+        entered = {"model": model, "l2": l2, "rate_factor": rate_factor, "dim": dim, "repeat": repeat}
         settings = self.config.teacher_settings if model == self.config.teacher_model else {}
         settings = self.work.settings_of(model, settings if dim is None else {**settings, "dim": dim})
         name = f"{model} l2={l2:.3g}"
         name += "" if rate_factor == 1 else f" rate={rate:g}"
         name += "" if dim is None else f" dim={dim}"
+        kind, name = name, name + ("" if repeat == 1 else f" run {repeat}")
         if name in self.entrants:
             return self.entrants[name]
         config = self.work.run_config(model, settings, self.work.training.model_copy(update=changes))
-        entrant = Entrant(name, config, self.work.path_of(model, config))
+        entrant = Entrant(name, kind, entered, config, self.work.path_of(model, config))
         self.entrants[name] = entrant
         return entrant
 
@@ -119,7 +176,7 @@ class Race:
     def _challengers(self, best: Entrant) -> list[Entrant]:
         """Return models and settings that may be better than the best strength, the most promising first.
 
-        Those that would not have time for a look are left out, and that is said.
+        Those that would not have time for a look are left out.
         """
         kind, l2 = best.config.model, best.config.train.l2
         rows = len(self.data.train)
@@ -140,10 +197,7 @@ class Race:
             wanted.append({"model": kind, "l2": l2, "dim": base})
         entrants = [self._enter(**settings) for settings in wanted]
         unseen = [entrant for entrant in entrants if entrant.name not in self.journal.standings]
-        affordable = self._affordable()
-        for entrant in unseen[affordable:]:
-            self.work.give_up(f"a look at {entrant.name}")
-        return unseen[:affordable]
+        return unseen[: self._affordable()]
 
     def _affordable(self) -> int:
         """Return how many models can have a look in the second round."""
@@ -186,6 +240,8 @@ class Race:
 
     def _until_end_of_round(self, number: int) -> float:
         """Return the seconds until a round must end; infinite without a budget."""
+        if number >= len(SHARES):
+            return min(self._time_to_spare(), REPEAT_LENGTH * self._longest_finished())
         began = self.journal.race_began or 0.0
         share = self._share(number) + (1 - self._share(number)) * began / self.clock.seconds
         return self.clock.until(share, self.work.reserve)
