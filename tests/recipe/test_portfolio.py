@@ -11,10 +11,13 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.jobs.executor import InThisProcess, Job
 from recap_ctr.recipe import race
+from recap_ctr.recipe.choice import Choice
 from recap_ctr.recipe.config import recipe_config
 from recap_ctr.recipe.entrants import Standing, train_slice
 from recap_ctr.recipe.portfolio import Portfolio
+from recap_ctr.recipe.refit import LastStage
 from recap_ctr.recipe.work import Work
+from recap_ctr.training.parallel import Runs
 from recap_ctr.training.report import FitReport, read_report
 from tests.support.tiny_recipe import TINY
 
@@ -137,6 +140,31 @@ class TestBudget:
         assert repeated and set(repeated) <= set(names)
         best = next(arm.name for arm in report.arms if " run " not in arm.name)
         assert best in repeated, "the best one has another seed first"
+
+    def test_a_close_run_ships_if_the_chosen_one_has_no_time_for_all_rows(
+        self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        out = tmp_path / "fit"
+
+        def choose(data: PreparedData, students: Runs, others: Runs) -> Choice:
+            return Choice(next(iter(students)), None)
+
+        def share(stage: LastStage, run: Path) -> float:
+            return 0.0 if run.name.startswith("student") else 1.0
+
+        monkeypatch.setattr("recap_ctr.recipe.portfolio.choose_shipped", choose)
+        monkeypatch.setattr("recap_ctr.recipe.portfolio.prefer_simple", lambda choice, *_: choice)
+        monkeypatch.setattr("recap_ctr.recipe.portfolio.WORTH_OF_ROWS", 1.0)
+        monkeypatch.setattr(LastStage, "share_in_time", share)
+        report = portfolio(prepared, out, budget=2.0).run()
+        assert report.student is not None and not report.student.startswith("student")
+        assert report.refit is not None
+        assert (
+            report.chosen_because is not None
+            and "learn from all rows, which is worth more" in report.chosen_because
+        )
+        again = portfolio(prepared, out, budget=2.0).run()
+        assert again.student == report.student and again.chosen_because == report.chosen_because
 
     def test_without_time_the_best_of_the_counting_models_ships(
         self, prepared: PreparedData, tmp_path: Path

@@ -81,6 +81,8 @@ class Journal:
     """Seconds that were spent when the race began."""
     grows: bool | None = None
     """Whether there is time to prepare all rows once more, with vocabularies that grow; None before it is decided."""
+    instead: str | None = None
+    """The run that ships because it has time to learn from all rows, or the chosen one; None before it is decided."""
     last_share: float | None = None
     """How much of its length the chosen run has time for when it learns from all rows; None before it is decided."""
     taken: float | None = None

@@ -220,7 +220,7 @@ class Portfolio:
             Job(
                 path.name,
                 train_slice,
-                self.work.slice_of(path, config, None, min(seconds, HEAD_START * self._first_part(0.0))),
+                self.work.slice_of(path, config, None, min(seconds, self._head_start)),
             )
             for path, config in first_student.items()
         ]
@@ -268,7 +268,18 @@ class Portfolio:
         factor = workers / (workers - 1) if beside else 1.0
         largest = min(factor * LARGEST_SHARE, LARGEST_SHARE_BESIDE) if beside else LARGEST_SHARE
         wanted = max(REFERENCE_SHARE * total, min(factor * REFERENCE_SECONDS, largest * total))
-        return min(wanted, self.clock.until(1.0, self.work.student_reserve()))
+        last_stage = self._again * self._head_start if beside and self.last.is_wanted else 0.0
+        return min(wanted, self.clock.until(1.0, self.work.student_reserve() + last_stage))
+
+    @property
+    def _head_start(self) -> float:
+        """Return the seconds that the first student may be trained beside the references."""
+        return HEAD_START * self._first_part(0.0)
+
+    @property
+    def _again(self) -> float:
+        """Return how much longer than a run takes to keep for training it again on all rows."""
+        return AGAIN * self.last.num_rows / len(self.data.train)
 
     def _blend(self, suffix: str) -> None:
         """Add up the models that count: many rows and little time leave room for nothing better."""
@@ -390,9 +401,8 @@ class Portfolio:
         left = self.clock.until(1.0, self.work.student_reserve() + self.work.last_seconds)
         if not self.last.is_wanted:
             return left
-        again = AGAIN * self.last.num_rows / len(self.data.train)
         longest = max((standing.seconds for standing in self.journal.standings.values()), default=0.0)
-        return max(min((left - again * trained) / (1 + again), left - again * longest), 0.0)
+        return max(min((left - self._again * trained) / (1 + self._again), left - self._again * longest), 0.0)
 
     def _student_runs(self, teachers: tuple[Path, ...]) -> dict[Path, RunConfig]:
         """Return the runs of all students, by their directories."""
@@ -455,6 +465,8 @@ class Portfolio:
         if choice.path in simpler:
             simpler = simpler[: simpler.index(choice.path)]
         choice = prefer_simple(choice, simpler, self.data)
+        if ensemble is not None:
+            choice = self._with_time_for_all_rows(choice, {**students, **others})
         if choice.reason:
             self.work.say(f"shipped: {choice.path.name}; {choice.reason}")
         if not self.last.is_done(choice.path):
@@ -469,6 +481,35 @@ class Portfolio:
             write_report(self.work.out, report)
         self.work.record()
         return report
+
+    def _with_time_for_all_rows(self, choice: Choice, runs: Runs) -> Choice:
+        """Return another run if the chosen one has no time to learn from all rows, and that one has and is close.
+
+        What all rows teach is worth more than a small lead on validation rows. Decided once.
+        """
+        if self.work.budget is None or not self.last.is_wanted:
+            return choice
+        if self.journal.instead is None:
+            self.journal.instead = self._closest_in_time(choice.path, runs) or choice.path.name
+            self.work.record()
+        if self.journal.instead == choice.path.name:
+            return choice
+        path = choice.path.with_name(self.journal.instead)
+        lead = 100 * (runs[choice.path].metrics.valid.raw.auc - runs[path].metrics.valid.raw.auc)
+        return Choice(
+            path,
+            f"{choice.path.name} is ahead of it on validation rows by {lead:.3f} points of AUC, but had no time left to"
+            f" learn from all rows, which is worth more; {path.name} had",
+        )
+
+    def _closest_in_time(self, chosen: Path, runs: Runs) -> str | None:
+        """Return the best run that has time to learn from all rows, if the chosen one has none and is not far ahead."""
+        if self.last.share_in_time(chosen):
+            return None
+        aucs = {path: run.metrics.valid.raw.auc for path, run in runs.items()}
+        close = [path for path in runs if aucs[chosen] - aucs[path] < WORTH_OF_ROWS]
+        in_time = [path for path in close if self.last.share_in_time(path)]
+        return max(in_time, key=lambda path: aucs[path]).name if in_time else None
 
     def _learn_from_all_rows(self, choice: Choice, report: FitReport) -> FitReport:
         """Ship the chosen model as it is after learning from all rows, if that is wanted and there is time for it."""

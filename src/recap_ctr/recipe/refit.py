@@ -137,16 +137,20 @@ class LastStage:
         """Return whether an earlier call has finished it for this choice."""
         return self.is_wanted and (self.directory(chosen) / SUMMARY).is_file()
 
+    def share_in_time(self, chosen: Path) -> float:
+        """Return the share of the training that there is time for now; 0 if that would not be nearly all of it."""
+        left = self.work.clock.until(1.0, self.work.report_seconds)
+        share = min(left / self.seconds(self.runs_of(chosen)), 1.0)
+        return share if share >= SMALLEST_SHARE else 0.0
+
     def has_time(self, chosen: Path) -> bool:
         """Return whether there is time for it, or for nearly all of it, and note it if not; decided once."""
         journal = self.work.journal
         if journal.last_share is None:
-            needed = self.seconds(self.runs_of(chosen))
-            left = self.work.clock.until(1.0, self.work.report_seconds)
-            journal.last_share = min(left / needed, 1.0)
-            if journal.last_share < SMALLEST_SHARE:
-                journal.last_share = 0.0
-                self.work.give_up(f"{ALL_ROWS}: it would take {needed:.0f} seconds, and {left:.0f} were left")
+            journal.last_share = self.share_in_time(chosen)
+            if journal.last_share == 0:
+                needed = self.seconds(self.runs_of(chosen))
+                self.work.give_up(f"{ALL_ROWS}: it would take {needed:.0f} seconds, more than were left")
             self.work.record()
         return journal.last_share > 0
 
