@@ -13,6 +13,7 @@ from sklearn.linear_model import LogisticRegression
 
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.calibrate import (
+    RAREST,
     AffineCalibration,
     Calibration,
     IsotonicCalibration,
@@ -89,7 +90,7 @@ def test_affine_never_loses_to_raw_logits(
     fitted = fit_affine(labels, logits)
     raw = logloss(labels, logits)
     # The slack is rounding: logits near 1e6 carry 1e-10 of a logit, which the scale multiplies.
-    assert logloss(labels, fitted.apply(logits)) <= raw + 1e-8
+    assert logloss(labels, fitted.apply(logits)) <= raw + 1e-8 + RAREST / num_rows
     assert fitted.scale > 0
 
 
@@ -107,9 +108,20 @@ def test_one_exploded_logit_costs_no_more_than_rows_can_show() -> None:
     assert calibration_from_dict(fitted.to_dict()) == fitted
 
 
+def test_exploded_logits_that_happen_to_be_right_are_limited_too() -> None:
+    """A later row of the same user may be clicked."""
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=1000)
+    labels = (rng.random(1000) < sigmoid(logits)).astype(int)
+    logits[np.flatnonzero(labels == 0)[:5]] = -36_372.0
+    fitted = fit_affine(labels, logits)
+    assert fitted.limit == pytest.approx(math.log(10_000))
+    assert sigmoid(fitted.apply([-36_372.0]))[0] > 1e-6
+
+
 def test_no_limit_where_it_would_cost() -> None:
-    labels = np.arange(100) % 2
-    assert fit_affine(labels, np.where(labels == 1, 60.0, -60.0)).limit is None
+    labels, logits = clicks(1_000)
+    assert fit_affine(labels, 30 * logits).limit is None, "the scale is wrong, and all rows show it"
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1 / 2000, 1.0, 1e6])
@@ -125,7 +137,7 @@ def test_affine_knows_no_scale_of_weights(scale: float) -> None:
 def test_affine_on_constant_logits_fits_the_shift_only() -> None:
     fitted = fit_affine([0, 0, 0, 1], np.full(4, 12.5, np.float32))
     assert fitted.scale == 1.0
-    assert fitted.shift == pytest.approx(float(logit(0.25)) - 12.5, abs=1e-12)
+    assert fitted.apply([12.5])[0] == pytest.approx(float(logit(0.25)), abs=1e-12)
 
 
 def test_affine_on_upside_down_logits_fits_the_shift_only() -> None:

@@ -32,6 +32,24 @@ def by_hand(tower: RecursiveTower, h0: Tensor, adapters: tuple[int, ...], form: 
     return tower.head(h)[:, 0, 0]  # type: ignore[no-any-return]
 
 
+def test_a_limit_holds_for_each_tower_in_evaluation_alone() -> None:
+    free, limited = recap_model(recap_config()), recap_model(recap_config())
+    limited.load_state_dict(free.state_dict())
+    rows = recap_rows(64)
+    limited.limit_towers(1e-3)
+    biases = [float(tower.head.bias.detach()) for tower in (free.exponential, free.linear)]
+    with torch.no_grad():
+        logits_B = limited.eval()(rows).logit_B
+        assert not torch.allclose(free.eval()(rows).logit_B, logits_B, atol=2e-3)
+        assert torch.allclose(logits_B, torch.full_like(logits_B, sum(biases) / 2), atol=1.001e-3)
+        for each in (free, limited):
+            each.train()
+        torch.manual_seed(1)
+        expected_B = free(rows).logit_B
+        torch.manual_seed(1)
+        assert torch.equal(limited(rows).logit_B, expected_B)
+
+
 @pytest.mark.parametrize("form", ["additive", "multiplicative"])
 def test_recursion_is_the_formula(form: str) -> None:
     model = recap_model(recap_config(form=form))

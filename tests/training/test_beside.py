@@ -227,3 +227,30 @@ def test_the_gain_is_against_the_calibrated_towers_alone(
     config = RecapConfig(dim=4, depth=2, train_depths=(2,), depth_weights=(1.0,), num_adapters=4)
     _, gain = put_beside(Recap(config, prepared.layout), counted_runs, prepared, CPU)
     assert gain.logloss == pytest.approx(0.0, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_towers_that_explode_on_a_few_rows_are_limited(
+    prepared: PreparedData, counted_runs: tuple[Path, Path]
+) -> None:
+    config = RecapConfig(dim=4, depth=2, train_depths=(2,), depth_weights=(1.0,), num_adapters=4)
+    torch.manual_seed(1)
+    model = Recap(config, prepared.layout).eval()
+    first = int(prepared.valid.ids[0, 0])
+    with torch.no_grad():
+        model.embedding.table.weight[first] = 1e3  # As rare values sometimes end.
+    plain_N = predict(model, prepared.valid, CPU)
+    assert np.abs(plain_N).max() > 1e3
+    combined, gain = put_beside(model, counted_runs, prepared, CPU)
+    assert gain.tower_limit in beside.LIMITS
+    towers_N = predict(model, prepared.valid, CPU)
+    assert np.abs(towers_N).max() < 1.01 * gain.tower_limit
+    usual = prepared.valid.ids[:, 0] != first
+    np.testing.assert_array_equal(towers_N[usual], plain_N[usual])
+    parts = {"regression": counted_runs[0], "rates": counted_runs[1]}
+    expected_N = gain.constant + gain.factors["towers"] * towers_N
+    for name, run_of_part in parts.items():
+        if name in gain.factors:
+            part = load_artifact(run_of_part / "artifact").model
+            expected_N = expected_N + gain.factors[name] * predict(part, prepared.valid, CPU)
+    np.testing.assert_allclose(predict(combined, prepared.valid, CPU), expected_N, atol=1e-4)

@@ -151,10 +151,11 @@ RAREST = 0.1  # From N rows nobody can tell that something is rarer than one in 
 
 
 def fit_affine(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> AffineCalibration:
-    """Return the logistic regression of labels on logits; on these rows its logloss is never above that of the logits.
+    """Return the logistic regression of labels on logits, which are limited to what so many rows can show.
 
-    Logits are limited to what so many rows can show, unless the limit makes these rows worse: a model may give a single
-    row of a million a logit of -700, and one such row that was clicked would cost more than all others.
+    A model may give a single row of a million a logit of -700, and one such row that was clicked would cost more than
+    all others. Where all such rows happen to be right, the limit costs at most `RAREST` of a row in all: by so little
+    the logloss may be above that of the logits. Where it costs more, as it does if the scale is wrong, there is none.
     """
     rows = check_rows(labels, logits, weights)
     refuse_one_class(rows, "affine calibration")
@@ -165,7 +166,7 @@ def fit_affine(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None =
         return limited
     fitted = _fit_affine(labels, logits, weights)
     losses = [logloss(labels, each.apply(logits), weights) for each in (limited, fitted)]
-    return limited if losses[0] < losses[1] else fitted
+    return limited if losses[0] <= losses[1] + RAREST / rows.positive.size else fitted
 
 
 def _fit_affine(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None) -> AffineCalibration:

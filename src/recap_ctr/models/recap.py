@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from pydantic import (
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     SerializerFunctionWrapHandler,
@@ -30,7 +31,7 @@ from recap_ctr.nn.lora import AdapterBank, SignBank, draw_for_rows
 from recap_ctr.nn.norms import ScaleNorm
 
 TowerRoute = tuple[int, ...]
-LATER = ("first_order", "rates", "boosted", "max_rank")
+LATER = ("first_order", "rates", "boosted", "max_rank", "tower_limit")
 """Settings that the first runs' directories are not named after."""
 PRIME = 2**31 - 1
 SIZE_LIMIT = 1.05  # largest size, relative to FCN with its published 3 + 4 layers
@@ -79,6 +80,9 @@ class RecapConfig(Frozen):
     """A network on click rates beside the towers, whose logit is added too; a fit puts it there."""
     boosted: BoostedConfig | None = None
     """Boosted trees beside the towers, whose logit is added too; a fit puts them there."""
+    tower_limit: NonNegativeFloat | None = None
+    """The largest distance of each tower's logit from its bias, in evaluation; a fit finds it. A recursion multiplies
+    what it gets: of a few rare values, training can make logits of thousands, which no batch of training shows."""
     train_depths: tuple[PositiveInt, ...] = (2, 4)
     depth_weights: tuple[float, ...] = (0.1, 0.9)
     """α_d of Eq. 16, one per trained depth; most weight is on the last depth, which is the one that is served."""
@@ -195,6 +199,7 @@ class RecursiveTower(nn.Module):
         )
         self.norms = nn.ModuleList(ScaleNorm(1) for _ in range(config.depth if config.scale_norm else 0))
         self.head = linear(width, 1)
+        self.limit = config.tower_limit
 
     def norm(self, step: int) -> ScaleNorm | None:
         """Return the ScaleNorm of a step (from 0), None if the tower has none."""
@@ -218,6 +223,8 @@ class RecursiveTower(nn.Module):
     def logit(self, h_BHD: Tensor) -> Tensor:
         """Return one logit per row for the state `h`."""
         logit: Tensor = self.head(h_BHD)
+        if self.limit is not None and not self.training:
+            logit = logit.clamp(self.head.bias - self.limit, self.head.bias + self.limit)
         return logit[:, 0, 0]
 
 
@@ -245,6 +252,11 @@ class Recap(Parts):
         self.register_buffer("alphas_K", torch.tensor(config.depth_weights), persistent=False)
         self.epoch = config.sample_from
         """The current epoch of training, which the training loop sets."""
+
+    def limit_towers(self, limit: float | None) -> None:
+        """Limit the towers' logits in evaluation."""
+        self.config = self.config.model_copy(update={"tower_limit": limit})
+        self.exponential.limit = self.linear.limit = limit
 
     def begin_epoch(self) -> None:
         """Copy each step's home adapter to its other adapters, while routes are not sampled yet."""

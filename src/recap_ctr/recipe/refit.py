@@ -233,9 +233,12 @@ class LastStage:
             assert gain is not None
             return blended(gain, parts, data.layout)
         model = models[chosen]
-        if gain is None or not parts:
+        if gain is None:
             return model
         assert isinstance(model, Recap)
+        model.limit_towers(gain.tower_limit)
+        if not parts:
+            return model
         return combined(model, gain, parts, data.layout)
 
     def _parts_in_order(

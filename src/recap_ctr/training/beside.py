@@ -22,6 +22,7 @@ from recap_ctr.axes.predict import predict
 from recap_ctr.data.layout import Layout
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.calibrate import fit_affine
 from recap_ctr.evaluation.halves import halves
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.blend import Blend, BlendConfig
@@ -35,6 +36,8 @@ from recap_ctr.training.report import Epoch, PartGain
 Floats = npt.NDArray[np.float64]
 BLEND, TOWERS = "blend", "towers"
 SMALLEST_FACTOR = 0.01  # A part whose logit counts with a smaller factor is left out.
+USUAL_LOGIT = 12.0  # Towers that give a validation row a larger logit are limited,
+LIMITS = (4.0, 6.0, 8.0, 12.0)  # to what of these gives the validation rows the lowest logloss.
 NAMES: dict[type[torch.nn.Module], str] = {LR: "regression", Rates: "rates", Boosted: "trees"}
 
 
@@ -80,11 +83,33 @@ def put_beside(
 
     `runs` are finished runs of lr, rates and boosted, with logit tables.
     """
-    towers_N = predict(model, data.valid, device).astype(np.float64)
+    towers_N = limit_outliers(model, data.valid, device)
     chosen = _choose(data.valid, np.stack([towers_N, *_tables(runs)]), always=(0,))
     parts = [load_artifact(runs[at - 1] / "artifact").model for at in chosen.parts[1:]]
-    gain = chosen.as_gain([TOWERS, *map(name_of, parts)])
+    gain = chosen.as_gain([TOWERS, *map(name_of, parts)], model.config.tower_limit)
     return (combined(model, gain, parts, data.layout) if parts else model), gain
+
+
+def limit_outliers(model: Recap, valid: Shard, device: torch.device) -> Floats:
+    """Limit the model's towers if they give some rows logits far beyond all others; return the logits of all rows.
+
+    A few such rows would otherwise decide what the towers count for.
+    """
+    logits_N = predict(model, valid, device).astype(np.float64)
+    if np.abs(logits_N).max() <= USUAL_LOGIT:
+        return logits_N
+    limited: dict[float, Floats] = {}
+    for limit in LIMITS:
+        model.limit_towers(limit)
+        limited[limit] = predict(model, valid, device).astype(np.float64)
+
+    def loss(limit: float) -> float:
+        calibration = fit_affine(valid.labels, limited[limit], valid.weights)
+        return metrics.logloss(valid.labels, calibration.apply(limited[limit]), valid.weights)
+
+    best = min(LIMITS, key=loss)
+    model.limit_towers(best)
+    return limited[best]
 
 
 def blend_runs(runs: Sequence[Path], data: PreparedData, device: torch.device) -> tuple[Blend, PartGain]:
@@ -139,10 +164,11 @@ class _Chosen:
     mixture: Mixture
     gain: float
 
-    def as_gain(self, names: Sequence[str]) -> PartGain:
+    def as_gain(self, names: Sequence[str], tower_limit: float | None = None) -> PartGain:
         """Return the choice as reports show it; `names` are those of the parts."""
         factors = dict(zip(names, self.mixture.factors, strict=True))
-        return PartGain(factors=factors, logloss=self.gain, constant=self.mixture.constant)
+        limited = {} if tower_limit is None else {"tower_limit": tower_limit}
+        return PartGain(factors=factors, logloss=self.gain, constant=self.mixture.constant, **limited)
 
 
 def _choose(valid: Shard, parts_PN: Floats, always: tuple[int, ...]) -> _Chosen:
@@ -185,6 +211,8 @@ def combined(model: Recap, gain: PartGain, parts: Sequence[torch.nn.Module], lay
     """Return a model whose logit is the mixture: the factors go into the heads and into the parts."""
     # The default rank depends on the model's size, which changes here; the towers stay as they are.
     changes: dict[str, object] = {"lora_rank": model.exponential.bank.rank}
+    if gain.tower_limit is not None:
+        changes["tower_limit"] = gain.factors[TOWERS] * gain.tower_limit
     weights = dict(model.state_dict())
     towers, factors = gain.factors[TOWERS], [gain.factors[name_of(part)] for part in parts]
     for tower in ("exponential", "linear"):

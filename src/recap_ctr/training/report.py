@@ -100,6 +100,8 @@ class PartGain(Record):
     did not fit the proportions."""
     constant: float = 0.0
     """What is added to the sum."""
+    tower_limit: float | None = None
+    """The largest logit that a tower may have before its factor, if there is a limit."""
 
     @property
     def has_towers(self) -> bool:
