@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from tests.support.ray_cluster import VARIABLES
 
@@ -29,6 +30,9 @@ ROWS = 3_000
 # Ray reads these when it is imported, which collecting the documentation's examples does already.
 os.environ |= {**VARIABLES, "RAY_AUTH_TOKEN": secrets.token_hex(16)}
 gc.set_threshold(100_000, 20, 100)
+# A busy machine is no reason to fail an example that hypothesis tries.
+settings.register_profile("without deadlines", deadline=None)
+settings.load_profile("without deadlines")
 
 
 def pytest_collection_finish() -> None:

@@ -3,6 +3,8 @@
 import gc
 import json
 import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from recap_ctr.recipe.scale import (
     stage_seconds,
     step_time,
 )
+from recap_ctr.training import feed
 from recap_ctr.training.feed import Shuffled, feed_of
 from recap_ctr.training.loop import BEST, STATE, Trainer
 from tests.support.golden import small_data
@@ -138,24 +141,42 @@ def test_memory_of_a_trainer(model: str, averages: dict[str, Any], update: str) 
     assert trainer.progress.step == 1
 
 
+class AtOnce:
+    """An executor whose work is done when it is handed over: a peak that no thread's progress decides."""
+
+    def __init__(self, *settings: Any) -> None:
+        pass
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
 @pytest.mark.parametrize("workers", [1, 4])
-def test_memory_of_windows_does_not_grow_with_the_rows(workers: int) -> None:
-    """All that is allocated in an epoch, at its peak, beside the formula, on few rows and on four times as many."""
+def test_memory_of_windows_does_not_grow_with_the_rows(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is allocated in an epoch, at its peak, beside the formula, on few rows and on four times as many.
+
+    Each window is read in full while the one before it is held: the most that a reading thread can add.
+    """
+    monkeypatch.setattr(feed, "ThreadPoolExecutor", AtOnce)
     peaks = []
     for rows in (20_000, 80_000):
         shard = plain_rows(rows, num_fields=10).train
         config = TrainConfig(batch_size=256, window_rows=8_192)
         group = Group(0, workers)
-        feed = feed_of(shard, config, None, group, 8_192)
+        batches = feed_of(shard, config, None, group, 8_192)
         tracemalloc.start()
         for step in range(rows // 256):
-            feed.take(0, step, group.share(256))
+            batches.take(0, step, group.share(256))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     work = workload(fields=10, rows=100_000, workers=workers, train={"window_rows": 8_192})
-    assert peaks[1] < 1.1 * peaks[0]
+    assert peaks[1] < 1.02 * peaks[0]
     planned = memory_bytes(work, SPEED)["order of rows, or two windows"]
-    assert 0.6 * planned < peaks[1] < 1.15 * planned  # The parts do not all peak at the same moment.
+    assert 0.75 * planned < peaks[1] < 1.05 * planned  # The parts do not all peak at the same moment.
     shuffled = replace(work, train=TrainConfig())
     assert memory_bytes(shuffled, SPEED)["order of rows, or two windows"] == 8 * work.train_rows
 
