@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -250,15 +249,12 @@ class TestCompletion:
 
     @pytest.mark.slow
     def test_in_a_real_bash(self, tmp_path: Path) -> None:
-        bash = shutil.which("bash")
-        if bash is None:
-            pytest.skip("bash is not installed")
         (tmp_path / "recap").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m recap_ctr "$@"\n')
         (tmp_path / "recap").chmod(0o755)
         script = run_alone(_RECAP_COMPLETE="source_bash").stdout
         ask = 'COMP_WORDS=(recap pred); COMP_CWORD=1; _recap_completion recap; echo "${COMPREPLY[@]}"'
         done = subprocess.run(
-            [bash, "--norc", "-c", f"{script}\n{ask}"],
+            ["bash", "--norc", "-c", f"{script}\n{ask}"],
             env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
             capture_output=True,
             text=True,

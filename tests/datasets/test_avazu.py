@@ -1,4 +1,4 @@
-"""Avazu_x4 on a generated file; against the first real rows where RECAP_REAL_HEADS says where they lie."""
+"""Avazu_x4 on a generated file."""
 
 import gzip
 from datetime import date
@@ -103,16 +103,3 @@ def test_bad_files(tmp_path: Path) -> None:
     (tmp_path / "train").unlink()
     (tmp_path / "train.gz").write_bytes(packed[:-50])
     fails("train.gz can't be read: Compressed file ended")
-
-
-def test_the_first_real_rows(tmp_path: Path) -> None:
-    text = layouts.real_head("avazu-head.csv").read_text()
-    (tmp_path / "train").write_text(text)
-    data = prepared(tmp_path)
-    header, *lines = (line.split(",") for line in text.splitlines())
-    assert header == layouts.AVAZU
-    read = [tokens(line) for line in lines]
-    train = layouts.splits([int(line[1]) for line in lines])[0]
-    for name in read[0]:
-        values = layouts.kept([row[name] for row in read], train, 2)
-        assert layouts.decoded(data, data.test)[name] == [values[row] for row in data.test.rows]

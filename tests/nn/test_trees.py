@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import lightgbm
 import numpy as np
 import pytest
 import torch
@@ -63,7 +64,6 @@ def test_a_number_at_the_threshold_goes_left_though_the_threshold_has_64_bits() 
 
 
 def test_it_scores_as_lightgbm_does() -> None:
-    lightgbm = pytest.importorskip("lightgbm")
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(3000, NUM_COLUMNS)).astype(np.float32)
     labels = rows[:, 0] * rows[:, 1] + rng.normal(size=3000) > 1

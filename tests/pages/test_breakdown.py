@@ -11,7 +11,7 @@ from recap_ctr.pages.breakdown import breakdown_sections
 from recap_ctr.pages.charts import to_csv
 from recap_ctr.pages.run import page
 from recap_ctr.training.report import parse_report
-from tests.support.browser import CHROMIUM, Browser
+from tests.support.browser import Browser, browser_needed
 from tests.support.example_reports import fit_values
 
 LONG = "a value that is rather long, and has no/place/to/break/it/except/between/letters"
@@ -91,7 +91,7 @@ OVERLAPS = """[...document.querySelectorAll('figure > svg')].flatMap((svg) => {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install Debian's chromium")
+@browser_needed
 @pytest.mark.parametrize("width", [390, 1280])
 def test_no_value_is_off_screen_and_every_axis_has_ticks(
     breakdown: Breakdown, tmp_path: Path, width: int

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,10 +10,9 @@ import pytest
 from recap_ctr.pages.run import page
 from recap_ctr.training.report import RunReport, parse_report, write_report
 from tests.conftest import Recap
+from tests.support.browser import CHROMIUM, browser_needed
 from tests.support.example_reports import fit_values
 from tests.support.html_outline import Outline
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def test_page_fetches_nothing_and_escapes_values() -> None:
@@ -55,7 +53,7 @@ def test_command_writes_the_page(report: RunReport, tmp_path: Path, recap: Recap
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install Debian's chromium")
+@browser_needed
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 900)])
 def test_browser_shows_the_page_without_errors_or_requests(
     report: RunReport, tmp_path: Path, width: int, height: int

@@ -154,9 +154,7 @@ class AtOnce:
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_memory_of_windows_does_not_grow_with_the_rows(
-    workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_windows_does_not_grow_with_the_rows(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is allocated in an epoch, at its peak, beside the formula, on few rows and on four times as many.
 
     Each window is read in full while the one before it is held: the most that a reading thread can add.

@@ -11,13 +11,12 @@ from recap_ctr.evaluation.calibrate import AffineCalibration, IsotonicCalibratio
 from recap_ctr.evaluation.metrics import sigmoid
 from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.page import POLICY, html
-from tests.support.browser import CHROMIUM, Browser
+from tests.support.browser import Browser, browser_needed
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_server import Address, serve_in_thread
 
 TAB, ENTER = 9, 13
 TOKEN = "a-token-of-some-length"
-browser_needed = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install Debian's chromium")
 Open = Callable[..., Browser]
 
 

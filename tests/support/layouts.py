@@ -1,12 +1,10 @@
 """Small files in the exact raw layouts of the public data sets, and plain readings of what must become of them."""
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from recap_ctr.data.shards import PreparedData, Shard
 
@@ -151,11 +149,3 @@ def kept(values: Sequence[str | None], train: Sequence[int], min_count: int) -> 
     """Each row's value, or OOV for what is missing or too rare among the training rows."""
     counts = Counter(values[row] for row in train)
     return [OOV if value is None or counts[value] < min_count else value for value in values]
-
-
-def real_head(name: str) -> Path:
-    """Return the file with the first rows of a real data set, or skip the test if the user has none."""
-    directory = os.environ.get("RECAP_REAL_HEADS")
-    if directory is None:
-        pytest.skip(f"set RECAP_REAL_HEADS to a directory with {name}, the first rows of the real file")
-    return Path(directory) / name
