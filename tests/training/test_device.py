@@ -8,10 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recap_ctr.config import TrainConfig, parse
@@ -19,11 +17,7 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import MODELS, parse_model
 from recap_ctr.nn import device
-from recap_ctr.nn.group import Group
-from recap_ctr.nn.table import distinct_padded
 from recap_ctr.training import loop
-from recap_ctr.training.ahead import AHEAD, Ahead, Direct, Place
-from recap_ctr.training.feed import feed_of
 from recap_ctr.training.loop import Trainer, train
 from tests.support.golden import SMALL, small_data, small_trainer
 from tests.support.plain_rows import plain_rows
@@ -116,15 +110,6 @@ def test_weights_are_those_of_the_cpu(
         torch.testing.assert_close(again, weight, rtol=1e-3, atol=2e-5)
 
 
-def test_distinct_rows_of_a_known_size() -> None:
-    ids = torch.randint(0, 9, (50,), generator=torch.Generator().manual_seed(1))
-    rows, places, is_real = distinct_padded(ids)
-    assert rows[is_real].tolist() == sorted(set(ids.tolist()))
-    assert torch.equal(rows[places], ids)
-    assert set(rows[~is_real].tolist()) == {int(ids.min())}
-    assert [len(each) for each in distinct_padded(ids[:0])] == [0, 0, 0]
-
-
 @pytest.mark.usefixtures("like_a_gpu")
 def test_the_first_step_that_is_not_finite_is_named(
     data: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -153,33 +138,6 @@ def test_the_first_step_that_is_not_finite_is_named(
     assert all(torch.isfinite(weight).all() for weight in trainer.model.parameters())
 
 
-@pytest.mark.parametrize("window_rows", [0, 256])
-def test_batches_ahead_are_those_that_are_gathered_now(window_rows: int) -> None:
-    data, config = plain_rows(1_030), TrainConfig(batch_size=100, max_epochs=2, window_rows=window_rows)
-    targets, group = np.random.default_rng(1).random(1_030, np.float32), Group(1, 2)
-
-    def place(step: int) -> Place:
-        epoch, at = divmod(step, 11)
-        return Place(epoch, at, group.share(min(100, 1_030 - 100 * at)))
-
-    asked: list[int] = []
-
-    def noted(step: int) -> Place:
-        asked.append(step)
-        return place(step)
-
-    now = Direct(feed_of(data.train, config, targets, group, window_rows), CPU, place)
-    ahead = Ahead(feed_of(data.train, config, targets, group, window_rows), CPU, noted, 22)
-    steps = [*range(5), *range(14, 22), 3]
-    for step in steps:  # It goes on, jumps forward, ends with the run, and jumps back.
-        one, other = now.take(step), ahead.take(step)
-        assert len(one.tensors()) == 4
-        for expected, got in zip(one.tensors(), other.tensors(), strict=True):
-            assert torch.equal(got, expected)
-    assert max(asked) == 21
-    assert set(range(3, 3 + AHEAD + 1)) <= set(asked)
-
-
 @pytest.mark.parametrize("name", ["fcn", "recap", "dnn", "deepfm"])
 def test_products_in_bfloat16(name: str) -> None:
     """Losses stay near those of 32 bits, weights stay in 32 bits, and the setting is part of the record."""
@@ -194,8 +152,3 @@ def test_products_in_bfloat16(name: str) -> None:
         assert (precision == "float32") == ("precision" not in config.model_dump(mode="json"))
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
-
-
-def test_tensors_are_sent_as_they_are() -> None:
-    assert isinstance(device.send(torch.ones(2), CPU), Tensor)
-    assert device.send(torch.ones(2), torch.device("meta")).device.type == "meta"

@@ -1,6 +1,5 @@
 """A run that ships several routes: what its artifact holds, how it scores, and what is refused."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,7 @@ import torch
 
 from recap_ctr.axes.predict import predict, predict_routes, to_inputs
 from recap_ctr.axes.routes import Routed, greedy_choice, late_routes, random_routes
-from recap_ctr.config import Frozen, TrainConfig
+from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
@@ -357,61 +356,15 @@ def test_old_artifacts_without_routes_use_the_home_route(
         )
 
 
-class TestConfig:
-    @pytest.mark.parametrize(
-        "config",
-        [
-            routed_config("greedy"),
-            replace(routed_config(), teachers=(Path("a/logits/train"), Path("b")), routes=1),
-            RunConfig(
-                "fcn",
-                parse_model("fcn", {"dim": 6, "scale_norm": False}),
-                TrainConfig(ema=0.99, seed=7, checkpoints=3, schedule="cosine"),
-                calibration="isotonic",
-                negative_rate=0.25,
-                train_baseline=False,
-                report_fields=False,
-                threads=3,
-            ),
-            RunConfig("lr", parse_model("lr", {}), TrainConfig(ema_epochs=(0.1, 1 / 3))),
-        ],
-        ids=lambda config: config.model,
-    )
-    def test_round_trip_through_json(self, config: RunConfig) -> None:
-        text = json.dumps(config.to_json(), allow_nan=False)
-        again = RunConfig.from_json(json.loads(text))
-        assert again == config
-        assert type(again.model_config) is type(config.model_config)
-        assert json.dumps(again.to_json()) == text
-
-    def test_only_models_with_routes_may_have_several(self) -> None:
-        others: list[tuple[str, Frozen]] = [(name, parse_model(name, {})) for name in ("fcn", "ecn", "lr")]
-        for name, config in others:
-            RunConfig(name, config, TrainConfig(), routes=1)
-            with pytest.raises(InputError, match=rf"{name} has no routes\n  fix: remove --routes"):
-                RunConfig(name, config, TrainConfig(), routes=2)
-
-    @pytest.mark.parametrize("routes", [0, -1])
-    def test_at_least_one(self, routes: int) -> None:
-        with pytest.raises(InputError, match="at least one"):
-            routed_config(routes=routes)
-
-    def test_the_same_from_another_seed(self) -> None:
-        config = replace(routed_config("random", 2), teachers=(Path("t"),))
-        other = config.with_seed(9)
-        assert (other.train.seed, other.teachers, other.routes) == (9, (Path("t"),), 2)
-        assert other.route_choice == "random"
-        assert other.with_seed(config.train.seed) == config
-
-    def test_other_routes_are_packed_without_training_again(
-        self, four: Path, prepared: PreparedData, tmp_path: Path
-    ) -> None:
-        copy = Path(shutil.copytree(four, tmp_path / "run"))
-        state = (copy / "state.safetensors").read_bytes()
-        (copy / "logits").mkdir(exist_ok=True)  # As if four routes had written logits there.
-        report = run(routed_config(routes=3), prepared, copy, quiet=True)
-        assert len(load_artifact(copy).routes) == 3 and "3" in report.metrics_by_routes
-        assert (copy / "state.safetensors").read_bytes() == state
-        assert not (copy / "logits").exists()
-        before, after = (load_artifact(path).manifest["files"] for path in (four, copy))
-        assert after["model.safetensors"] == before["model.safetensors"]
+def test_other_routes_are_packed_without_training_again(
+    four: Path, prepared: PreparedData, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(four, tmp_path / "run"))
+    state = (copy / "state.safetensors").read_bytes()
+    (copy / "logits").mkdir(exist_ok=True)  # As if four routes had written logits there.
+    report = run(routed_config(routes=3), prepared, copy, quiet=True)
+    assert len(load_artifact(copy).routes) == 3 and "3" in report.metrics_by_routes
+    assert (copy / "state.safetensors").read_bytes() == state
+    assert not (copy / "logits").exists()
+    before, after = (load_artifact(path).manifest["files"] for path in (four, copy))
+    assert after["model.safetensors"] == before["model.safetensors"]
