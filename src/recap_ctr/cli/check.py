@@ -30,10 +30,11 @@ def check(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Look for faults in raw rows: what is not usual, given the training rows of a model.
+    """Look for faults in raw rows: anything unusual in comparison with a model's training rows.
 
-    Values gone constant, spelled otherwise, missing or unseen; a label whose rate has moved; repeated rows. Limits come
-    from the variation between periods of the training rows. The exit code is 3 if there are findings.
+    It finds values that have become constant, are spelled in another way, are missing or unseen; a click rate that has
+    moved; and repeated rows. The limits come from the variation between periods of the training rows. The exit code is
+    3 if there are findings.
 
     Example: recap check today.parquet --against model/artifact
     """
@@ -92,10 +93,10 @@ def drift(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure how rows drift away from the training rows, period by period, and whether probabilities still hold.
+    """Measure, period by period, how far rows drift from the training rows, and whether probabilities still hold.
 
-    Per field, unseen and rare shares and the population stability index; with labels, the calibration ratio. The exit
-    code is 3 if something is beyond its limit.
+    It shows, for each field, the shares of unseen and rare values and the population stability index, and the
+    calibration ratio if rows have labels. The exit code is 3 if a figure is beyond its limit.
 
     Example: recap drift model/artifact this_week.parquet --out drift
     """

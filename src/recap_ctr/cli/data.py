@@ -196,7 +196,7 @@ def prepare(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Encode a raw table into memory-mapped shards: streaming, in bounded memory, checked row by row.
+    """Encode a raw table as shards to train on. Every row is checked, and memory is bounded.
 
     Example: recap prepare clicks.csv --schema schema.toml --out data
 
@@ -372,11 +372,11 @@ def download(
         ),
     ],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put its raw files.")],
-    force: Annotated[bool, typer.Option("--force", help="Fetch files again that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Fetch even files that are already there.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch a public data set's raw files from their publisher and check them. Interrupted, the same command resumes.
+    """Fetch a public data set's raw files from their publisher and check them. An interrupted download can be resumed.
 
     Example: recap download ml-1m raw/ml-1m
     """
@@ -502,7 +502,7 @@ def inspect(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say what a directory is and what is in it.
+    """Say what a directory is, and show what is in it.
 
     Example: recap inspect run/artifact
     """

@@ -50,7 +50,7 @@ def export(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Put graphs into an artifact, one for each setting of its dial; it is then scored and served without PyTorch.
+    """Put a graph for each setting of the dial into an artifact, which then needs no PyTorch to score or serve.
 
     Example: recap export run/artifact --data data
 
@@ -99,7 +99,7 @@ def dial(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure what each setting of a model costs here, how good it is, and what a millisecond buys.
+    """Measure what each setting of a model costs on this machine, and show it beside the setting's accuracy.
 
     Example: recap dial run/artifact --threads 1 --out dial
     """
@@ -187,7 +187,7 @@ def serve(
     ] = 10_000,
     quiet: Quiet = False,
 ) -> None:
-    """Serve an artifact over HTTP: JSON and Arrow, a bounded latency, new versions without a lost request.
+    """Serve an artifact over HTTP, in JSON and Arrow, with deadlines, and change versions without losing a request.
 
     Its log is JSON, one event a line, on standard output.
 

@@ -39,7 +39,7 @@ def explain(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure what a model loses when the values of one field are shuffled between rows (permutation importance).
+    """Measure how much a model relies on each field, by shuffling its values between rows (permutation importance).
 
     For single rows, see `recap predict --explain 3`.
 

@@ -74,7 +74,7 @@ def fit(
         typer.Option(
             "--group",
             metavar="COLUMN",
-            help="Also average AUC within groups, such as users.",
+            help="Also report the mean AUC within groups, such as users.",
             rich_help_panel=RAW_FILES,
         ),
     ] = None,
@@ -143,13 +143,14 @@ def fit(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train one model that stands for an ensemble, from a click log or prepared data: the whole recipe.
+    """Train one model that does the work of an ensemble, from a click log or from prepared data.
 
-    References are trained first: logistic regression, and LightGBM where it is installed. Then a portfolio of models
-    races, the mean of those that validation chooses teaches one student, and the best of all is shipped. --teachers N
-    makes it the paper's way: a probe, N teachers of one model, and the student. An artifact is there after the first
-    stage and gets better; Ctrl-C ships the best so far, and the same command goes on. With other settings, only the
-    stages that they touch are redone. --set takes any key of a recipe (docs/reference/recipe.md).
+    The references are trained first: logistic regression, and LightGBM where it is installed. Then models of different
+    kinds race, those that are best on validation rows teach one student, and the best model of all is shipped. With
+    --teachers N, fit follows the paper: a probe finds the settings, and N teachers of one model teach the student. An
+    artifact is there after the first stage, and is replaced by better ones; Ctrl-C ships the best so far, and the same
+    command goes on. After a change of settings, only the stages that depend on them are done again. --set takes any key
+    of a recipe (docs/reference/recipe.md).
 
     Example: recap fit clicks.parquet --label click --budget 10 --out model
 
@@ -271,13 +272,14 @@ def plan(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Forecast what more teachers, averaged weights and routes would bring and cost, and recommend a recipe.
+    """Forecast what more teachers, averaged weights and routes would gain and cost, and recommend a recipe.
 
-    It trains the recipe's first teachers and one student from labels, and derives the rest from their disagreement and
-    that of the probe's arms. `recap fit` in the same --out goes on from there, and says how good the forecast was.
+    It trains the recipe's first teachers, and one student from labels only. The forecast follows from how far these and
+    the arms of the probe disagree. `recap fit` with the same --out goes on from there, and says how good the forecast
+    was.
 
-    With --rows it trains nothing: it says what data of that size would take on disk, in memory, on the network and in
-    time, and where more workers stop helping (docs/cluster.md). --set then takes train.KEY and model.KEY.
+    With --rows it trains nothing. It says how much disk, memory, network and time data of that size would take, and
+    from where on more workers don't help (docs/cluster.md). --set then takes train.KEY and model.KEY.
 
     Example: recap plan data --budget 60 --out model
 
@@ -407,7 +409,8 @@ def demo(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Directory for all that it makes.  [default: recap-demo or recap-demo-full]"
+            "--out",
+            help="Directory for everything that the demo writes.  [default: recap-demo or recap-demo-full]",
         ),
     ] = None,
     rows: Annotated[
@@ -418,7 +421,7 @@ def demo(
     ] = None,
     full: Annotated[
         bool,
-        typer.Option("--full", help="Show what each part of RECAP adds, instead: about five minutes."),
+        typer.Option("--full", help="Show instead what each part of RECAP adds, in about five minutes."),
     ] = False,
     seed: Annotated[
         int, typer.Option("--seed", min=0, max=999, help="Seed of the rows and of the students.")
@@ -428,10 +431,10 @@ def demo(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go the whole way on synthetic data in two minutes: draw, prepare, fit, compare, score ten rows.
+    """Try everything on synthetic data in two minutes: draw rows, prepare, fit, compare, and score ten rows.
 
     The table compares the model with its references and with the best possible model. With --full it compares RECAP
-    with its parts: averaged weights, teachers and routes. Interrupted, it resumes.
+    with its parts: averaged weights, teachers and routes. If it is interrupted, the same command resumes.
 
     Example: recap demo --rows 50000
 

@@ -21,9 +21,9 @@ def report(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make one page to look at and to show: the answer, figures with intervals, charts, settings. Needs no network.
+    """Make a page to read and to share, with the answer, figures with intervals, charts and settings.
 
-    Several runs on the same data are compared on one page.
+    Several runs on the same data are compared on one page. The page needs no network.
 
     Example: recap report model
 

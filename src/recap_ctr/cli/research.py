@@ -93,7 +93,7 @@ def bench(
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what is missing and what it would cost; train nothing.")
+        bool, typer.Option("--dry-run", help="Say what is missing and what it would cost, and train nothing.")
     ] = False,
     config: RecipeFile = None,
     preset: Preset = PresetName.default,
@@ -104,15 +104,17 @@ def bench(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make the paper's tables, from training to Markdown and LaTeX, with tests over seeds; nothing is done twice.
+    """Make the paper's tables in Markdown and LaTeX, with tests over seeds, and do all training that they need.
 
-    `table1` compares models on each data set; `ablation` is the recursive backbone alone, with each axis of
-    estimators, and with all; `fcn-scaling` is FCN with averaged weights, with distillation, and with both; `teachers`
-    has no, one and all teachers; each line has a regulariser of its own. `overview` compares with the ensembles;
-    `variance` shows how far runs and routes disagree, which explains the effects; `routes` races kinds of routes.
+    `table1` compares models on each data set. `ablation` has the recursive backbone alone, with each axis of
+    estimators, and with all of them. `fcn-scaling` has FCN with averaged weights, with distillation, and with both.
+    `teachers` has students of no, one and all teachers. Each line has its own regulariser. `overview` compares RECAP
+    with the ensembles. `variance` shows how far runs and routes disagree, which explains the effects. `routes` compares
+    ways to choose routes.
 
-    With figures, and all numbers as JSON and CSV: `sensitivity` varies one setting of RECAP at a time; `capacity` grows
-    FCN in depth and breadth; `estimators` shows what averaging gains along each axis; `frontier` is AUC against size.
+    The other tables come with figures, and with all numbers as JSON and CSV. `sensitivity` varies one setting of RECAP
+    at a time, `capacity` makes FCN deeper and wider, `estimators` shows what averaging gains along each axis, and
+    `frontier` shows AUC against size. Nothing that is finished is done again.
 
     --set takes any key of a recipe (docs/reference/recipe.md), such as teachers=3.
 
@@ -184,10 +186,10 @@ def diagnose(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show where estimators disagree, and what averaging more runs, checkpoints and routes would bring.
+    """Show how far estimators disagree, and what averaging more runs, checkpoints and routes would gain.
 
-    It trains what is missing (in the --out of `recap fit` or `recap bench` it finds their probe again), measures on
-    held-out rows, and says what to do next, in words, figures with intervals, and one page.
+    It trains what is missing, measures on held-out rows, and says what to do next, in words and in figures with
+    intervals, on one page. With the --out of `recap fit` or `recap bench`, it uses their probe again.
 
     Example: recap diagnose data --out diagnosis --runs 5
     """

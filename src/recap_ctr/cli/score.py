@@ -61,7 +61,7 @@ def predict(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Score raw rows: every column is kept, `score` (calibrated probability) and `logit` are added.
+    """Score raw rows: keep every column, and add `score` (the calibrated probability) and `logit`.
 
     Example: recap predict run/artifact rows.csv --keep impression_id --out scores.csv
 
@@ -179,7 +179,7 @@ def score(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Score raw rows on a server: every column is kept; probability, logit, raw_logit and disagreement are added.
+    """Score raw rows on a server: keep every column, and add probability, logit, raw_logit and disagreement.
 
     Example: recap score http://127.0.0.1:8000 rows.csv --out scores.csv
     """

@@ -18,7 +18,7 @@ def sign(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Sign an artifact, so that others can tell that it is yours; nothing is sent anywhere.
+    """Sign an artifact, so that others can tell that it is yours. Nothing is sent anywhere.
 
     Example: recap sign model --key key.pem
     """
@@ -43,9 +43,9 @@ def push(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Publish an artifact, with its signature, where others can pull it from; its training state stays here.
+    """Publish an artifact and its signature where others can pull them. Its training state is left out.
 
-    A Hugging Face hub gets one commit; the token is that of HF_TOKEN or of its login.
+    A Hugging Face hub gets one commit. The token comes from HF_TOKEN or from the hub's own login.
 
     Example: recap push model hf://acme/click-model
     """
@@ -68,7 +68,7 @@ def pull(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch an artifact that was pushed, check every file of it, and put it in place in one step.
+    """Fetch an artifact that was pushed, check all of its files, and put it in place in one step.
 
     Example: recap pull hf://acme/click-model model --verify-key key.pub
     """

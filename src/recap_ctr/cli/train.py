@@ -92,7 +92,7 @@ def train(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model, calibrate and evaluate it, and pack the artifact. Interrupted, the same command resumes.
+    """Train a model, calibrate and evaluate it, and pack the artifact. After an interruption, the same command resumes.
 
     --set takes train.KEY and model.KEY (docs/reference/settings.md has all keys), card.KEY (docs/reference/recipe.md),
     calibration, negative_rate, route_choice and slices. On several machines, start it with torchrun, without --workers.
@@ -222,7 +222,8 @@ def tune(
         typer.Option("--timeout", min=0.01, help="Minutes after which to stop; the same command goes on."),
     ] = None,
     prune_after: Annotated[
-        int, typer.Option("--prune-after", min=1, help="Epochs before a trial that lags may be given up.")
+        int,
+        typer.Option("--prune-after", min=1, help="Epochs after which a trial that lags may be given up."),
     ] = 8,
     settings: Set = None,
     seed: TrainSeed = None,
@@ -233,9 +234,10 @@ def tune(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Search for a model's settings by validation AUC; test rows are never read. Interrupted, it goes on.
+    """Search for the settings of a model with the best validation AUC. Test rows are never read.
 
-    The first trial has the settings of --config, or the default ones; all others are compared with it.
+    The first trial has the settings of --config, or the default ones, and all others are compared with it. After an
+    interruption, the same command goes on.
 
     Example: recap tune data --model dcnv2 --trials 40 --out tuned
     """
@@ -311,7 +313,7 @@ def _print_trials(record: "TuneRecord", count: int = 5) -> None:
 
 
 def models(as_json: Json = False, quiet: Quiet = False) -> None:
-    """List all models: size on MovieLens-1M, what each is good for, and where it comes from.
+    """List all models: what each is good for, how large it is on MovieLens-1M, and where it comes from.
 
     Example: recap models --json
     """
@@ -350,7 +352,7 @@ def logits(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a model's logits over prepared rows as a logit table, such as a student's `--teacher`.
+    """Write a model's logits for prepared rows to a logit table, which `recap train --teacher` can learn from.
 
     Example: recap logits run data --split train --out teacher-1
 

@@ -76,7 +76,10 @@ ForgetAfter = Annotated[
 
 def update(
     artifact: Annotated[Path, typer.Argument(help="An artifact, or the fit that holds one.")],
-    rows: Annotated[list[str], typer.Argument(metavar="NEW_ROWS...", help="Labelled rows since then.")],
+    rows: Annotated[
+        list[str],
+        typer.Argument(metavar="NEW_ROWS...", help="Labelled rows that came since the last fit or update."),
+    ],
     out: Annotated[Path, typer.Option("--out", help="Directory for the new artifact.")],
     confidence: Confidence = None,
     max_churn: MaxChurn = None,
@@ -95,10 +98,11 @@ def update(
 ) -> None:
     """Train a shipped model further on new rows, and ship the result only if it is better on the newest of them.
 
-    Ids of values stay; values that have become frequent get a vector. The newest fifth of the rows is held out: the new
-    model, the shipped one, and the shipped one calibrated again are compared there. If the new one is not better, or
-    breaks a limit, the exit code is 2, the reasons are printed, and nothing is written. A fit with --keep-state keeps
-    what updates go on from. --set takes settings of the training, such as passes=3 or replay=0.5.
+    Values keep their ids, and values that have become frequent get a vector. The newest fifth of the rows is held out.
+    The new model, the shipped one, and the shipped one calibrated again are compared on these rows. If the new model is
+    not better, or breaks a limit, the exit code is 2, the reasons are printed, and nothing is written. `recap fit
+    --keep-state` keeps what updates need besides the model. --set takes settings of the update's training, such as
+    passes=3 or replay=0.5.
 
     Example: recap update model/artifact monday.csv --out model-monday
 
@@ -185,7 +189,7 @@ def apply(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make an artifact of its base and a delta: the same as the whole one, bit for bit.
+    """Combine an artifact and a delta into the artifact that the delta leads to, bit for bit.
 
     A delta that was made from another artifact is refused. The training state is not part of a delta. A server takes a
     delta at its path as it takes a whole artifact.
@@ -231,10 +235,10 @@ def backtest(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Replay a log period by period: fit once and update, against refitting each time, against never updating.
+    """Replay a log period by period, to compare updating with refitting every time and with doing neither.
 
     Every model is judged on the period after the rows that it has seen: AUC, logloss, calibration, churn and CPU time,
-    on one page. Interrupted, the same command goes on. --set takes any key of a recipe, for all fits.
+    on one page. After an interruption, the same command goes on. --set takes any key of a recipe, for all fits.
 
     Example: recap backtest log.csv --label click --time ts --every 1d --budget 2 --out replay
     """
