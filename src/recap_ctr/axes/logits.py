@@ -27,7 +27,8 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Estimator:
-    """The origin of a column: its point on each axis, and the depth it was read at. None: there is no choice."""
+    """Where a column comes from: its point on each axis, and the depth it was read at. None means that there is no
+    choice."""
 
     run: str
     step: int | None = None
@@ -66,7 +67,7 @@ class LogitTable:
         return len(self.rows_N)
 
     def check(self, data: PreparedData) -> None:
-        """Refuse any data but those that the logits belong to, as rows are matched by their position."""
+        """Refuse data other than those that the logits belong to, because rows are matched by their position."""
         if self.data != data.fingerprint:
             raise InputError(
                 f"{self.path} was made on other data (fingerprint {self.data}, not {data.fingerprint})",
@@ -75,9 +76,9 @@ class LogitTable:
 
 
 class LogitWriter:
-    """A writer of a table, batch by batch. The table appears at `path` only when all rows are written.
+    """Write a table batch by batch. The table appears at `path` only when all rows are written.
 
-    `inputs` is a fingerprint of what it is made from, for `storage.claims.is_made`.
+    `inputs` is a fingerprint of what the table is made from, which `storage.claims.is_made` compares.
     """
 
     def __init__(

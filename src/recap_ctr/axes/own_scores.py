@@ -1,4 +1,4 @@
-"""The scores of a model that the user has already, as an estimator like any other: compared with, and learnt from."""
+"""The scores of a model that the user already has: an estimator to compare with and to learn from."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def write_own_scores(scores: str, table: Table, data: PreparedData, out: Path) -> Path:
-    """Write the scores of the table's rows as logit tables to a directory in `out`, and return that.
+    """Write the scores of the table's rows as logit tables to a directory in `out`, and return that directory.
 
     `scores` is a column of the table, or a file with two columns: a column of the table whose values name its rows, and
     the scores. They are probabilities if all lie between 0 and 1, else logits.

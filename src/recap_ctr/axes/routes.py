@@ -81,9 +81,9 @@ def _late_leaves(config: RecapConfig, count: int) -> list[TowerRoute]:
 def share_between_leaves(routes: Sequence[Route]) -> float:
     """Return the share of the variance between leaves that the mean over routes removes, judging by their tree.
 
-    A route's logit is the mean of one leaf in each tower. Two routes that share a leaf differ in the other tower alone,
-    and a mean removes half of what the routes of a pair differ by, averaged over all pairs. Routes with leaves of their
-    own give 1 - 1/K; all nine pairs of three leaves give 1 - 1/3.
+    A route's logit is the mean of one leaf in each tower. Two routes that share a leaf differ only in the other tower.
+    A mean removes half of what the routes of a pair differ by, averaged over all pairs. Routes with leaves of their own
+    give 1 - 1/K; all nine pairs of three leaves give 1 - 1/3.
     """
     differ = sum(
         (left.exponential != right.exponential) + (left.linear != right.linear)
@@ -241,7 +241,7 @@ def _leaf_states(
 
 
 def _shares_product(tower: RecursiveTower, adapters: Sequence[int]) -> bool:
-    """Return whether a branch computes `W h` once for several adapters, which only add to it."""
+    """Return whether a branch computes `W h` once for several adapters, because these only add to it."""
     return len(adapters) > 1 and tower.form == "additive"
 
 

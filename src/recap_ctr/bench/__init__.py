@@ -1,1 +1,1 @@
-"""Tables over arms and seeds, in the form of the paper's."""
+"""The paper's tables and figures, made from runs of several arms and seeds."""

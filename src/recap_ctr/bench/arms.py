@@ -1,4 +1,4 @@
-"""Arms of a table: runs that differ in their seed alone, with the figures that the table shows of them."""
+"""Arms of a table: runs that differ only in their seed, with the figures that the table shows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Arm:
     """Values by metric, in the order of `seeds`; see METRICS."""
     parameters: int | None = None
     conditional: bool = False
-    """Whether the runs share their teachers, so that the seeds don't show how lucky these were."""
+    """Whether the runs share their teachers; the spread over seeds then doesn't show how lucky these were."""
     split: str = "test"
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """What a larger FCN gains: deeper towers and more of them, trained by the recipe (the paper's Figure 1a).
 
-With several runs of a shape, its loss has two parts (Eq. 3): that of the mean over runs, and what runs lose by varying.
+With several runs of a shape, its loss has two parts (Eq. 3): the loss of the mean over runs, and what single runs lose
+because they vary.
 """
 
 from collections.abc import Sequence
@@ -91,7 +92,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """The mean of the teachers, which is the other way to spend parameters."""
+    """The mean of the teachers, which is another way to spend parameters."""
 
     teachers: int
     model: str
@@ -117,7 +118,7 @@ def shape_of(config: FCNConfig) -> Shape:
 
 
 def shapes(default: Shape) -> dict[str, list[Shape]]:
-    """Return shapes from small to large, by the way of growing; both ways hold the recipe's shape.
+    """Return shapes from small to large for each way of growing; both ways contain the recipe's shape.
 
     >>> [shape.layers for shape in shapes(Shape(3, 4, 1))["depth"]]
     ['1 + 1', '2 + 2', '3 + 4', '5 + 6', '6 + 8']

@@ -1,4 +1,4 @@
-"""The cost of a table before it is made: a rehearsal counts and times the runs that are missing, and trains none."""
+"""Forecast the cost of a table: a rehearsal counts and times the runs that are missing, and trains none."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +88,7 @@ class Rehearsal:
     """The missing runs, in the order of the stages."""
 
     def probe(self, race: Race) -> ProbeResult:
-        """Return the answer of a finished probe; for a missing one, count it and return the defaults."""
+        """Return the answer of a finished probe; count a missing one, and return the defaults."""
         if (race.out / RESULT).is_file():
             return read_result(race.out)
         config = RunConfig(

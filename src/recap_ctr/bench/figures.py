@@ -1,4 +1,5 @@
-"""Figures, drawn without pyplot's global state so that equal numbers give equal bytes, and the files of a table."""
+"""Draw figures without pyplot's global state, so that equal numbers give equal bytes, and write the files of a
+table."""
 
 import csv
 import io
@@ -80,7 +81,8 @@ class Name:
 
 
 def write_names(figure: Figure, axes: Axes, names: Sequence[Name]) -> None:
-    """Write each name next to its point where it hides neither points nor names; leave out those without such a place.
+    """Write each name next to its point, where it hides no point and no other name; leave out names without such a
+    place.
 
     The first names choose first. Everything else must have been drawn before.
     """

@@ -28,7 +28,7 @@ OTHERS = {
     table1.Treatment.AVERAGED: ("others, averaged", " + EMA"),
     table1.Treatment.TUNED: ("others, tuned", " + EMA, tuned"),
 }
-"""The kind of table 1's models by their treatment, and what their names end with."""
+"""The kind of point of table 1's models, and the end of their names, by treatment."""
 KINDS = ("single model", "ensemble", "capacity", "other models", RECAP, "others, averaged", "others, tuned")
 MAX_ENSEMBLES = 12  # Ensembles of one size that are measured; their mean stands for the size.
 SHOWN = 4.0  # How far below one teacher the figure reaches, in units of the teacher's distance from the best.
@@ -49,7 +49,7 @@ class Point:
     best: bool = False
     """Whether no other has a higher AUC with no more parameters."""
     valid_auc: tuple[float, ...] = ()
-    """The same on validation rows, which say which of several is named as the best; none for models of table 1."""
+    """The same on validation rows, which decide which of several is named as the best; empty for models of table 1."""
 
 
 def mark_frontier(points: Sequence[Point]) -> list[Point]:

@@ -1,4 +1,4 @@
-"""How far students are ahead of an ensemble, with what other rows, other seeds and other members would change."""
+"""How far students are ahead of an ensemble, and how much other rows, seeds and members would change that."""
 
 import math
 import statistics
@@ -44,7 +44,8 @@ class Margin:
 
     @property
     def freedom(self) -> float:
-        """Return the degrees of freedom of the error, by Welch and Satterthwaite; rows are taken to be endless."""
+        """Return the degrees of freedom of the error, by Welch and Satterthwaite; the number of rows is taken to be
+        infinite."""
         parts = [
             error**4 / (count - 1)
             for error, count in ((self.seeds, self.num_seeds), (self.members, self.num_members))

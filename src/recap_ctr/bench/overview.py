@@ -47,7 +47,7 @@ class Entry:
     cost: float | None = None
     """Time to score, relative to one teacher."""
     l2: float | None = None
-    """Strength of the embedding regulariser; None for what has no table, or several runs together."""
+    """Strength of the embedding regulariser; None for a model without a table, and for several runs together."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as plain JSON values."""

@@ -1,4 +1,4 @@
-"""Figures that others published, to be shown beside ours: they are never used for anything else."""
+"""Figures that others published. They are shown beside ours, and never used for anything else."""
 
 from typing import NamedTuple
 

@@ -55,7 +55,7 @@ ONE_RECIPE: dict[str, Table] = {
 }
 """Tables of one data set, made of what its recipe trains."""
 ONE_SEED = ("sensitivity", "frontier")
-"""Tables of many settings, where one run of each is enough beside the noise of those that have several."""
+"""Tables of many settings, of which most have one run; the settings with several runs show the noise."""
 TABLES = ("table1", *ONE_RECIPE)
 
 
@@ -163,7 +163,7 @@ def _recipe_config(request: Request, name: str, data: PreparedData) -> RecipeCon
     """Return the recipe of the request's file, or of the data set's; by default, that of the preset.
 
     The data set's file belongs to the default recipe; another preset is taken as it is. Only data that were requested
-    by the `name` synthetic have the quick recipe.
+    by the `name` synthetic get the quick recipe.
     """
     file = request.reports / data.name / "recipe.toml"
     path = request.config or (file if file.is_file() and request.preset == "default" else None)

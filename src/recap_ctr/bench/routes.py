@@ -1,9 +1,9 @@
-"""Kinds of routes raced against each other: how far they disagree, what their mean gains, and what it costs.
+"""Compare ways to choose routes: how far the routes disagree, what their mean gains, and what it costs.
 
-All kinds have the same training, and ranks that make none larger than the first, which has the size of FCN; they
-differ in which adapters a route may take and in which rows train them. Validation rows choose; test rows are shown
-beside, and decide nothing.
-Shape suffixes: N rows.
+Each way is a kind of routes. All kinds are trained alike, with ranks that make no model larger than that of the first
+kind, which has the size of FCN. Kinds differ in which adapters a route may take, and in which rows train these.
+Validation rows choose among the kinds; figures on test rows are shown beside, and decide nothing. Shape suffixes: N
+rows.
 """
 
 import math
@@ -154,9 +154,8 @@ def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> d
 
 
 def of_equal_size(config: RecapConfig, first: RecapConfig, layout: Layout) -> RecapConfig:
-    """Return the config with the largest rank that makes the model no larger than the first kind's.
-
-    A rank that follows from the model's size already is left to it, so that tables share their runs.
+    """Return the config with the largest rank that makes the model no larger than the first kind's. A rank that already
+    follows from the model's size is kept, so that tables share their runs.
     """
     default = default_rank(config, layout)
     if config.form == "signs":

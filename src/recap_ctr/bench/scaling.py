@@ -1,6 +1,7 @@
-"""Estimator scaling, axis by axis: a backbone with and without each of them (the paper's Tables 2 and 3).
+"""Estimator scaling, axis by axis: a backbone with and without each axis (the paper's Tables 2 and 3).
 
-Each entry has the regulariser that a probe of its own finds: one that suits other training would be a second cause.
+Each entry has a regulariser that its own probe finds; one that suits other training would be a second cause of
+differences.
 """
 
 from collections.abc import Mapping, Sequence
@@ -102,7 +103,7 @@ TABLES = {
         " its own l2 was found with the first of them.",
     ),
 }
-"""Each entry differs from its neighbours in one thing: all have the same schedule but for the plateau rule."""
+"""Each entry differs from its neighbours in one thing. All have the same schedule, except the plateau rule."""
 
 
 def scaling(name: str, recipe: Recipe, seeds: int, reports: Path) -> str:
@@ -141,9 +142,10 @@ def cells(name: str, recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds
 
 
 def copy_reports(runs_by_training: Mapping[str, Runs], table: Path) -> None:
-    """Copy the reports alone to TABLE/runs/TRAINING/seed-N, in place of those that the table was made of before.
+    """Copy only the reports to TABLE/runs/TRAINING/seed-N, in place of those that the table was made of before.
 
-    Each table has its own: trainings of one name differ between tables, such as in their regulariser.
+    Each table has its own reports, because trainings of the same name differ between tables, for example in their
+    regulariser.
     """
     with atomic_directory(table / RUNS) as copies:
         for training, runs in runs_by_training.items():

@@ -1,6 +1,6 @@
 """How much RECAP depends on its settings: one varied at a time around the recipe's value (the paper's Table 4).
 
-It is half of the paper's grid, because each value is a student to train.
+The grid is half of the paper's, because each value needs another student to be trained.
 """
 
 from collections.abc import Iterator, Sequence

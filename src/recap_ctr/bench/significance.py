@@ -106,7 +106,8 @@ def _compare(arm: Arm, other: Arm) -> Comparison:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Correct p-values by Holm: each times the number of those that are not smaller, and never falling.
+    """Correct p-values by Holm's method: multiply each by the number of those that are not smaller, and never let them
+    fall.
 
     >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
     {'a': 0.03, 'c': 0.06, 'b': 0.06}
@@ -159,7 +160,7 @@ def _welch_limits(shares: Sequence[float], counts: Sequence[int], level: float) 
 
 
 def chance_limit(noise: float, noise_runs: int, values: int, runs: int) -> float:
-    """Return the difference that chance alone passes in at most one table of twenty.
+    """Return the difference that chance alone exceeds in at most one table of twenty.
 
     The table compares `values` means of `runs` runs each with one such mean. `noise` is the standard deviation between
     seeds, measured over `noise_runs` runs: hence Student's t, corrected for `values` comparisons by Bonferroni.

@@ -1,4 +1,4 @@
-"""The synthetic data as a benchmark: drawn, prepared, and with a recipe cut to their size."""
+"""The synthetic data as a benchmark: draw them, prepare them, and give them a recipe that suits their size."""
 
 from collections.abc import Mapping
 from pathlib import Path

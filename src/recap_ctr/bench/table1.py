@@ -1,4 +1,4 @@
-"""Table 1: models × data sets × seeds. Every run leaves one small report, and no run is done twice.
+"""Table 1: models × data sets × seeds. Every run leaves a small report, and no run is repeated.
 
 A run of RECAP is a student of the recipe; all seeds share their teachers and their probe. `table1_text` makes the table
 of the reports.
@@ -38,11 +38,11 @@ class Treatment(Enum):
     """How baselines are trained; its value ends the labels of their reports."""
 
     AS_PUBLISHED = ""
-    """By their files of settings."""
+    """By the settings in their files."""
     AVERAGED = "-ema"
     """The same, with our averaging of weights."""
     TUNED = "-tuned"
-    """As RECAP is: averaged, each with a probe of its own for what RECAP's probes choose."""
+    """As RECAP is: with averaged weights, and each with a probe of its own for what RECAP's probes choose."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def student_cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: i
 
 
 def is_reported(directory: Path, config: RunConfig, data: PreparedData) -> bool:
-    """Return whether `directory` holds the report of just this run: the same data, model, training and measuring."""
+    """Return whether `directory` holds the report of exactly this run: the same data, model, training and measuring."""
     if not (directory / REPORT).is_file():
         return False
     report = read_report(directory)

@@ -85,7 +85,7 @@ def origin_of(model: str, reports: Path, treatment: Treatment) -> str:
 
 
 def best_two(arms: Arms, metric: str) -> tuple[str | None, str | None]:
-    """Return the best model and the second best by their means; None for what there is not."""
+    """Return the best model and the second best by their means; None where there is no such model."""
     in_order = sorted(arms, key=lambda name: mean(arms[name].figures[metric]), reverse=metric == "auc")
     return in_order[0] if in_order else None, in_order[1] if len(in_order) > 1 else None
 
@@ -187,7 +187,7 @@ def _sentence_on_power(arms: Arms, comparisons: Mapping[str, Comparison]) -> lis
 
 
 def _sentences_on_published(dataset: str, arms: Arms) -> list[str]:
-    """Return where the figures of others come from, if there are any of these models."""
+    """Return where published figures come from, if there are any of these models."""
     origins = {
         "Published": ("the figures of the RECAP paper and, for ECN, of FCN's", published),
         "Public log": ("what a run by the published settings printed, by its authors or BARS", logged),

@@ -54,9 +54,9 @@ class Family:
     axis: str
     count: int
     variance: float
-    """Between estimators, unbiased, mean over rows: τ² (1 - ρ), whatever their number."""
+    """The variance between estimators, unbiased and averaged over rows: τ² (1 - ρ), whatever their number."""
     removed: float
-    """V_ns: what the mean of just these removes (Eq. 5)."""
+    """V_ns: the variance that the mean of exactly these removes (Eq. 5)."""
     predicted: float
     """Loss that the mean should save (Eq. 6)."""
     measured: float

@@ -1,4 +1,4 @@
-"""What people add to a model card, or look for in it first: the model's owner, its use, and where it is weak."""
+"""The parts of a model card that people write, or look for first: the model's owner, its use, and where it is weak."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +39,7 @@ def _entry(field: str, part: Slice) -> dict[str, Any]:
 
 
 def about_lines(about: Mapping[str, Any]) -> list[str]:
-    """Return the card's sentences on the owner, the use and the licence of the data, as far as they were said."""
+    """Return the card's sentences on the owner, the use and the licence of the data, as far as they are given."""
     texts = {"owner": "Owner", "intended_use": "Intended use", "data_licence": "Licence of the training rows"}
     lines = [f"- {text}: {_one_line(about[key])}" for key, text in texts.items() if about.get(key)]
     return ["", *lines] if lines else []

@@ -67,9 +67,10 @@ __all__ = [
     "write_artifact",
 ]
 MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 64 << 20, 32
-"""The bytes to which any vocabulary may unpack, and for a larger one the multiple of its size."""
+"""How many bytes any vocabulary may unpack to; a larger vocabulary may unpack to this multiple of its size."""
 MAX_VALUES_A_BYTE = 8
-"""Vocabulary entries in a byte of their file: several times what consecutive numbers, which pack well, come to."""
+"""How many vocabulary entries a byte of their file may hold: several times as many as consecutive numbers, which pack
+well."""
 MAX_DOTS = 250  # In a line of the schema: a name has at most 200 characters.
 POLARS_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)  # The latter is not an Exception.
 
@@ -101,9 +102,9 @@ class Artifact:
     path: Path
     encoder: Encoder
     calibration: Calibration
-    """That of the full setting."""
+    """The calibration of the full setting."""
     calibrations: Mapping[Setting, Calibration]
-    """Those of the settings that were calibrated on their own; older artifacts have none."""
+    """The calibrations of settings that have their own; older artifacts have none."""
     shift: float
     """Added to the model's logit before calibration: the correction for sampled negatives."""
     manifest: dict[str, Any]
@@ -275,7 +276,8 @@ def write_artifact(
 def add_graphs(
     artifact: Artifact, graphs: Sequence[ExportedGraph], dial: Sequence[dict[str, Any]] | None = None
 ) -> None:
-    """Replace the graphs of an artifact and, if given, the entries of its dial; after an error it is as before."""
+    """Replace the graphs of an artifact and, if given, the entries of its dial; after an error, the artifact is
+    unchanged."""
     manifest = {key: value for key, value in artifact.manifest.items() if key != "graphs"}
     if dial is not None:
         manifest["dial"] = list(dial)
@@ -298,7 +300,7 @@ def add_graphs(
 
 
 def set_about(path: Path, about: About) -> None:
-    """Write what the card says of owner, use and licence into an artifact; the model and its graphs stay."""
+    """Write owner, use and licence into an artifact's card; the model and its graphs stay."""
     artifact = read_artifact(path)
     training = {key: value for key, value in artifact.manifest["training"].items() if key != ABOUT}
     if entries := about.model_dump(exclude_none=True):
@@ -421,7 +423,8 @@ def _read_profile(path: Path) -> Profile:
 
 
 def _refuse_bombs(path: Path, fields: Sequence[Field], manifest: dict[str, Any]) -> None:
-    """Raise a ValueError for vocabularies of another length than the manifest says, or that unpack to far more."""
+    """Raise a ValueError for vocabularies whose length differs from the manifest, or that unpack to far more than their
+    size."""
     for i, (field, entry) in enumerate(zip(fields, manifest["fields"], strict=True)):
         if field.is_value or field.hash_buckets:
             continue
@@ -434,7 +437,7 @@ def _refuse_bombs(path: Path, fields: Sequence[Field], manifest: dict[str, Any])
 
 
 def _check_values(encoder: Encoder) -> None:
-    """Refuse vocabularies and bucket edges that the encoder could not have written."""
+    """Refuse vocabularies and edges of buckets that the encoder could not have written."""
     for fitted in encoder.fields:
         if fitted.values.dtype != pl.String:
             raise ValueError(f"the vocabulary of field {fitted.field.name!r} holds no text")

@@ -18,7 +18,7 @@ from recap_ctr.inference.scorer import RowsEvaluation, Scorer, evaluate_rows, sc
 from recap_ctr.inference.signing import check_signature, refuse_other_than
 
 Model = str | Path | Scorer
-"""An artifact, the run or fit that holds one, or a scorer that is loaded already."""
+"""An artifact, the run or fit that holds one, or a scorer that was loaded before."""
 
 
 def load(
@@ -72,7 +72,7 @@ def predict(
     keep: Sequence[str] | None = None,
     quiet: bool = True,
 ) -> pl.DataFrame | None:
-    """Score raw rows: `score` (the calibrated probability) and `logit` are added to the columns in `keep`, or to all.
+    """Score raw rows: add `score` (the calibrated probability) and `logit` to the columns in `keep`, or to all columns.
 
     `model` is an artifact, the run or fit that holds one, or what `load` returned. `rows` are files (names or
     patterns of CSV, TSV, JSON lines, Parquet or Arrow) or a data frame of polars or pandas.
@@ -83,7 +83,7 @@ def predict(
     With `explain`, the columns why_1, why_2, .. name the fields that contribute most to each row's logit: the logit
     minus that of the row without the field's value. Contributions are not causes, and don't sum to the logit.
 
-    Rows that are not like the training rows are scored, with a `DataWarning` for each finding; see `check`.
+    Rows that are unlike the training rows are scored all the same, with a `DataWarning` for each finding; see `check`.
     """
     scorer = _scorer(model)
     source = scorer.source(rows)
@@ -99,7 +99,7 @@ def predict(
 
 
 def _warn(scorer: Scorer) -> None:
-    """Warn of what is not usual in rows that were scored."""
+    """Warn of anything unusual in rows that were scored."""
     for finding in scorer.findings:
         warnings.warn(f"{finding.sentence}\n  fix: {finding.fix}", DataWarning, stacklevel=3)
 
@@ -124,10 +124,11 @@ def explain(
     seed: int = 1,
     quiet: bool = True,
 ) -> Importance:
-    """Measure what a model loses when one field's values are shuffled between labelled rows: permutation importance.
+    """Measure how much a model relies on each field, by shuffling its values between labelled rows (permutation
+    importance).
 
-    `model` and `rows` are as for `predict`; of more than `max_rows` rows, as many are drawn at random. Each field is
-    shuffled `repeats` times. The 95 % intervals are over rows (DeLong for the AUC) and over repeats.
+    `model` and `rows` are as for `predict`; if there are more than `max_rows` rows, that many are drawn at random. Each
+    field is shuffled `repeats` times. The 95 % intervals are over rows (DeLong for the AUC) and over repeats.
     """
     scorer = _scorer(model)
     return explain_rows(
@@ -138,10 +139,11 @@ def explain(
 def check(
     rows: RawTable, against: Model | Artifact, *, columns: Mapping[str, str] | None = None, quiet: bool = True
 ) -> RowsCheck:
-    """Look for faults in raw rows: what is not usual, given the training rows of a model.
+    """Look for faults in raw rows: anything unusual in comparison with a model's training rows.
 
-    `rows` are as for `predict`; a label is looked at if they have one. `against` is an artifact, the run or fit that
-    holds one, or what `load` returned; its weights are not needed. `columns` maps fields to columns of another name.
+    `rows` are as for `predict`; if they have labels, these are checked, too. `against` is an artifact, the run or fit
+    that holds one, or what `load` returned; its weights are not needed. `columns` maps fields to columns of another
+    name.
     """
     if isinstance(against, Scorer):
         artifact: Artifact = against.engine.artifact

@@ -1,4 +1,4 @@
-"""Look for faults in rows before a model is trusted with them: what is not usual, given the training rows."""
+"""Look for faults in rows before a model scores them: anything unusual in comparison with the training rows."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -78,7 +78,7 @@ class FieldShares(Record):
 
 
 class RowsCheck(Record):
-    """What a check of rows against the training rows of a model says."""
+    """The result of comparing rows with the training rows of a model."""
 
     rows: int
     enough: bool
@@ -88,7 +88,7 @@ class RowsCheck(Record):
 
 
 class Inspection:
-    """Collects what a check needs of rows, block by block, in bounded memory."""
+    """Collects, block by block and in bounded memory, what a check needs to know of rows."""
 
     def __init__(self, encoder: Encoder, profile: Profile) -> None:
         self.window = Window(encoder, profile)
@@ -121,7 +121,7 @@ class Inspection:
         self._hashes.append(_row_hashes(block, self._encoder, times))
 
     def add_absent(self, columns: list[str]) -> None:
-        """Take note of columns that the rows don't have, and that stand for missing values."""
+        """Note which columns the rows don't have; their values count as missing."""
         self._absent.update(columns)
 
     def _add_unseen(self, index: int, block: Block, encoded: Encoded) -> None:
@@ -141,7 +141,7 @@ class Inspection:
         self._unseen[index] = table.sort("count", "value", descending=[True, False]).head(MAX_UNSEEN_VALUES)
 
     def result(self) -> RowsCheck:
-        """Return what is not usual in the rows so far."""
+        """Return what is unusual in the rows so far."""
         window = self.window
         findings = list(self._findings()) if window.is_enough else []
         fields = []
@@ -300,7 +300,8 @@ class Inspection:
 
 
 def check_rows(artifact: Artifact, raw_rows: RawRows, rows: RawTable, *, quiet: bool = True) -> RowsCheck:
-    """Return what is not usual in rows, given the training rows of an artifact; a field may lack its column."""
+    """Return what is unusual in rows, in comparison with an artifact's training rows; columns of fields may be
+    absent."""
     encoder, schema = artifact.encoder, artifact.encoder.schema
     inspection = Inspection(encoder, artifact.usual)
     source = raw_rows.open(rows)
@@ -397,7 +398,7 @@ class _Sample:
         self._parts: list[tuple[Ints, Floats]] = []
 
     def add(self, encoded: Encoded) -> None:
-        """Take some of further rows."""
+        """Keep some of the next rows."""
         at = slice(self._offset, None, self._step)
         self._parts.append((encoded.ids_BW[at], encoded.values_BN[at]))
         self._offset = (self._offset - len(encoded.ids_BW)) % self._step
@@ -416,7 +417,7 @@ class _Sample:
 
 
 def _readable_times(block: Block, schema: Schema) -> pl.Series | None:
-    """Return the times of rows; None where some are absent or can't be read, which scoring does not mind."""
+    """Return the times of rows; None if some are absent or can't be read, which is no error when scoring."""
     if schema.time is None or schema.time not in block.frame.columns:
         return None
     try:

@@ -1,7 +1,7 @@
-"""What differs between two artifacts of which one grew out of the other: changed rows, dense weights, new values.
+"""The difference between an artifact and the one that it was updated from: changed rows, dense weights, new values.
 
-A delta names its base by checksum, and holds the manifest of the artifact that it leads to. Applied, it gives that
-artifact bit for bit, or an error. It needs no torch.
+A delta names its base by checksum, and holds the manifest of the artifact that it leads to. Applying it gives that
+artifact bit for bit, or an error. No torch is needed.
 """
 
 from dataclasses import dataclass, replace
@@ -66,7 +66,7 @@ def is_delta(path: Path) -> bool:
 
 
 def write_delta(base: Path, new: Path, out: Path) -> DeltaSize:
-    """Write what leads from one artifact to another to `out`, after checking that it does."""
+    """Write the delta that leads from one artifact to another to `out`, after checking that it does."""
     old, target = read_artifact(base), read_artifact(new)
     if target.graphs:
         raise InputError(
@@ -114,7 +114,7 @@ def write_delta(base: Path, new: Path, out: Path) -> DeltaSize:
 
 
 def apply_delta(base: Path, delta: Path, out: Path) -> None:
-    """Write the artifact that a delta leads to from its base; refuse another base. `out` is whole or as it was."""
+    """Write the artifact that a delta leads to from its base, and refuse another base. `out` is whole or unchanged."""
     old, manifest = read_artifact(base), _read_manifest(delta)
     if manifest["base"] != model_identity(old.manifest):
         raise InputError(
@@ -136,7 +136,7 @@ def apply_delta(base: Path, delta: Path, out: Path) -> None:
 
 
 def _copied(manifest: dict[str, Any]) -> list[str]:
-    """Return the small files of the artifact that a delta holds as they are."""
+    """Return the small files of the artifact, which a delta holds unchanged."""
     return [name for name in (SCHEMA, CARD, PROFILE) if name in manifest["files"]]
 
 
@@ -203,7 +203,7 @@ def _weights(old: Artifact, encoder: Encoder, delta: Path, names: list[str]) -> 
 
 
 def _vocabulary_changes(old: Encoder, new: Encoder) -> dict[str, pl.DataFrame]:
-    """Return the places of each vocabulary whose value or count is another, by the file's name."""
+    """Return the places in each vocabulary where the value or the count differs, by the file's name."""
     changes = {}
     for name, number in vocabularies(new.schema.fields).items():
         before, after = old.fields[number], new.fields[number]

@@ -1,4 +1,4 @@
-"""How rows drift away from the training rows of a model, period by period, and whether its probabilities still hold."""
+"""How far rows drift from the training rows of a model, period by period, and whether its probabilities still hold."""
 
 import math
 from collections.abc import Iterator
@@ -230,7 +230,7 @@ def _entry(period: _Period, start: int | None, limits: DriftLimits) -> DriftPeri
 
 
 def _beyond(entry: DriftPeriod, limits: DriftLimits) -> Iterator[tuple[str, str | None, float, float]]:
-    """Yield what is beyond its limit in a period: the check, the field, the value and the limit."""
+    """Yield each figure that is beyond its limit in a period: the check, the field, the value and the limit."""
     for field in entry.fields:
         if field.unseen > field.unseen_limit:
             yield "unseen share", field.name, field.unseen, field.unseen_limit

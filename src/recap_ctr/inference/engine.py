@@ -1,4 +1,4 @@
-"""An artifact ready to score encoded rows. Needs no torch where the artifact holds exported graphs.
+"""An artifact that is ready to score encoded rows. If it holds exported graphs, no torch is needed.
 
 Shapes: B rows, W id columns, N value columns.
 """

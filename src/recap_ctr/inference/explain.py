@@ -1,4 +1,4 @@
-"""Why a row scores as it does: what each of its fields contributes to the logit.
+"""Why a row gets its score: what each of its fields contributes to the logit.
 
 A field's contribution is the logit of the row minus the logit of the same row without a value in that field. It says
 what the model does, not what would happen if the value were changed in the world. Contributions don't sum to the logit:
@@ -29,7 +29,7 @@ LogitFunction = Callable[[Encoded], Floats]
 
 
 class Contribution(NamedTuple):
-    """What one field of a row adds to its logit.
+    """What one field of a row contributes to its logit.
 
     >>> print(Contribution("site", "news", 0.8312))
     site=news (+0.83)

@@ -70,7 +70,7 @@ class Graph(nn.Module):
     def outputs(self) -> tuple[str, ...]:
         """Return the names of the outputs; only an affine calibration can be part of a graph.
 
-        On the steep steps of an isotonic calibration the rounding of 32 bits would show.
+        On the steep steps of an isotonic calibration, rounding to 32 bits would be visible.
         """
         return OUTPUTS if isinstance(self.calibration, AffineCalibration) else OUTPUTS[:2]
 
@@ -234,7 +234,7 @@ def export(
     data: PreparedData | None = None,
     quiet: bool = False,
 ) -> list[GraphReport]:
-    """Give the artifact a graph for each setting of its dial, or for the one of `routes` and `depth`.
+    """Give the artifact a graph for each setting of its dial, or only for the setting of `routes` and `depth`.
 
     Graphs of other settings stay. With `data`, which must be the data of the training, each setting is measured on
     validation rows, calibrated there if it has no calibration of its own, and both go into the manifest. `int8` stores
@@ -308,7 +308,7 @@ def _with_measured_dial(packed: PackedModel, data: PreparedData, chosen: Setting
 
 
 def _merged_dial(packed: PackedModel, reports: Sequence[GraphReport]) -> list[dict[str, Any]]:
-    """Return the entries of the dial, with those of graphs that were measured themselves in place of torch's."""
+    """Return the entries of the dial; graphs that were measured themselves replace the entries that torch gave."""
     measured = {report.setting: report.quality for report in reports if report.quality is not None}
     return [measured.get(Setting.from_dict(entry), entry) for entry in packed.manifest.get("dial", [])]
 

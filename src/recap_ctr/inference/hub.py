@@ -1,7 +1,7 @@
-"""Publish an artifact, and fetch one: in a repository of a Hugging Face hub, in a directory, or in an object store.
+"""Publish and fetch artifacts through a repository of a Hugging Face hub, a directory, or an object store.
 
-Only what a model scores with travels: the files of its manifest, and a signature. Whoever fetches it reads it first,
-so that nothing takes the place of a good artifact but another good one.
+Only what a model needs for scoring is published: the files of its manifest, and a signature. `pull` checks an artifact
+before it puts it in place, so only a good artifact can replace a good one.
 """
 
 import re
@@ -27,7 +27,8 @@ def push(artifact: str | Path, destination: str | Path, *, force: bool = False, 
     """Publish an artifact, or that of a run or fit, and return where it is.
 
     `destination` is hf://OWNER/NAME, or hf://OWNER/NAME@BRANCH, whose repository is created if need be, `private` or
-    not, and gets one commit; or a directory or the URL of one, where another artifact is replaced only by `force`.
+    not, and gets one commit; or it is a directory or the URL of one, where another artifact is replaced only by
+    `force`.
     """
     published = read_artifact(Path(artifact))
     repository = _repository(destination)
@@ -44,7 +45,7 @@ def pull(
     """Fetch an artifact from where `push` has put it, whole, into a directory, and return it.
 
     Another artifact in the directory is replaced only by `force`, in one step; anything else is never touched. With
-    `verify_key`, nothing is unless the owner of this public key has signed what was fetched.
+    `verify_key`, nothing is replaced unless the owner of this public key has signed what was fetched.
     """
     with tempfile.TemporaryDirectory(prefix="recap-pull-") as temporary:
         fetched, repository = Path(temporary) / "artifact", _repository(source)
@@ -73,13 +74,14 @@ def _repository(place: str | Path) -> tuple[str, str | None] | None:
 
 
 def _files(artifact: Artifact) -> list[str]:
-    """Return the files that travel, the manifest last: where they come one by one, it completes the artifact."""
+    """Return the files to publish, the manifest last, because it completes the artifact where files arrive one by
+    one."""
     signature = [SIGNATURE] if (artifact.path / SIGNATURE).is_file() else []
     return [*artifact.manifest["files"], *signature, MANIFEST]
 
 
 def _place(artifact: Artifact, directory: Path, *, force: bool) -> None:
-    """Put a copy of an artifact into a directory; say why not if something else is there."""
+    """Put a copy of an artifact into a directory; refuse if something else is there."""
     if directory.exists() and (directory.is_file() or any(directory.iterdir())):
         if not directory.is_dir() or not (directory / MANIFEST).is_file():
             raise InputError(f"{directory} exists and is no artifact", fix="choose another directory")

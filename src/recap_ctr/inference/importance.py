@@ -1,4 +1,4 @@
-"""What a model loses when the values of one field are shuffled between rows: permutation importance.
+"""How much a model relies on each field: what shuffling its values between rows costs (permutation importance).
 
 Shapes: N rows, R repeats.
 """
@@ -199,7 +199,7 @@ class _Shuffler:
 
 
 def _change(value: float, rows_error: float, repeats_R: Floats) -> Change:
-    """Return a change with its interval; its error over repeats is added to that over rows."""
+    """Return a change with its interval, whose error combines that over rows and that over repeats."""
     repeats_error = repeats_R.std(ddof=1) / math.sqrt(len(repeats_R)) if len(repeats_R) > 1 else 0.0
     half = Z * math.hypot(rows_error, repeats_error)
     return Change(value=value, low=value - half, high=value + half)

@@ -27,9 +27,11 @@ SIGNATURE = "model.sig"  # It signs all files of the artifact but itself and the
 TRAINING_STATE = "state"  # The directory inside an artifact that updates go on from; scoring needs none.
 MAX_MANIFEST_BYTES = MAX_SCHEMA_BYTES = 16 << 20
 MAX_HEADER_BYTES = 4 << 20
-"""Bytes of the names and shapes of all tensors, which take more than ten times as much once they are read."""
+"""Most bytes of the names and shapes of all tensors, which take more than ten times as much memory once they are
+read."""
 MAX_VALUES = 1_000_000
-"""Values in a manifest, a schema or a profile; each takes up to a hundred times the bytes of its text in memory."""
+"""Most values in a manifest, a schema or a profile; in memory, each takes up to a hundred times the bytes of its
+text."""
 COPY_AGAIN = "copy the artifact again from where it was made"
 
 
@@ -59,7 +61,8 @@ def dial_entries(manifest: dict[str, Any]) -> dict[Setting, dict[str, Any]]:
 
 
 def nearest_setting(setting: Setting, settings: Iterable[Setting]) -> Setting | None:
-    """Return the setting itself, or that with the next smaller number of routes at its depth; None without either."""
+    """Return the setting itself, or the one with the next smaller number of routes at its depth; None if there is
+    neither."""
     candidates = [
         other for other in settings if other.depth == setting.depth and other.routes <= setting.routes
     ]
@@ -239,7 +242,7 @@ def _has_the_right_files(manifest: dict[str, Any]) -> bool:
 
 
 def vocabularies(fields: Iterable[Field]) -> dict[str, int]:
-    """Return the files of the vocabularies with the numbers of their fields; numbers and hashed fields have none."""
+    """Return the files of the vocabularies with the numbers of their fields; numeric and hashed fields have none."""
     return {
         vocabulary_file(i): i
         for i, field in enumerate(fields)
@@ -248,7 +251,7 @@ def vocabularies(fields: Iterable[Field]) -> dict[str, int]:
 
 
 def check_file(path: Path, name: str, entry: dict[str, Any]) -> None:
-    """Refuse a file that is missing, a link, or other than its checksum says."""
+    """Refuse a file that is missing, is a link, or doesn't have its checksum."""
     file = path / name
     is_link = file.is_symlink() or (file.parent != path and file.parent.is_symlink())
     if is_link or not file.is_file():
@@ -258,7 +261,8 @@ def check_file(path: Path, name: str, entry: dict[str, Any]) -> None:
 
 
 def read_checked(path: Path, name: str, entry: dict[str, Any]) -> bytes:
-    """Return a file's content, which is checked itself: the file may have changed since it was verified."""
+    """Return a file's content after checking these very bytes, because the file may have changed since it was
+    verified."""
     check_file(path, name, entry)
     content = (path / name).read_bytes()
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:

@@ -32,8 +32,8 @@ def measure_settings(
 ) -> list[dict[str, Any]]:
     """Return the manifest's entry for each setting, with its calibration and its quality on the validation rows.
 
-    A setting in `calibrations` keeps the one that it has; the others get one of `kind`, fitted on their own logits.
-    Settings of one depth must stand together: their routes are then scored in one pass.
+    A setting in `calibrations` keeps its calibration; the others get one of `kind`, fitted on their own logits.
+    Settings of the same depth must follow each other, so that their routes are scored in one pass.
     """
     entries = []
     for depth, same_depth in groupby(settings, key=lambda setting: setting.depth):

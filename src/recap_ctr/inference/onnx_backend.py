@@ -29,7 +29,7 @@ calibrated logit, for those who run a graph by other means than ours."""
 # letters can't refer to anything.
 _EXTERNAL_DATA_KEY = b"location"
 MAX_MEMORY = 1 << 30
-"""Bytes that all graphs of a process together may take for what they compute; one that wants more fails."""
+"""How many bytes all graphs of a process may take together for what they compute; a graph that needs more fails."""
 
 
 def open_session(graph: bytes, threads: int) -> Any:

@@ -1,4 +1,4 @@
-"""What a graph may hold: operators that compute, on a closed list; no loops, no branches, no functions of its own.
+"""What a graph may hold: only operators on a closed list, which compute; no loops, no branches and no functions.
 
 A graph comes with an artifact, and an artifact may come from anywhere. ONNX Runtime would run a loop without end, so
 the graph is read before it gets there. It is a message of protocol buffers, of which a few fields are enough.

@@ -1,4 +1,4 @@
-"""How MLflow opens an artifact: what `mlflow.pyfunc.load_model` calls, and what writes such a model without pickle.
+"""Let MLflow open an artifact: what `mlflow.pyfunc.load_model` calls, and what writes such a model without pickle.
 
 An MLflow model of ours is the artifact itself beside MLflow's description of it, which names this module as its loader.
 """

@@ -12,14 +12,14 @@ GRAPHS = "graphs"
 LARGEST_EXCESS = 0.02
 """How far the logloss of an offered setting may lie above that of the full one, as a share of it.
 
-Averaged weights, distillation and routes together gain 2.8 % over one plain FCN on ML-1M. A setting that loses 2 % has
-given most of that away: a plain model of its cost would do as well.
+Averaged weights, distillation and routes together gain 2.8 % over one plain FCN on ML-1M. A setting that loses 2 %
+gives most of that away; a plain model of the same cost would do as well.
 """
 LARGEST_LOSS_OF_GAIN = 0.5
 """How much of the full setting's gain over the base rate an offered setting may lose.
 
-Where clicks are rare and hard to predict, the whole gain may be 2 % of the logloss: this keeps out a setting that is
-nearer to the base rate than to the full setting. One that is no better than the base rate is never offered.
+Where clicks are rare and hard to predict, the whole gain may be 2 % of the logloss. This limit keeps out a setting that
+is nearer to the base rate than to the full setting. A setting that is no better than the base rate is never offered.
 """
 
 

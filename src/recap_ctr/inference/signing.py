@@ -1,7 +1,7 @@
 """Sign an artifact with a private key, and refuse one that was not signed by the key you trust.
 
-Checksums say that an artifact is whole; a signature says who made it. It is that of OpenSSF model signing, over all
-files that a model scores with, made and verified offline.
+Checksums say that an artifact is whole; a signature says who made it. Signatures follow OpenSSF model signing, cover
+all files that are needed for scoring, and are made and verified offline.
 """
 
 import tempfile
@@ -35,7 +35,7 @@ def sign(artifact: str | Path, key: str | Path) -> Path:
 
 
 def check_signature(artifact: str | Path, key: str | Path, *, name: str | None = None) -> dict[str, Any]:
-    """Refuse an artifact unless the owner of this public key signed it as it is; return its manifest.
+    """Refuse an artifact unless the owner of this public key signed it in its present state; return its manifest.
 
     `name` stands for the artifact in messages, where its path would mean nothing to the user.
     """

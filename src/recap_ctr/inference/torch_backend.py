@@ -31,7 +31,7 @@ TRUSTED = "RECAP_MODELS"
 
 @dataclass(frozen=True, eq=False)
 class PackedModel(Artifact):
-    """An artifact with its model in memory; the directory is not needed any more."""
+    """An artifact with its model in memory; its directory is no longer needed."""
 
     config: Frozen
     model: nn.Module
@@ -134,7 +134,8 @@ def load_model(artifact: Artifact) -> PackedModel:
 
 
 def _refuse_too_large(artifact: Artifact) -> None:
-    """Refuse weights that this machine can't hold, as several workers may train: they are there twice as they load."""
+    """Refuse weights that this machine can't hold; several workers may have trained them, and loading needs them
+    twice."""
     needed, available = 2 * artifact.manifest["files"][WEIGHTS]["bytes"], memory_bytes()
     if available is not None and needed > available:
         raise InputError(
@@ -153,7 +154,8 @@ def _refuse_false_sizes(artifact: Artifact, config: Frozen) -> None:
 
 
 def _refuse_untrusted(path: Path, name: str) -> None:
-    """Refuse to import code because an artifact names it: a manifest may come from anywhere (docs/decisions/0010)."""
+    """Refuse to import code only because an artifact names it; a manifest may come from anywhere
+    (docs/decisions/0010)."""
     if not is_dotted(name) or name.partition(":")[0] in sys.modules:
         return
     if name not in [entry.strip() for entry in os.environ.get(TRUSTED, "").split(",")]:

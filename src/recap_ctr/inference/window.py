@@ -24,7 +24,7 @@ from recap_ctr.evaluation.limits import (
 MIN_ROWS = 200  # Fewer rows say too little.
 FALSE_ALARM = 0.005  # The chance that a window like the training rows is found at fault, all shares together.
 LEAST_MISSING, LEAST_UNSEEN, LEAST_SHIFT, LEAST_RATE = 0.01, 0.02, 0.05, 0.1
-"""Changes below these are ordinary, however many rows show them: shares, and of the label's rate its tenth part."""
+"""Smaller changes are ordinary, however many rows show them: of shares, or of a tenth of the label's rate."""
 CONSTANT_CHANCE = 1e-4
 MAX_TOP_SHARE = 0.995  # A field that one value fills further than this is nearly constant by its nature.
 LEAST_PSI = 0.1  # A stability index below this is small by any rule of thumb.
@@ -131,8 +131,8 @@ class Window:
     def largest_shift(self, index: int) -> tuple[int, Judged] | None:
         """Return the bin of a field whose share is furthest beyond its limits; None if all are within them.
 
-        Shares are those among values of the vocabulary: unseen ones, which training rows can't have, are judged apart.
-        Values leave a log every day, so of a vocabulary only a common value with a larger share counts.
+        Shares are those among values of the vocabulary; unseen values, which training rows can't have, are judged
+        separately. Values leave a log every day, so in a vocabulary only a common value whose share has grown counts.
         """
         fitted = self.encoder.fields[index]
         counts, bins = self.field_bins(index)[:-1], bins_matrix(self.profile.fields[index])[:, :-1]
@@ -191,7 +191,7 @@ class Window:
 
 
 def _rare_rows(encoder: Encoder) -> npt.NDArray[np.bool_]:
-    """Return which rows of the table few training rows have formed; those of hashed fields and numbers are not."""
+    """Return which rows of the table come from few training rows; rows of hashed and numeric fields never count."""
     rare_V = np.zeros(encoder.layout.num_rows, np.bool_)
     for fitted, place in zip(encoder.fields, encoder.layout.fields, strict=True):
         codes = np.flatnonzero(fitted.counts < RARE_ROWS).astype(np.int32)

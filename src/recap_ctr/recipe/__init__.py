@@ -1,1 +1,2 @@
-"""From prepared data to one model that stands for an ensemble: probe, teachers, student, and what they cost."""
+"""From data to one model that does the work of an ensemble: race or probe, teachers, student, updates, and what they
+cost."""

@@ -1,4 +1,4 @@
-"""A student with and without each axis of estimators: the runs that the demo and the paper's tables are made of."""
+"""A student with and without each axis of estimators: the runs behind the demo and the paper's tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ PLAIN: dict[str, Any] = {
 }
 """Training without an average: the published schedule, whose decaying rate is a fairer rival than a constant one."""
 RAW: dict[str, Any] = {"ema": None, "ema_epochs": []}
-"""The recipe's own training, without the average alone."""
+"""The recipe's own training, but without the average."""
 PLAIN_FCN = "FCN, plateau rule"
 """The title of FCNs trained in this way: by the published schedule, but at the regulariser that a probe found."""
 Key = TypeVar("Key")
@@ -33,13 +33,13 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs that differ in their seed, and where they have few of all teachers, in their teachers."""
+    """Runs that differ in their seed, and also in their teachers where each has only some of all teachers."""
 
     config: RunConfig
     seeds: Sequence[int]
     all_teachers: tuple[Path, ...] = ()
-    """The logit tables of all teachers, where a run learns from some: then seed s learns from teacher s and those that
-    follow it, in turn, so that the mean over seeds does not rest on one teacher's luck."""
+    """The logit tables of all teachers, where a run learns from some of them. Seed s then learns from teacher s and
+    those after it, in turn, so that the mean over seeds does not depend on one teacher's luck."""
 
     def run(self, seed: int) -> RunConfig:
         """Return the run of one seed."""
@@ -72,7 +72,7 @@ def ablation_cells(
 
 
 def taught_plan(recipe: Recipe, plan: Plan, student: str, teachers: Sequence[Path]) -> Plan:
-    """Return the plan with the regulariser of a taught student, which a probe of its own finds."""
+    """Return the plan with the regulariser of a taught student, which a separate probe finds."""
     l2 = recipe.student_l2(plan, student, recipe.config.model_config_of(student), teachers)
     return replace(plan, l2=l2)
 
@@ -107,14 +107,14 @@ def student_run(
 def own_cell(
     recipe: Recipe, plan: Plan, student: str, training: str, seeds: Sequence[int], teachers: Sequence[Path]
 ) -> Cell:
-    """Return the cell of one training at the regulariser that a probe of this very training finds."""
+    """Return the cell of one training, at the regulariser that a probe of exactly this training finds."""
     run = student_run(recipe, plan, student, training, teachers)
     l2 = recipe.own_l2(plan, run)
     return Cell(replace(run, train=run.train.model_copy(update={"l2": l2})), seeds)
 
 
 def train_cells(recipe: Recipe, cells: Mapping[Key, Cell], *, title: str) -> dict[Key, Runs]:
-    """Train all runs of all cells side by side; runs that any table trained before are found again."""
+    """Train all runs of all cells side by side; runs that some table trained before are reused."""
     configs: dict[Path, RunConfig] = {}
     directories: dict[Key, list[Path]] = {key: [] for key in cells}
     for key, cell in cells.items():
@@ -128,7 +128,7 @@ def train_cells(recipe: Recipe, cells: Mapping[Key, Cell], *, title: str) -> dic
 
 
 def directory_of(recipe: Recipe, config: RunConfig) -> Path:
-    """Return where runs of this config are, whatever their seeds: the same place for every table."""
+    """Return the directory of all runs of this config, whatever their seeds; every table uses the same one."""
     averaged = config.train.ema is not None or config.train.ema_epochs
     is_raw = not averaged and config.train.schedule != PLAIN["schedule"]
     words = [word for word, on in (("ema", averaged), ("raw", is_raw), ("kd", config.teachers)) if on]

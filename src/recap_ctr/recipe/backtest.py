@@ -1,4 +1,4 @@
-"""Replay a log period by period: fit once and update, against refitting each time, against never updating.
+"""Replay a log period by period, to compare updating with refitting every time and with doing neither.
 
 Every model is judged on the period after the rows that it has seen. Each period's figures are written when they are
 known, and every model has a directory of its own, so an interrupted replay goes on where it was.
@@ -202,7 +202,8 @@ class _Replay:
         )
 
     def _stage(self, name: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-        """Return what a stage found, and the CPU seconds it took; a stage that is finished is read back."""
+        """Return the result of a stage, and the CPU seconds that it took; the result of a finished stage is read
+        back."""
         file = self.out / f"{name}.json"
         if not file.is_file():
             started = _cpu_seconds()
@@ -256,7 +257,7 @@ class _Replay:
         return judged
 
     def _judge_oldest(self, models: Mapping[Strategy, str]) -> dict[str, Any]:
-        """Return what all models still know of the rows of the first period of all."""
+        """Return how well all models still know the rows of the first period."""
         labels, scores = self._scores(0, set(models.values()))
         losses = {
             name: metrics.softplus(np.where(labels == 1, -1, 1) * _logits(scores[path]))

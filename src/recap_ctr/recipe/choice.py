@@ -30,9 +30,9 @@ class Choice:
 def choose_shipped(data: PreparedData, students: Runs, others: Runs) -> Choice:
     """Return the student that is best on validation rows, or another run if that is better there, or if there is none.
 
-    One half of the validation rows chooses among the other runs, and the other half must confirm that the chosen one
-    is better than the student: the best of many is partly the luckiest. A student is out whose towers add nothing to
-    the parts beside them.
+    One half of the validation rows chooses among the other runs, and the other half must confirm that the chosen one is
+    better than the student: the best of many is partly the luckiest. A student whose towers add nothing to the parts
+    beside them is not considered.
     """
     num_students = len(students)
     if others:
@@ -66,11 +66,11 @@ def choose_shipped(data: PreparedData, students: Runs, others: Runs) -> Choice:
 
 
 def prefer_simple(choice: Choice, simpler: Sequence[Path], data: PreparedData) -> Choice:
-    """Return the simplest run that nothing less simple is ahead of by more than one standard error.
+    """Return the simplest run that no less simple run is ahead of by more than one standard error.
 
     `simpler` are runs that are simpler than the chosen one, the simplest first. The best of many on few clicks is often
-    the luckiest: rows that chose it flatter it, and later ones do not. It is their calibrated logloss that is compared:
-    on few clicks, leads in AUC are luck far more often.
+    the luckiest: rows that chose it flatter it, and later ones do not. Runs are compared by calibrated logloss, because
+    on few clicks a lead in AUC is luck far more often.
     """
     for at, path in enumerate(simpler):
         leads = [_lead(rival, path, data) for rival in (*simpler[at + 1 :], choice.path)]

@@ -1,4 +1,4 @@
-"""The time that a fit may take, and what has been taken of it."""
+"""The time that a fit may take, and how much of it is used."""
 
 import math
 import time

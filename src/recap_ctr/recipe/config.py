@@ -22,7 +22,7 @@ class RecipeConfig(Frozen):
     """What `recap fit` does; every table may be given in part."""
 
     model: str = "recap"
-    """The student: a model by name, or auto: RECAP or FCN, whichever is better on validation."""
+    """The student's model by name; `auto` takes RECAP or FCN, whichever is better on validation rows."""
     model_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the student's model."""
     teacher_model: str = "fcn"
@@ -30,8 +30,8 @@ class RecipeConfig(Frozen):
     teacher_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the teachers' model."""
     teachers: NonNegativeInt | None = None
-    """M_seed of the paper: how many runs of one model teach; with 0 the student learns from labels alone. By default
-    `recap fit` races a portfolio, and validation chooses who teaches; the paper's tables have five teachers."""
+    """M_seed of the paper: how many runs of one model teach. With 0, the student learns from labels alone. By default
+    `recap fit` races a portfolio, and validation rows choose the teachers; the paper's tables have five teachers."""
     portfolio: tuple[str, ...] = ("qnn", "dcnv2", "final", "dnn", "fm")
     """Models that race beside the teachers' model where their number is not set, the most promising first."""
     routes: PositiveInt | None = None
@@ -50,20 +50,20 @@ class RecipeConfig(Frozen):
     probe: ProbeConfig = ProbeConfig()
     """What the probe tries, and for how long."""
     student_factors: tuple[PositiveFloat, ...] = (1.0, 10**-0.5, 0.1)
-    """Strengths of l2 that a second probe tries for a taught student, relative to the teachers': soft targets
-    regularise too. There is no second probe where l2 or a budget is set."""
+    """Strengths of l2 that a second probe tries for a taught student, relative to the teachers', because learning from
+    teachers regularises, too. There is no second probe if l2 or a budget is set."""
     ship: Literal["student", "best"] = "student"
     """What becomes the artifact: the student, or a teacher or the logistic regression where that is better on both
     halves of the validation rows."""
     refit: bool = True
-    """Whether the model that a portfolio has chosen learns from all rows in the end, the held-out ones among them. The
-    figures are those from before, so that no row it was measured on has taught it."""
+    """Whether the model that a portfolio has chosen is trained again at the end, on all rows, including the held-out
+    ones. The figures are measured before that, on rows that the measured model had not learned from."""
     calibration: Literal["affine", "isotonic"] = "affine"
     """How scores are calibrated on the validation rows."""
     negative_rate: float = Field(1.0, gt=0, le=1)
     """The share of negatives that was kept when the log was sampled."""
     slices: tuple[str, ...] | None = None
-    """Fields whose most frequent values the report shows the figures of, such as ["site", "hour"]; by default the three
+    """Fields for whose most frequent values the report shows figures, such as ["site", "hour"]; by default the three
     categorical fields with the fewest values."""
     seed: int = Field(1, ge=0, lt=TEACHER_SEEDS)
     """Seed of the student."""

@@ -33,7 +33,7 @@ class Entrant:
 
 @dataclass
 class Standing:
-    """How an entrant has done so far: a figure for each validation."""
+    """How an entrant has done so far, with a figure for each validation."""
 
     aucs: list[float]
     loglosses: list[float]
@@ -84,7 +84,7 @@ class Journal:
     instead: str | None = None
     """The run that ships because it has time to learn from all rows, or the chosen one; None before it is decided."""
     last_share: float | None = None
-    """How much of its length the chosen run has time for when it learns from all rows; None before it is decided."""
+    """For what share of its length the chosen run has time when it learns from all rows; None before it is decided."""
     taken: float | None = None
     """Seconds that the fit took, once it is finished."""
 

@@ -32,7 +32,7 @@ DIAGNOSIS, PAGES = "diagnosis.json", "diagnosis"  # The page has its own directo
 
 
 def grid_run(recipe: Recipe, plan: Plan, *, checkpoints: int, routes: int, model: str) -> RunConfig:
-    """Return what runs of a grid have in common: they learn from labels alone, and keep their checkpoints.
+    """Return the config that all runs of a grid share: they learn from labels alone, and keep their checkpoints.
 
     All are equally long: a point of the trajectory must mean the same in each.
     """

@@ -1,4 +1,4 @@
-"""The headline call: from a click log, or prepared data, to one model that stands for an ensemble."""
+"""The main call: from a click log, or from prepared data, to one model that does the work of an ensemble."""
 
 import re
 import time
@@ -53,7 +53,7 @@ class FitResult:
     summary: str
     """The answer in one sentence, with its numbers."""
     forecast_check: list[str]
-    """How good an earlier forecast of `recap plan` was, in words; empty without one."""
+    """How good an earlier forecast of `recap plan` was, in words; empty if there was none."""
 
     @property
     def artifact(self) -> Path:
@@ -91,30 +91,30 @@ def fit(
     command: str = "",
     quiet: bool = True,
 ) -> FitResult:
-    """Train one model that stands for an ensemble, and return it with its report; resumable, nothing is done twice.
+    """Train one model that does the work of an ensemble, and return it with its report.
 
     `data` is prepared data or their directory, raw files or a directory of them, or a data frame. Raw rows need a
-    `label` column or a `schema`. For an inferred schema, `positive` is the label's value that means a click, `weight`
-    the column of row weights, `group` the column to average AUC over, and `separator` separates the columns of text.
-    Rows without a label are an error unless `drop_unlabelled` leaves them out. `ignore` names columns that must teach
-    nothing, such as those that are known only after the click. `scores` are those of a model that you
-    have: a column, or a file with a column that names the rows and one of probabilities or logits; they are compared
-    with the result, and may teach. The rows are split 8:1:1: by time if
-    there is a time column, else at random, unless `split` says otherwise.
+    `label` column or a `schema`. If the schema is inferred, `positive` is the label's value that means a click,
+    `weight` is the column of row weights, `group` is the column within whose values AUC is averaged, and `separator`
+    separates the columns of text files. Rows without a label are an error unless `drop_unlabelled` leaves them out.
+    `ignore` names columns that the model must not learn from, such as those that are known only after the click.
+    `scores` are the scores of a model that you already have: a column, or a file with one column that names the rows
+    and one of probabilities or logits. They are compared with the result, and may teach the student. The rows are split
+    8:1:1: by time if there is a time column, else at random, unless `split` says otherwise.
 
-    The recipe is a `preset` with the file `config` and then `settings` on top of it, such as
-    {"teachers": 3, "train": {"max_epochs": 20}}; docs/reference/recipe.md has all keys. By default a portfolio of
-    models races, and the best mean of them teaches the student; a number of `teachers` makes it the paper's way.
-    `budget` is in minutes, from the first row read to the artifact. All stages, the report, a page and the artifact are
-    in the directory `out`. Interrupted anywhere, the best so far is there and the same call goes on; with other
-    settings, only the stages that they touch are redone.
+    The recipe is a `preset` with the file `config` and then `settings` on top of it, such as {"teachers": 3, "train":
+    {"max_epochs": 20}}; docs/reference/recipe.md has all keys. By default a portfolio of models races, and those whose
+    mean is best teach the student; with a number of `teachers`, the fit follows the paper. `budget` is in minutes, from
+    the first row read to the artifact. All stages, the report, a page and the artifact are in the directory `out`.
+    After an interruption, the best model so far is there, and the same call goes on. After a change of settings, only
+    the stages that depend on them are done again.
 
-    `threads` are those of one run. `device` is cpu, cuda or mps; by default the fastest that the machine has: cuda,
-    then mps, then cpu. `executor` runs the jobs: the name of an engine (local, the processes of this machine; ray, a
-    Ray cluster; ray://HOST:PORT, that one), or an object of yours. `keep_state` keeps what `update` needs besides the
-    model, in a directory inside the artifact. `track` logs epochs as they end, then settings, figures and
-    artifact, to mlflow, tensorboard or wandb (docs/integrations.md). `command` is quoted on the page as the way to
-    make it again.
+    `threads` is the number of threads of one run. `device` is cpu, cuda or mps; the default is the first of cuda, mps
+    and cpu that the machine has. `executor` runs the jobs. It is the name of an engine (local for processes of this
+    machine, ray for a Ray cluster, or ray://HOST:PORT for the cluster at that address), or an object of your own.
+    `keep_state` keeps what `update` needs besides the model, in a directory inside the artifact. `track` logs epochs as
+    they end, then settings, figures and artifact, to mlflow, tensorboard or wandb (docs/integrations.md). The page
+    quotes `command` as the way to make the model again.
     """
     started, raw = time.time(), None
     recipe = _recipe_config(config, preset, settings or {})
@@ -187,7 +187,7 @@ def _train(
     own_scores: Path | None,
     options: dict[str, Any],
 ) -> FitReport:
-    """Do the stages of the recipe: a portfolio, or the paper's way."""
+    """Do the stages of the recipe, by a portfolio or as the paper does."""
     if recipe.teachers is None:
         return Portfolio(Work(recipe, data, out, own_scores=own_scores, **options), raw).run()
     return Recipe(recipe, data, out, **options).run()

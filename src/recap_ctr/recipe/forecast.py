@@ -1,9 +1,10 @@
-"""Forecast what more teachers, averaged weights and routes are worth from a few runs, before the rest is paid for.
+"""Forecast from a few runs what more teachers, averaged weights and routes would gain, before they are trained.
 
-The runs are the recipe's: the probe's arms, the first teachers, and one student from labels alone. So nothing is
-trained twice: `recap fit` goes on from them in the same directory, and afterwards says how good the forecast was.
+These runs belong to the recipe: the probe's arms, the first teachers, and one student that learns from labels alone.
+`recap fit` goes on from them in the same directory, so nothing is trained twice, and says afterwards how good the
+forecast was.
 
-Only the ensemble of M teachers can be forecast. What a student keeps of its gain shows when the student is trained.
+Only the gain of the ensemble can be forecast. How much of it a student keeps shows when the student is trained.
 """
 
 import math
@@ -192,7 +193,7 @@ def _measure_student(
 
 
 def worth_of_arms(recipe: Recipe) -> ProbeArms | None:
-    """Return what the probe's arms are worth together; None where the recipe has probed nothing."""
+    """Return what the mean of the probe's arms gains; None if the recipe has probed nothing."""
     if recipe.config.l2 is not None or not (recipe.probe_directory / RESULT).is_file():
         return None
     tables, valid = finalists(recipe.probe_directory), recipe.data.valid
@@ -216,7 +217,8 @@ def worth_of_arms(recipe: Recipe) -> ProbeArms | None:
 
 
 def worth_of_runs(tables: Sequence[LogitTable], shard: Shard, negative_rate: float = 1.0) -> list[Worth]:
-    """Return what the mean of 1, 2, .. runs is worth, by Eq. 6 from the disagreement of runs at hand, one a table."""
+    """Return what the mean of 1, 2, .. runs gains, by Eq. 6 from how far the given runs disagree; each table holds one
+    run."""
     logits_NM, weights = undo_sampling(
         np.stack([table.logits_NM[:, 0] for table in tables], axis=1), shard, negative_rate
     )

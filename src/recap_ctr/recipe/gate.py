@@ -31,7 +31,7 @@ class GateLimits(Frozen):
     """What an updated model must keep to."""
 
     confidence: float = Field(0.9, ge=0.5, lt=1)
-    """The share of bootstrap samples in which its logloss must be lower, against both other models."""
+    """The share of bootstrap samples in which its logloss must be lower than that of each other model."""
     max_churn: PositiveFloat = 0.5
     """The mean change of a score, relative to the mean score, at most."""
     max_calibration_error: PositiveFloat = 0.1
@@ -53,7 +53,7 @@ class Judged(Record):
 
 
 class Verdict(Record):
-    """What the gate measured, and why it refuses; no reasons: the model ships."""
+    """What the gate measured, and the reasons why it refuses the model; without reasons, the model ships."""
 
     rows: int
     clicks: int

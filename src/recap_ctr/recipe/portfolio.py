@@ -1,4 +1,4 @@
-"""The default fit: race a portfolio of models, let the best mean of them teach a student, ship the best of all.
+"""The default fit: race a portfolio of models, let those whose mean is best teach a student, and ship the best of all.
 
 Every model is an ordinary run in a directory of its own, trained in slices: nothing is trained twice, and what the race
 leaves behind can teach. So a model is judged on all rows, as it is trained, at the length that the fit has time for.
@@ -52,17 +52,18 @@ TYPICAL_EPOCHS = 260  # All models together take about this many without a budge
 MOST_TIMED = 4  # At most this many runs at a time are timed for an epoch.
 REFERENCE_SHARE = 0.2  # The references may take this share of the time; they also stand beside the towers.
 REFERENCE_SECONDS, LARGEST_SHARE = 60.0, 0.4
-"""What references may have of a short budget, and its largest share: they get further in a minute than towers do."""
+"""How much of a short budget the references may take, and the largest share: in a minute they get further than
+towers."""
 LARGEST_SHARE_BESIDE = 0.7  # Their largest share where a student is trained beside them from the start.
 SHARES_BESIDE = {"lr": 0.5, RATES: 0.75}
-"""When those must have ended that come first, as shares of what references may have: the trees come last."""
+"""When the first references must have ended, as shares of the time for references; the trees come last."""
 MIN_STUDENT_EPOCHS = 1.5
 """Fewest epochs, timed on the teachers' model: towers that have not seen all rows add nothing to what counts."""
 STUDENT = "the student"
 HEAD_START = 0.85  # Of the time that a student may take before it is trained again; packing takes some, too.
 AGAIN = 1.2  # How much longer than a run takes to keep for training it again, by the number of rows.
 WORTH_OF_ROWS = 0.01
-"""A student that may gain so much AUC, or more, by training longer goes on, instead of learning from all rows."""
+"""A student that may gain this much AUC by training longer does so, instead of learning from all rows."""
 ON_TOP_FACTOR = 0.1  # The best regulariser is multiplied by this: beside click rates little is left to learn.
 RATES_TRAINING = {"learning_rate": 2e-3, "l2": 0.0, "ema_epochs": (1.0,), "max_epochs": 40}
 RATES_BATCHES = (256, 1024)  # The smallest and largest, for few rows and for many.
@@ -100,7 +101,7 @@ class Portfolio:
     """The stages of a fit by portfolio, of prepared data in a directory."""
 
     def __init__(self, work: Work, raw: RawRows | None = None) -> None:
-        """Set the stages up; `raw` is the table that was prepared, if the fit knows it."""
+        """Set up the stages; `raw` is the table that was prepared, if the fit knows it."""
         self.work, self.race = work, Race(work)
         self.config, self.data, self.clock, self.journal = work.config, work.data, work.clock, work.journal
         self.configs: dict[Path, RunConfig] = {}
@@ -128,7 +129,7 @@ class Portfolio:
                 raise
 
     def _ship_what_is_there(self) -> None:
-        """Ship the best so far, students that are half trained among them; the next call trains these further."""
+        """Ship the best model so far, which may be a half-trained student; the next call trains students further."""
         with packed_early(
             self.students, self.data, executor=self.work.executor, quiet=self.work.quiet
         ) as students:
@@ -175,7 +176,7 @@ class Portfolio:
     # References.
 
     def _train_references(self) -> None:
-        """Train what the result is compared with, and what counts; the best of them is the first to be shipped."""
+        """Train the references and the models that count clicks; the best of them is the first to be shipped."""
         # References that a budget has cut must not be taken for those of a longer fit.
         suffix = "" if self.work.budget is None else f"-{self.work.budget:g}"
         self.students = first_student = self._first_student()
@@ -236,7 +237,7 @@ class Portfolio:
         self.work.record()
 
     def _counted_configs(self) -> list[RunConfig]:
-        """Return the runs that need no race, the quickest first after the regression."""
+        """Return the runs that need no race: the regression first, then the quickest."""
         configs = [self.work.run_config("lr", {}, CONVERGED)]
         if len(self.data.train) <= MAX_COUNTED_ROWS:
             if crossable(self.data.layout):
@@ -246,7 +247,8 @@ class Portfolio:
         return configs
 
     def _first_student(self) -> dict[Path, RunConfig]:
-        """Return the student that need not wait for teachers, as none will come: it is trained from the start."""
+        """Return a student that need not wait for teachers, because there will be none; its training can start at
+        once."""
         is_alone = self.journal.races is False and self.work.own_scores is None
         if not is_alone or not self.clock.is_limited or self.work.executor.workers < 2:
             return {}
@@ -282,7 +284,7 @@ class Portfolio:
         return AGAIN * self.last.num_rows / len(self.data.train)
 
     def _blend(self, suffix: str) -> None:
-        """Add up the models that count: many rows and little time leave room for nothing better."""
+        """Add up the models that count clicks: with many rows and little time, there is nothing better."""
         if len(self.counted) > 1:
             config = replace(self.work.run_config(BLEND, {}, self.work.training), beside=tuple(self.counted))
             path = self.work.path_of(f"{BLEND}{suffix}", config)
@@ -306,9 +308,9 @@ class Portfolio:
     def _select(self) -> "Ensemble":
         """Choose the members of the teaching ensemble among all that may teach.
 
-        Models that stand beside the student's towers don't: the towers are worth more if they know something else. Nor
-        do trees that are worse than the regression because the budget cut them, nor trees alone: without a race to
-        show what can be reached, a student would learn no more than they know.
+        Models beside the student's towers don't teach, because the towers gain more if they know something else. Trees
+        that are worse than the regression, because the budget cut them, don't teach either. Nor do trees alone: if no
+        race shows what can be reached, a student would learn only what they know.
         """
         valid, rate = self.data.valid, self.config.negative_rate
 
@@ -369,9 +371,10 @@ class Portfolio:
         )
 
     def _student_deadline(self, configs: dict[Path, RunConfig]) -> float | None:
-        """Return when students must be packed: so that there is time to train one again on all rows, if that pays.
+        """Return when students must be packed, so that there is time to train one again on all rows, if that pays.
 
-        They train until as much time is left as that will take. Who still learns much then goes on with its own rows.
+        They train until only that much time is left. A student that still learns much by then goes on with its own
+        rows.
         """
         left = self.clock.until(1.0, self.work.student_reserve())
         if not (self.last.is_wanted and self.clock.is_limited) or self.journal.taken is not None:
@@ -393,7 +396,7 @@ class Portfolio:
         return self.clock.deadline(self.clock.until(1.0, self.work.student_reserve()))
 
     def _first_part(self, trained: float) -> float:
-        """Return the seconds that a student may train until so much time is left as training it again will take.
+        """Return the seconds that a student may train, so that enough time is left to train it again.
 
         It has been trained for `trained` seconds before. Without a budget, or if it won't be trained again, it may take
         all of the time.
@@ -415,8 +418,8 @@ class Portfolio:
     def _students(self, student: str, teachers: tuple[Path, ...]) -> list[RunConfig]:
         """Return the runs of a student, the most promising first, as many as there are workers for.
 
-        One has a weaker regulariser than its teachers, since soft targets regularise too. One learns beside the click
-        rates what these leave open, from labels alone. One has its teachers' regulariser.
+        One student has a weaker regulariser than its teachers, because learning from teachers regularises, too. One
+        learns from labels alone, beside the click rates, what these don't explain. One has its teachers' regulariser.
         """
         chosen = self.config.model_settings if student == self.config.students[0] else {}
         settings = self.work.settings_of(student, chosen)
@@ -512,7 +515,7 @@ class Portfolio:
         return max(in_time, key=lambda path: aucs[path]).name if in_time else None
 
     def _learn_from_all_rows(self, choice: Choice, report: FitReport) -> FitReport:
-        """Ship the chosen model as it is after learning from all rows, if that is wanted and there is time for it."""
+        """Train the chosen model on all rows and ship the result, if that is wanted and there is time for it."""
         if not self.last.is_wanted:
             return report
         if not self.last.has_time(choice.path):
@@ -525,7 +528,7 @@ class Portfolio:
         return report.model_copy(update={"refit": refit})
 
     def _plan(self) -> dict[str, Any]:
-        """Return what the budget was, what was taken of it, and what there was no time for."""
+        """Return the budget, how much of it was used, and what there was no time for."""
         return {
             "budget": self.work.budget,
             "taken": self.journal.taken,

@@ -1,4 +1,4 @@
-"""The probe: find on validation how strong the regulariser and how large the step must be for these data.
+"""The probe: find by validation how strong the regulariser and how large the learning rate must be for these data.
 
 Successive halving over a log grid: all arms train for some epochs, the better half goes on, and so on; then the
 winner's neighbours try to beat it. A weak regulariser is fast and soon over-fits, a strong one is slow and wins late:
@@ -57,7 +57,7 @@ CLEAR = 2.0  # Standard errors by which larger vectors must win: every row of th
 
 
 class ProbeConfig(Frozen):
-    """What is tried, and for how long."""
+    """What the probe tries, and for how long."""
 
     strengths: tuple[NonNegativeFloat, ...] = (1e1, 1e2, 1e3, 1e4, 1e5)
     """Strengths of the regulariser, as l2 · rows."""
@@ -66,22 +66,23 @@ class ProbeConfig(Frozen):
     refinements: tuple[PositiveFloat, ...] = (0.5, 0.25)
     """Decades to each side of the best strength so far, tried one after the other."""
     rate_factors: tuple[PositiveFloat, ...] = (0.5, 2.0)
-    """Then factors of the learning rate, unless it is set."""
+    """Factors of the learning rate that are tried next, unless it is set."""
     horizon_factors: tuple[PositiveFloat, ...] = (0.5, 2.0)
-    """Then factors of the average's horizon."""
+    """Factors of the average's horizon that are tried next."""
     dropouts: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = (0.0, 0.2)
-    """Then rates of dropout, for a model that has it."""
+    """Rates of dropout that are tried next, if the model has dropout."""
     dim_factors: tuple[PositiveFloat, ...] = (0.5, 2.0)
-    """Then factors of the vectors' size; a larger size must win clearly."""
+    """Factors of the vectors' size that are tried last; a larger size must win clearly."""
     extend: NonNegativeInt = 4
     """How many strengths beyond the grid may be tried, one after the other, as long as the best is at its end."""
     confirm: NonNegativeInt = 16
-    """Epochs that an arm which promises most may go on, until it has indeed passed all others."""
+    """For how many epochs the most promising arm may go on, until it has indeed passed all others."""
     max_rows: PositiveInt = 300_000
     """Training rows to use, drawn at random, where there are more."""
 
     def identity(self) -> dict[str, Any]:
-        """Return what names a probe's directory; a challenge that is switched off leaves no trace."""
+        """Return the part of the settings that names a probe's directory; a challenge that is switched off is left
+        out."""
         values = self.model_dump(mode="json")
         return {key: value for key, value in values.items() if value or key not in LATER}
 
@@ -110,7 +111,7 @@ class ProbeConfig(Frozen):
 
 @dataclass(frozen=True)
 class Arm:
-    """One candidate. None means: as configured."""
+    """One candidate of the probe. None means: as configured."""
 
     l2: float
     learning_rate: float
@@ -159,7 +160,7 @@ class Standing:
     logloss: float
     seconds: float
     epochs: int
-    """Epochs that it was allowed; it has used fewer if it stopped gaining."""
+    """How many epochs it was allowed; it used fewer if it stopped gaining."""
 
     @property
     def auc(self) -> float:
@@ -201,7 +202,7 @@ class ProbeResult:
 
     @property
     def verdict(self) -> str:
-        """Return how sure the answer is, in words."""
+        """Return in words how sure the answer is."""
         if self.runner_up is None:
             return "there was no other arm to compare it with"
         ratio = self.margin / self.margin_error if self.margin_error > 0 else math.inf
@@ -356,7 +357,8 @@ class Race:
         return "weakest" if best.arm.l2 == min(tried) else "strongest"
 
     def _beyond(self, best: Standing) -> Arm | None:
-        """Return the best arm a step further than its end of the grid; None if it is inside, or one may try no more."""
+        """Return an arm one step beyond the end of the grid that the best arm is at; None if it is at no end, or no
+        more may be tried."""
         edge = self._edge(best)
         if not edge or self.extended == self.config.extend:
             return None

@@ -23,8 +23,8 @@ STRENGTHS = (1e2, 1e3, 1e4)
 HALF_DECADE = 10**0.5
 RACE_EPOCHS = 96  # Where all workers together have time for fewer, there is no race.
 STRENGTH_PER_EPOCH, UNTRIED = 200.0, (300.0, 5e3)
-"""Without a race, l2 · rows grows with the epochs that there is time for, within limits: the longer a run, the stronger
-the regulariser that is best for it."""
+"""Without a race, l2 · rows grows with the epochs that there is time for, within limits, because longer runs need a
+stronger regulariser."""
 EPOCHS = (8, 8, 16, None)  # Epochs of the four rounds, where there is no budget.
 LEADERS = 2  # Entrants of the last round, where there is no budget; twice as many race in the one before.
 SHARES = (0.2, 0.4, 0.5, 0.58)  # Shares of the time left after the references, at the end of each round.
@@ -54,7 +54,7 @@ class Race:
         """Whether the student will be trained again on all rows."""
 
     def plan(self) -> None:
-        """Decide if there is time for a race, which follows the references; without one a student starts at once."""
+        """Decide whether there is time for a race after the references; if not, a student starts at once."""
         if self.journal.races is not None:
             return
         self.journal.races = bool(self.journal.standings) or self._epochs_in_budget() >= RACE_EPOCHS
@@ -151,7 +151,7 @@ class Race:
         return entrant
 
     def _last_rounds(self) -> dict[int, int]:
-        """Return how many of the best race in the last two rounds: as many as keep all workers busy.
+        """Return how many of the best take part in the last two rounds: as many as keep all workers busy.
 
         Without a budget nothing may depend on how many workers there are, so that every engine gives the same model.
         """
@@ -176,7 +176,7 @@ class Race:
     def _challengers(self, best: Entrant) -> list[Entrant]:
         """Return models and settings that may be better than the best strength, the most promising first.
 
-        Those that would not have time for a look are left out.
+        Those that could not be trained long enough to judge are left out.
         """
         kind, l2 = best.config.model, best.config.train.l2
         rows = len(self.data.train)
@@ -200,7 +200,7 @@ class Race:
         return unseen[: self._affordable()]
 
     def _affordable(self) -> int:
-        """Return how many models can have a look in the second round."""
+        """Return how many models can be trained long enough to judge in the second round."""
         if not self.clock.is_limited:
             return MAX_CHALLENGERS
         fewest, most = LOOK_EPOCHS
@@ -281,7 +281,8 @@ class Race:
         self.work.record()
 
     def best_training(self) -> TrainConfig:
-        """Return the training of the most promising entrant of the teachers' kind; as configured without a race."""
+        """Return the training of the most promising entrant of the teachers' kind; without a race, the configured
+        training."""
         of_a_kind = [
             entrant
             for entrant in self.entrants.values()

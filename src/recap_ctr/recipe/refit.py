@@ -1,10 +1,10 @@
-"""The last stage of a fit: the model that was chosen learns from all rows, the held-out ones among them.
+"""The last stage of a fit: train the chosen model again on all rows, including the held-out ones.
 
-Its settings, length, proportions of parts and routes stay as the held-out rows have shown them to be best. Its
-calibration is fitted on all held-out rows, as the measured model scores them: they have not taught that one, and the
-newest rows are among them. The figures of the report are those from before: no rows are left to measure the last model
-on. One thing can be seen, whether it knows the rows that it has learnt from as well as the model that had not; if it
-doesn't, that one ships.
+Its settings, length, proportions of parts and routes stay as they were best on the held-out rows. Its calibration is
+fitted on the scores that the measured model gives to all held-out rows: that model has not learned from them, and the
+newest rows are among them. The report's figures are measured before, because no rows are left to measure the new model
+on. One check is possible: the new model must be as good on the held-out rows, which it has now learned from, as the
+model that had not. If it isn't, the earlier model ships.
 """
 
 import time
@@ -46,7 +46,7 @@ from recap_ctr.training.report import PartGain, RefitSummary, read_report
 ALL_ROWS = "learning from all rows"
 SUMMARY, ROWS = "refit.json", "rows"  # In the stage's directory: the summary comes last.
 GROWTH_SHARE = 0.05
-"""Vocabularies grow if preparing the rows once more takes no larger share of the time."""
+"""Vocabularies grow only if preparing the rows once more takes at most this share of the time."""
 SLACK, PACK_SECONDS = (
     1.15,
     2.0,
@@ -64,20 +64,20 @@ class RawRows:
     table: Table
     rule: Split
     seconds: float
-    """How long that took the first time."""
+    """How long preparing took the first time."""
 
 
 class LastStage:
     """Trains a chosen run on all rows, in directories of the fit that are named after what they are made from."""
 
     def __init__(self, work: Work, raw: RawRows | None, configs: dict[Path, RunConfig]) -> None:
-        """Set the stage up; `configs` are those of all runs of the fit, and may still grow."""
+        """Set up the stage; `configs` are those of all runs of the fit, and may still grow."""
         self.work, self.data, self.raw, self.configs = work, work.data, raw, configs
         self.num_rows = sum(len(shard) for shard in (work.data.train, *held_out_shards(work.data).values()))
 
     @property
     def is_wanted(self) -> bool:
-        """Return whether the recipe wants it, and its training has nothing that the validation rows steer."""
+        """Return whether the recipe wants this stage, and validation rows steer nothing in its training."""
         training = self.work.student_training
         return (
             self.work.config.refit
@@ -102,7 +102,7 @@ class LastStage:
 
     @property
     def _grows(self) -> bool:
-        """Return whether there is time to give values a vector that only held-out rows have; decided once."""
+        """Return whether there is time to give vectors to values that only held-out rows have; decided once."""
         journal = self.work.journal
         if self.raw is None:
             return False
@@ -123,7 +123,7 @@ class LastStage:
         return name_of(load_artifact(path / ARTIFACT).model)
 
     def directory(self, chosen: Path) -> Path:
-        """Return where the result is: it has the name of what it is made from."""
+        """Return the directory of the result, which is named after what the result is made from."""
         inputs = {
             "runs": [
                 self.configs[path].training_inputs(self.data) for path in (chosen, *self.runs_of(chosen))
@@ -201,7 +201,7 @@ class LastStage:
         return refits
 
     def _length(self, path: Path, config: RunConfig) -> float:
-        """Return how long to train: as long as was best, or nearly as long, if a network has no time for more."""
+        """Return how long to train: as long as was best, or a little less if there is no time for more."""
         length = length_of(config, read_report(path), len(self.data.train))
         is_network = config.train.update != "convex" and config.model != BOOSTED
         return length * (self.work.journal.last_share or 1.0) if is_network else length
@@ -248,7 +248,7 @@ class LastStage:
         return [part for part in beside if gain is not None and name_of(part) in gain.factors]
 
     def _calibrated_dial(self, packed: PackedModel) -> list[dict[str, Any]]:
-        """Return every setting of the measured model as it was, but calibrated on all rows that have not taught it.
+        """Return every setting of the measured model as it was, but calibrated on all rows that it has not learned from.
 
         The validation rows alone may be few, or of days unlike those before and after.
         """
@@ -276,7 +276,7 @@ class LastStage:
         chosen: Path,
         data: WholeLog,
     ) -> bool:
-        """Return whether the model is no worse than before on the rows that were held out then, and trained it now."""
+        """Return whether the new model is no worse than the one before on the rows that were held out then."""
         device, rate = torch.device(self.work.device), self.work.config.negative_rate
         routed = Routed(model, packed.routes) if isinstance(model, Recap) else model
         losses = np.zeros(2)
@@ -318,6 +318,6 @@ class LastStage:
 
 
 def whole_log(fit: Path, summary: RefitSummary, data: PreparedData) -> WholeLog:
-    """Return the rows that the model of a fit has learnt from in the end; `data` are those that it was measured on."""
+    """Return the rows that a fit's shipped model has learned from; `data` are those that it was measured on."""
     grown = fit / summary.directory / ROWS
     return WholeLog(grown if grown.is_dir() else data.path, verify=False)

@@ -1,8 +1,8 @@
-"""Train a shipped model further: on new rows, and on a sample of earlier ones, taught by itself and by its teachers.
+"""Train a shipped model further on new rows and a sample of earlier ones, with itself and its teachers as teachers.
 
 All weights go on from where they are. A row of a table that belongs to an added value starts from its field's OOV
-vector, so the grown model scores as the shipped one does. What stands beside RECAP's towers goes on in its own way: a
-logistic regression by convex steps with its earlier rows as the prior, click rates by counting.
+vector, so the grown model scores as the shipped one does. The parts beside RECAP's towers go on in their own ways: a
+logistic regression by convex steps with its earlier rows as the prior, and click rates by counting.
 
 Shapes: N rows, V rows of the shipped table, G rows of the grown one.
 """
@@ -64,7 +64,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class UpdateConfig(Frozen):
-    """How an update trains; what is not here comes from the recipe of the fit."""
+    """How an update trains; all other settings come from the recipe of the fit."""
 
     passes: PositiveInt = 4
     """How often each new row is trained on."""
@@ -73,7 +73,7 @@ class UpdateConfig(Frozen):
     kd_weight: NonNegativeFloat | None = None
     """The weight of the loss against the shipped model and its teachers; by default the recipe's."""
     horizon: PositiveFloat = 0.25
-    """How much of the update the average of the weights spans; it goes on from the shipped weights."""
+    """What share of the update the average of the weights spans; it goes on from the shipped weights."""
     memory: float = Field(0.5, gt=0, le=1)
     """How much an earlier row counts against a new one where a logistic regression goes on."""
     refresh: bool = True
@@ -94,7 +94,7 @@ class _Rows:
 
 
 class Retraining:
-    """The training of an update in the directory `work`; what an interrupted one has finished there is read back."""
+    """The training of an update in the directory `work`; what an interrupted update has finished there is read back."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class Retraining:
         ).model
 
     def _move_regression(self, model: nn.Module) -> None:
-        """Let a logistic regression go on, before the towers learn what it leaves open."""
+        """Train a logistic regression further, before the towers learn what it does not explain."""
         wide = model.wide if isinstance(model, LR) else getattr(model, "first_order", None)
         if not isinstance(wide, Wide) or wide.bias is None:
             return
@@ -400,7 +400,7 @@ class Retraining:
     def _last_seen(self) -> Floats | None:
         """Return when each value was last seen; where that is not known, the latest moment at which it can have been.
 
-        So a value is not forgotten for want of records.
+        So no value is forgotten because a record is missing.
         """
         last_V = last_seen([self.data.train, self.data.valid], self.data.layout, self.data.time_unit)
         if last_V is None:
@@ -423,7 +423,7 @@ def _tables(model: nn.Module) -> list[str]:
 
 
 def _has_steps(config: Frozen) -> bool:
-    """Return whether a model has anything that is trained by steps, besides what is counted or converges."""
+    """Return whether a model has weights that are trained by gradient steps, besides parts that count or converge."""
     if isinstance(config, BlendConfig):
         return config.rates is not None
     return not isinstance(config, LRConfig | BoostedConfig)

@@ -1,8 +1,8 @@
-"""What training would take on rows of any number, before there are any: bytes, messages and time, by formulas.
+"""Forecast by formulas what training on any number of rows would take: bytes, messages and time.
 
-Sizes are those of the files and tensors that this package makes, and tests compare them with real ones. Times are
-sizes times `Speeds`, which `python -m benchmarks.speed.scale` measures on one core; the network and the disk are
-assumed. Latency of messages, the operating system and other users of the machines are not in them.
+Sizes are those of the files and tensors that this package makes, and tests compare them with real ones. Times are sizes
+times `Speeds`, which `python -m benchmarks.speed.scale` measures on one core; the network and the disk are assumed.
+Latency of messages, the operating system and other users of the machines are left out.
 
 Shapes: V table rows, d vector size, B rows of a batch over all workers, W id columns, U distinct rows.
 """
@@ -39,38 +39,38 @@ MOST_WORKERS = 1024
 
 
 class Speeds(Record):
-    """What one core takes, in seconds, and what depends on the rows, as measured on a machine."""
+    """How many seconds a core takes for each kind of work, and what depends on the rows, as measured on a machine."""
 
     date: str
     machine: dict[str, str | int]
     prepare_cell: float
-    """To prepare one field of one row."""
+    """Seconds to prepare one field of one row."""
     step: float
-    """Of a step, whatever its size."""
+    """Seconds that every step takes, whatever its size."""
     flop: float
-    """Of one operation of a matrix product in a step."""
+    """Seconds for one operation of a matrix product in a step."""
     saved_byte: float
-    """Of a step, for each byte that its forward pass keeps for its backward pass."""
+    """Seconds of a step for each byte that its forward pass keeps for its backward pass."""
     vector_number: float
-    """To look up and to update one number of a vector, for each look-up of a batch."""
+    """Seconds to look up and update one number of a vector, for each look-up of a batch."""
     table_number: float
-    """To update one number of the whole table at every step, as the `exact` update does."""
+    """Seconds to update one number of the whole table in a step, as the `exact` update does."""
     forward: float
     """A scored row's time as a share of a trained row's."""
     judged_row: float
-    """To compute AUC and logloss, for each validation row."""
+    """Seconds to compute AUC and logloss, for each validation row."""
     judged_bytes: float
-    """Memory that this takes for each validation row, its logit included."""
+    """Bytes that computing them takes for each validation row, its logit included."""
     drawn_number: float
-    """To draw one number of the table's first values."""
+    """Seconds to draw one number of the table's first values."""
     written_byte: float
-    """To hash and write one byte of an artifact."""
+    """Seconds to hash and write one byte of an artifact."""
     vocabulary_bytes: float
-    """Of a value and its count on disk."""
+    """Bytes of a value and its count on disk."""
     distinct: tuple[float, float]
     """a and b of U = a · L^b, the distinct values among L look-ups."""
     process_bytes: int
-    """Memory of a worker before it has a model."""
+    """Bytes of a worker before it has a model."""
     fit_error: float
     """Largest relative error of a step's formula among the steps that were measured."""
 
@@ -140,11 +140,11 @@ class ModelShape:
     """The vector size of each of its tables."""
     dense_parameters: int
     dense_state_bytes: int
-    """Of all that is saved of the model besides its tables, statistics of norms included."""
+    """Bytes of everything that is saved of the model besides its tables, statistics of norms included."""
     row_flops: float
-    """Operations of matrix products that a row takes in a step."""
+    """Operations of matrix products for a row in a step."""
     row_saved_bytes: float
-    """What the forward pass keeps of a row for the backward pass."""
+    """Bytes of a row that the forward pass keeps for the backward pass."""
 
     @property
     def dim(self) -> int:

@@ -1,4 +1,5 @@
-"""Which estimators teach together, and with which weights: greedily, by the logloss of their mean on validation rows.
+"""Choose greedily which estimators teach together, and with which weights, by the logloss of their mean on validation
+rows.
 
 An estimator may be taken more than once, which gives it more weight. Shapes: N rows, M estimators.
 """

@@ -1,4 +1,4 @@
-"""Put a run's artifact where users of a fit look for it."""
+"""Put a run's artifact where users of a fit will look for it."""
 
 import math
 import shutil

@@ -41,14 +41,14 @@ MIN_EPOCHS = 6
 EXTEND = 4  # How many strengths beyond the recipe's factors a probe of a student may try.
 PROBE_SHARE = 0.25  # The share of a budget that the probe may take beyond its search for l2.
 LINEAR_SHARE, REFERENCES_SHARE = 0.1, 0.2
-"""Shares of a budget at which the logistic regression, and all references, must have ended."""
+"""Shares of a budget by which the logistic regression, and all references, must have ended."""
 SEARCH_SHARE, TEACHERS_SHARE, STUDENT_SHARE = 0.4, 0.65, 0.92
-"""Shares of a budget at which the search for l2, the teachers and the student must have ended."""
+"""Shares of a budget by which the search for l2, the teachers and the student must have ended."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the recipe will do where it had a choice: decided once, then read back."""
+    """What the recipe decided where it had a choice; it is decided once, then read back."""
 
     l2: float
     learning_rate: float
@@ -68,7 +68,7 @@ class Plan:
 
 
 class StageRunner(Protocol):
-    """What does the work of the stages: for real, or as a rehearsal that only counts what is missing."""
+    """Whatever does the work of the stages: for real, or as a rehearsal that only counts what is missing."""
 
     @property
     def workers(self) -> int:
@@ -534,7 +534,7 @@ class Recipe:
         return self.train(configs, STUDENT, STUDENT_SHARE)
 
     def _say_rank(self, configs: Iterable[RunConfig]) -> None:
-        """Say where the recipe's rank of adapters would make a student too large, and which it has instead."""
+        """Say where the recipe's rank of adapters would make a student too large, and which rank it has instead."""
         for config in configs:
             model = config.model_config
             if isinstance(model, RecapConfig) and model.max_rank and model.lora_rank is None:
@@ -553,9 +553,8 @@ class Recipe:
         return self.own_l2(plan, replace(run, teachers=teacher_tables(teachers, "train")))
 
     def own_l2(self, plan: Plan, run: RunConfig) -> float:
-        """Return the regulariser that a probe finds for this very kind of run, starting from the plan's.
-
-        A strength that is set stays.
+        """Return the regulariser that a probe finds for exactly this kind of run, starting from the plan's. A strength
+        that is set stays.
         """
         factors = self.config.student_factors
         if self.config.l2 is not None or len(factors) < 2:

@@ -55,7 +55,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class KeptRows:
-    """Rows that were seen before, encoded, with what each may know of its click rates where the model has any."""
+    """Encoded rows that were seen before. If the model has click rates, each row has those that it may know."""
 
     shard: Shard
     codes: npt.NDArray[np.uint8] | None = None
@@ -68,7 +68,7 @@ class KeptRows:
         return KeptRows(self.shard.take(at), None if self.codes is None else self.codes[at])
 
     def moved(self, rows: RowMap) -> "KeptRows":
-        """Return the rows with the ids that they have after the vocabularies have grown."""
+        """Return the rows with their ids in the grown vocabularies."""
         return replace(self, shard=replace(self.shard, ids=rows.target_V[self.shard.ids]))
 
     def plus(self, others: "KeptRows") -> "KeptRows":
@@ -91,7 +91,7 @@ class Teacher:
 
 @dataclass(frozen=True, eq=False)
 class TrainingState:
-    """All that the next update goes on from."""
+    """Everything that the next update needs besides the model."""
 
     steps: int = 0
     """How many steps the moments come from."""

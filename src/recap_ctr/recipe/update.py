@@ -1,4 +1,4 @@
-"""Tomorrow's log: train the shipped model further, with vocabularies that grow, and ship the result only if better.
+"""Train a shipped model further on later rows, with vocabularies that grow, and ship the result only if it is better.
 
 New rows are encoded with the shipped model's vocabularies, to which the values are added that have become frequent. The
 newest fifth of them is held out. The rest trains the model further (`retrain`). The newest rows then calibrate it and
@@ -71,7 +71,7 @@ class UpdateReport(Record):
     added: dict[str, int]
     """Values that got a vector, by field."""
     forgotten: dict[str, int]
-    """Values that lost theirs."""
+    """Values that lost their vectors, by field."""
     gate: Verdict
     seconds: float
 
@@ -103,11 +103,11 @@ def update(
 ) -> UpdateResult:
     """Train a shipped model further on new rows, and write the result to `out` if it is better on the newest of them.
 
-    `artifact` is an artifact, or the fit that holds one. With the training state that `fit(..., keep_state=True)` keeps
-    in it, rare values are counted on, earlier rows are replayed, and teachers go on teaching. Ids of values stay, and
-    values that have become frequent are added. `settings` say how to train, `gate` what the result must keep to. If
-    the gate refuses it, nothing is written, and the result says why. What changed is also written to `delta`, if given.
-    Interrupted, the same call goes on.
+    `artifact` is an artifact, or the fit that holds one. If the artifact holds the training state that `fit(...,
+    keep_state=True)` keeps, the counts of rare values continue, earlier rows are replayed, and teachers go on teaching.
+    Values keep their ids, and values that have become frequent are added. `settings` say how to train, `gate` what the
+    result must keep to. If the gate refuses it, nothing is written, and the result says why. What changed is also
+    written to `delta`, if given. After an interruption, the same call goes on.
     """
     config = settings if isinstance(settings, UpdateConfig) else parse(UpdateConfig, settings or {}, "update")
     limits = gate if isinstance(gate, GateLimits) else parse(GateLimits, gate or {}, "gate")
@@ -145,7 +145,7 @@ def update(
 
 
 def _is_result_of(work: Path, path: Path) -> bool:
-    """Return whether the interrupted update in `work` has written this artifact or delta: then it may do so again."""
+    """Return whether the interrupted update in `work` wrote this artifact or delta, and so may write it again."""
     manifests = [directory / MANIFEST for directory in (work / ARTIFACT, path)]
     if not (work / INPUTS).is_file() or not all(file.is_file() for file in manifests):
         return False
@@ -241,7 +241,7 @@ class _Update:
         )
 
     def _field_shares(self, retraining: Retraining, newest: Shard) -> dict[str, FieldShares]:
-        """Return what each field holds in the newest rows, and held when the model shipped, as far as that is known."""
+        """Return the shares of each field in the newest rows and, as far as they are known, when the model shipped."""
         encoder, profile = self.shipped.encoder, self.shipped.profile
         now = unknown_shares(newest.ids, encoder.layout)
         before = {**now, **self.state.unknown}

@@ -37,7 +37,7 @@ FIELD_SECONDS = 0.2  # The same for each field, as far as its slices take time.
 
 
 class Work:
-    """What is decided before the first stage, and what is noted from stage to stage."""
+    """Everything that is decided before the first stage, and what is noted from stage to stage."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Work:
             say(text)
 
     def _paced(self, training: TrainConfig) -> TrainConfig:
-        """Return the training with what makes passes quick and decisions frequent, where the user has not decided."""
+        """Return the training settings; where the user has not decided, passes are quick and decisions frequent."""
         decided = {**self.config.train, **self.config.teacher_train}
         changes: dict[str, Any] = {}
         if "validations" not in decided:
@@ -129,7 +129,7 @@ class Work:
         return self.out / f"{short_name(name)}-{fingerprint(config.training_inputs(self.data))[:10]}"
 
     def first_run(self) -> RunConfig:
-        """Return the run of the teachers' model at a middling strength."""
+        """Return the run of the teachers' model at a medium strength of the regulariser."""
         l2 = three_digits(MIDDLE / len(self.data.train)) if self.config.l2 is None else self.config.l2
         settings = self.settings_of(self.config.teacher_model, self.config.teacher_settings)
         return self.run_config(
@@ -163,7 +163,7 @@ class Work:
         return runs
 
     def note_packing(self, runs: Runs) -> None:
-        """Note how long the slowest of some runs was packed."""
+        """Note how long packing the slowest of some runs took."""
         seconds = [report.seconds.evaluate for report in runs.values()]
         self.pack_seconds = max(self.pack_seconds, *seconds) if seconds else self.pack_seconds
 

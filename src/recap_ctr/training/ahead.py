@@ -1,4 +1,4 @@
-"""Batches on the device that trains: gathered when they are asked for, or in a thread, two batches ahead.
+"""Bring batches to the device that trains, either when they are asked for or by a thread, two batches ahead.
 
 A GPU must not wait for rows. There, a thread gathers them and copies them through pinned memory, in its own stream,
 while the steps before are computed. A CPU has its cores for the steps, and gathers between them.
@@ -43,7 +43,7 @@ class Place(NamedTuple):
 
 
 class Batches(Protocol):
-    """The batches of a run by the number of their step."""
+    """The batches of a run, by number of step."""
 
     def take(self, step: int) -> Rows:
         """Return this worker's rows of a step."""
@@ -90,7 +90,7 @@ class Ahead:
         self._queue: deque[tuple[int, Future[tuple[Rows, torch.cuda.Event | None]]]] = deque()
 
     def take(self, step: int) -> Rows:
-        """Return this worker's rows of a step; only the first one, and one after a jump, is waited for."""
+        """Return this worker's rows of a step; wait only for the first step, and after a jump."""
         if not self._queue or self._queue[0][0] != step:
             self._queue.clear()
         first = self._queue[-1][0] + 1 if self._queue else step

@@ -1,8 +1,10 @@
-"""Put models that count beside a trained model's towers, in the proportions that are best on validation rows.
+"""Add models that need no gradient steps to a trained model's towers, in the proportions that are best on validation
+rows.
 
-They err differently: the towers learn what fields do together; a converged regression knows best what each value does
-alone, a network on click rates what a pair of values did before, and boosted trees where numbers have steps. Their
-weighted sum is one model, larger by three numbers for each value of a field, by the table of rates, and by the trees.
+Such models err in other ways than towers do. The towers learn what fields do together. A converged regression knows
+best what each value does alone, a network on click rates knows what a pair of values did before, and boosted trees know
+where numbers have steps. The weighted sum of all is one model, which is larger by three numbers for each value of a
+field, by the table of rates, and by the trees.
 
 Shapes: N rows, P parts: the towers first.
 """
@@ -79,7 +81,7 @@ def fit_mixture(
 def put_beside(
     model: Recap, runs: Sequence[Path], data: PreparedData, device: torch.device
 ) -> tuple[Recap, PartGain]:
-    """Return the model with those parts beside its towers that make it better; as it is if none does.
+    """Return the model with those parts beside its towers that make it better, or unchanged if none does.
 
     `runs` are finished runs of lr, rates and boosted, with logit tables.
     """
@@ -113,7 +115,7 @@ def limit_outliers(model: Recap, valid: Shard, device: torch.device) -> Floats:
 
 
 def blend_runs(runs: Sequence[Path], data: PreparedData, device: torch.device) -> tuple[Blend, PartGain]:
-    """Return a model of nothing but parts, those that are best together, and their proportions."""
+    """Return the model that consists of the best set of parts and of no towers, with its proportions."""
     chosen = _choose(data.valid, np.stack(_tables(runs)), always=())
     parts = [load_artifact(runs[at] / "artifact").model for at in chosen.parts]
     gain = chosen.as_gain(list(map(name_of, parts)))
@@ -126,7 +128,7 @@ def name_of(part: torch.nn.Module) -> str:
 
 
 def blended(gain: PartGain, parts: Sequence[torch.nn.Module], layout: Layout) -> Blend:
-    """Return the model of nothing but parts, in proportions that are known."""
+    """Return the model that consists of parts and of no towers, in the given proportions."""
     changes, weights = _scaled(parts, [gain.factors[name_of(part)] for part in parts])
     blend = Blend(BlendConfig.model_validate(changes), layout)
     blend.load_state_dict({**weights, "constant": torch.tensor([gain.constant])})
@@ -158,7 +160,7 @@ def _tables(runs: Sequence[Path]) -> list[Floats]:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The parts that are best together, in which proportions, and how much they gain on the best of one part."""
+    """The best set of parts, with its proportions, and how much it gains over the best single part."""
 
     parts: tuple[int, ...]
     mixture: Mixture
@@ -172,7 +174,7 @@ class _Chosen:
 
 
 def _choose(valid: Shard, parts_PN: Floats, always: tuple[int, ...]) -> _Chosen:
-    """Choose among all sets of parts that have `always` in them.
+    """Choose among all sets of parts that contain `always`.
 
     One half of the validation rows fits the proportions of each set, and the other half says which has the lowest
     logloss.

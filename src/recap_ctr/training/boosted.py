@@ -1,4 +1,5 @@
-"""Train boosted trees on the click rates of values, on numbers and on buckets: LightGBM, then one layer of our own."""
+"""Train boosted trees on the click rates of values, on numbers and on buckets; LightGBM trains what our own layer
+runs."""
 
 import time
 from dataclasses import replace
@@ -56,8 +57,7 @@ def train_boosted(
 ) -> Trained:
     """Fit the model `boosted`, until the validation logloss has not improved for 30 rounds, or to the `deadline`.
 
-    With `rounds`, there are as many, whatever the validation logloss does.
-    Its history is a single epoch.
+    With `rounds`, train exactly that many, whatever the validation logloss does. Its history is a single epoch.
     """
     assert isinstance(config, BoostedConfig)
     if not trees.is_installed():
@@ -88,7 +88,7 @@ def train_boosted(
 
 
 def with_codes(config: BoostedConfig, data: PreparedData) -> Shard:
-    """Return the training rows with the codes that each may know of its rates, after their numbers."""
+    """Return the training rows with further columns: the codes of the rates that each row may know."""
     if not config.crosses:
         return data.train
     codes = count_rates(data).training_codes(config.crosses)
@@ -116,7 +116,7 @@ class _Columns:
                 self.figures[field.offset : field.offset + field.size, 0] = self._buckets[field.name]
 
     def of(self, shard: Shard, codes: Codes | None = None) -> Floats:
-        """Return the matrix of a shard's rows, with their `codes` if they bring any along."""
+        """Return the matrix of a shard's rows, with their `codes` if they have any."""
         ids = np.asarray(shard.ids)
         if codes is None:
             starts = [field.start for field in self._counted]
@@ -134,7 +134,8 @@ class _Columns:
         return np.concatenate(parts, axis=1)
 
     def of_training_rows(self, train: Shard, seed: int) -> tuple[Floats, Shard]:
-        """Return the matrix of the training rows, and these; a sample of them if all would take too much memory."""
+        """Return the matrix of the training rows and the rows themselves, or of a sample if all would take too much
+        memory."""
         codes = neutral_where_unseen(self._rates.training_codes(self.crosses)) if self.crosses else None
         most = MAX_CELLS // max(2 * len(self.crosses) + self._layout.num_fields, 1)
         if len(train) > most:

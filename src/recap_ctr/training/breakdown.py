@@ -44,7 +44,7 @@ def held_out_breakdown(
 
 
 def check_slices(names: Sequence[str] | None, schema: Schema) -> None:
-    """Refuse to slice by what is no field, or by a field without one named value a row."""
+    """Refuse to slice by a name that is no field, or by a field that doesn't have one named value in each row."""
     choices = [field.name for field in schema.fields if _has_named_values(field)]
     fix = f"choose from {', '.join(choices)}" if choices else "remove the setting: no field can be sliced by"
     for name in names or ():

@@ -1,8 +1,8 @@
-"""The tensors of a run on disk, which one worker or several write, and as many or fewer or more read.
+"""The tensors of a run on disk. Any number of workers can write them, and any other number can read them.
 
-One worker writes one file. Of several, each writes the rows of tables that it has to a part of its own, and then the
-first writes the file itself, with all other tensors and the list of parts: as long as it is not there, nothing is. A
-reader takes from every part the rows that it needs, so no worker ever has a whole table.
+A single worker writes a single file. Of several workers, each writes its rows of the tables to a part of its own. Then
+the first worker writes the main file, with all other tensors and the list of parts; as long as that file is missing,
+nothing counts as saved. A reader takes the rows that it needs from every part, so no worker ever holds a whole table.
 """
 
 import json
@@ -34,7 +34,7 @@ class TableRows:
         """The rows of a table, which all tables of a model have."""
 
     def __contains__(self, name: str) -> bool:
-        """Return whether the tensor of this name has such rows: the name ends with that of a table."""
+        """Return whether the tensor of this name has such rows, because its name ends with the name of a table."""
         owner = name.removesuffix(".weight")
         return any(owner == table or owner.endswith(f".{table}") for table in self._names)
 
@@ -73,7 +73,7 @@ def save_whole(path: Path, model: nn.Module) -> None:
 
 
 class Saved(Mapping[str, Tensor]):
-    """The tensors that `save` wrote, read when they are asked for; of tables, the rows that this worker has."""
+    """The tensors that `save` wrote, read when they are asked for. Of tables, only this worker's rows are read."""
 
     def __init__(self, path: Path, rows: TableRows, prefix: str = "") -> None:
         self._path, self._rows, self._prefix = path, rows, prefix

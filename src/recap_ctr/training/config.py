@@ -30,7 +30,7 @@ class RunSettings:
     model_settings: dict[str, Any]
     train: dict[str, Any]
     origin: str = ""
-    """Where they come from, in a word, such as published or defaults; tables show it."""
+    """Where the settings come from, in a word, such as published or defaults; tables show it."""
 
 
 def read_settings(path: Path, model: str = "fcn") -> RunSettings:
@@ -156,6 +156,6 @@ class RunConfig:
     def inputs_without_seed(
         self, data: PreparedData, checksum: Callable[[Path], str] = table_checksum
     ) -> dict[str, Any]:
-        """Return what runs that differ in their seed alone have in common."""
+        """Return what runs that differ only in their seed have in common."""
         inputs = self.training_inputs(data, checksum)
         return {**inputs, "train": {key: value for key, value in inputs["train"].items() if key != "seed"}}

@@ -29,10 +29,10 @@ ORDER = 2**41  # The stream of random numbers of the first epoch's order.
 
 
 class Targets(Protocol):
-    """What a student learns from, one probability for each training row; computed when they are asked for."""
+    """What a student learns from: one probability for each training row, computed when it is asked for."""
 
     def __getitem__(self, rows: slice, /) -> Floats:
-        """Return those of neighbouring rows."""
+        """Return the probabilities of neighbouring rows."""
         ...
 
 
@@ -47,20 +47,20 @@ class Feed(Protocol):
 def feed_of(
     rows: Shard, config: TrainConfig, targets: Targets | None, group: Group, window_rows: int
 ) -> Feed:
-    """Return what feeds a run, in windows of `window_rows` rows; with 0, all rows are shuffled."""
+    """Return the feed of a run, in windows of `window_rows` rows; with 0, all rows are shuffled at once."""
     if window_rows == 0:
         return Shuffled(rows, config, targets)
     return Windowed(rows, config, targets, group, window_rows)
 
 
 def choose_window(rows: Shard, config: TrainConfig, group: Group) -> int:
-    """Return the rows of a window on this machine; workers of a group do as the first one's machine demands."""
+    """Return how many rows a window has on this machine; in a group, the first worker's machine decides."""
     limit = min(MAX_BYTES, (memory_bytes() or 2 * MAX_BYTES) // 2)
     return window_of(group.decide(shuffled_bytes(rows) > limit), config)
 
 
 def window_of(is_too_large: bool, config: TrainConfig) -> int:
-    """Return the rows of a window, by the setting or else by whether all rows are too many; 0: all are shuffled."""
+    """Return how many rows a window has: as set, or by whether all rows are too large to shuffle; 0 shuffles all."""
     if config.window_rows is not None:
         return config.window_rows
     return WINDOW_ROWS if is_too_large else 0
@@ -116,8 +116,8 @@ class Window:
 class Windowed:
     """Rows shuffled within windows of random chunks; memory holds two windows, whatever the number of rows.
 
-    An epoch begins to count its chunks at a row of its own, so that chunks are cut elsewhere in each epoch, and the
-    rows that fill no chunk, which come last, are others. A worker reads all rows of a window and keeps its share.
+    Each epoch counts its chunks from another row, so that each epoch cuts the chunks in other places and has other rows
+    left over, which come last. A worker reads all rows of a window and keeps its share.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class Windowed:
         return loaded
 
     def _pieces(self, epoch: int, window: int) -> list[slice]:
-        """Return where the rows of a window stand in the shard; a chunk over its end is two pieces."""
+        """Return where the rows of a window are in the shard; a chunk that crosses the shard's end is two pieces."""
         seed, total = derive_seed(self._config.seed, ORDER + epoch), len(self._rows)
         first = int(np.random.default_rng(seed).integers(total))
         numbers = np.arange(

@@ -81,7 +81,8 @@ class _Shipped:
 def finish(config: RunConfig, data: PreparedData, out: Path, trained: Trained, *, quiet: bool) -> RunReport:
     """Choose routes, calibrate, measure, pack the artifact and write the report of a trained model.
 
-    Of a group, only the first worker writes, and compares with references; the reports of the others lack these.
+    In a group, only the first worker writes files and compares with references; the reports of the other workers lack
+    both.
     """
     started = time.monotonic()
     device = torch.device(config.device)
@@ -189,7 +190,7 @@ def _pack(
 
 
 def _about_data(data: PreparedData) -> dict[str, Any]:
-    """Return what an artifact says of the rows that it was trained on."""
+    """Return what an artifact says of the rows that its model was trained on."""
     return {
         "name": data.name,
         "fingerprint": data.fingerprint,
@@ -228,7 +229,7 @@ def _origin(config: RunConfig, data: PreparedData) -> dict[str, Any]:
 def _references(
     config: RunConfig, logits: dict[str, Logits], data: PreparedData, out: Path, quiet: bool
 ) -> dict[str, dict[str, Reference]]:
-    """Train what the model, which gave these `logits`, is compared with on the same rows: it shows its worth."""
+    """Train the references on the same rows, and compare them with the model, which gave these `logits`."""
     device, shards = torch.device(config.device), held_out_shards(data)
     if not quiet:
         say("training a logistic regression for comparison")
@@ -295,7 +296,7 @@ def _measure_dial(
 
 
 def _on(model: nn.Module, routes: tuple[Route, ...]) -> nn.Module:
-    """Return the model on the mean of `routes`; a model without routes as it is."""
+    """Return the model on the mean of `routes`, or unchanged if it has no routes."""
     return Routed(model, routes) if isinstance(model, Recap) else model
 
 

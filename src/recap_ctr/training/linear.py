@@ -1,4 +1,4 @@
-"""Logistic regression trained to convergence, at the strength that is best on validation.
+"""Logistic regression, trained to convergence at the strength of regularisation that is best on validation rows.
 
 The loss is convex, so there is one answer for each strength of the regulariser, and L-BFGS finds it. Strengths are
 tried from strong to weak, each from the weights of the one before, until validation gets worse.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # Every worker process would wait for it.
 
 Floats = npt.NDArray[np.float64]
 STRENGTHS = (300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
-"""Weights of the prior against all rows, as l2 · rows."""
+"""Strengths of the regulariser to try, as l2 · rows: the weight of the prior against all rows."""
 PATIENCE = 2  # Strengths in a row that may be worse on validation before the search ends.
 MAX_ENTRIES = 100_000_000  # A design matrix of this many entries takes about 2 GB with its transpose.
 MAX_STEPS = 300
@@ -253,10 +253,11 @@ def go_on(
     beside_N: Floats,
     strength: float = UPDATE_STRENGTH,
 ) -> tuple[Floats, float]:
-    """Return the weights and bias of a regression after further rows, without the rows that it was fitted to before.
+    """Return the weights and bias of a regression after further rows, without reading the rows that it was fitted to
+    before.
 
-    These act as a prior: a weight that `seen_V` rows came from is held as strongly as they would hold it, one without
-    rows by `strength`. `beside_N` are the logits of what stands beside the regression.
+    The earlier rows act as a prior: they hold a weight as strongly as if the `seen_V` rows that it came from were
+    there, and `strength` holds a weight without rows. `beside_N` are the logits of the parts beside the regression.
     """
     problem = _Problem(design_matrix(rows, layout), rows, beside_N)
     return problem.move(weights_V, bias, seen_V, strength)

@@ -62,7 +62,7 @@ def checkpoints(directory: Path) -> list[tuple[int, Path]]:
 
 @dataclass
 class Progress:
-    """How far a run is; with the tensors saved next to it, all that resuming needs."""
+    """How far a run has come. Together with the tensors saved next to it, this is all that resuming needs."""
 
     step: int = 0
     learning_rate: float = 0.0
@@ -117,14 +117,14 @@ class ByEpoch(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """What a run starts from if not from random weights."""
+    """What a run starts from, unless it starts from random weights."""
 
     weights: Mapping[str, Tensor]
     """Weights that it lacks start at random."""
     moments: Mapping[str, Tensor] = field(default_factory=dict)
-    """Those of an earlier run, which go on."""
+    """Adam's moments of an earlier run, which go on."""
     steps: int = 0
-    """How many steps those come from."""
+    """How many steps these moments come from."""
     frozen: tuple[str, ...] = ()
     """Parts of the model that are not trained, by name."""
 
@@ -145,7 +145,8 @@ class Trainer:
     ) -> None:
         """Build the model and its update; `targets` are the teachers' probabilities, one for each training row.
 
-        With a `length`, in epochs, the run ends there with the weights that it has then: nothing is selected.
+        With a `length`, in epochs, the run ends there with the weights that it then has, and selects none by
+        validation.
         """
         keep_freed_memory()
         compute_reproducibly(device.type)
@@ -185,7 +186,7 @@ class Trainer:
 
     @cached_property
     def feed(self) -> Feed:
-        """Return the rows in the order of training, once it is known where a run goes on."""
+        """Return the rows in the order of training. Call this only when it is known where the run goes on."""
         return feed_of(self.data.train, self.config, self.targets, self.group, self.window_rows)
 
     @cached_property
@@ -435,8 +436,8 @@ def train(
     `until` is an epoch to pause after, and `deadline` a time (of `time.time`) to pause at; a later call goes on from
     there. There is always a validation before a pause, so that there are weights to go on with. `on_step` is called
     with the number of each step, `on_epoch` with each epoch once its state is saved, after resuming also with the
-    epochs before. An exception that `on_epoch` raises stops the run, which can be resumed. `length` is that of a run
-    on whose end nothing is left to decide; see `Trainer`.
+    epochs before. An exception that `on_epoch` raises stops the run, which can be resumed. `length` sets the end of a
+    run in advance; see `Trainer`.
     """
     trainer = Trainer(name, model_config, config, data, device, targets, start, length)
     group = trainer.group

@@ -25,7 +25,8 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 class Update:
-    """Adam with the gradient norm clipped and the tables regularised, by l2/2 · ||table||², other weights by net_l2."""
+    """Adam with clipped gradients. The tables are regularised by l2/2 · ||table||², other weights in the same way by
+    net_l2."""
 
     def __init__(self, model: nn.Module, config: TrainConfig, averages: Sequence[MovingAverage] = ()) -> None:
         self._config, self._averages, self._group = config, averages, current_group()
@@ -56,7 +57,7 @@ class Update:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """Update all weights from their gradients, which it takes, and the averages from the new weights.
+        """Update all weights from their gradients, which are then removed, and the averages from the new weights.
 
         Workers of a group sum their gradients of dense weights; a table's gradient is where its rows are already.
         """

@@ -40,9 +40,9 @@ def run_many(
     done: Callable[[Path, RunReport], None] | None = None,
     teach: bool = True,
 ) -> Runs:
-    """Do the runs side by side, each in its directory and with its logit tables; each resumes by itself.
+    """Train several runs at the same time, each in its directory and with its logit tables; each can be resumed.
 
-    `executor` may be the name of an engine: as many run at a time as it has cores for their threads. At the
+    `executor` may be the name of an engine; then as many run at a time as it has cores for their threads. At the
     `deadline`, a time of `time.time`, training ends with what it has. `done` is called with each run's directory and
     report as it ends. Without `teach` there are no logits of the training rows, which only students need.
     """
@@ -68,7 +68,7 @@ def run_many(
 def packed_early(
     configs: dict[Path, RunConfig], data: PreparedData, *, executor: Executor, quiet: bool
 ) -> Iterator[Runs]:
-    """Pack runs as they are, half trained ones among them, while the context is open; later these train further.
+    """Pack runs as they are, even half-trained ones, while the context is open; they can be trained further later.
 
     A run without a validation is left out: to pack it would validate it early, and change how it ends.
     """
@@ -137,7 +137,7 @@ def run_and_write_logits(
 
 
 def _without_own_clicks(model: nn.Module, data: PreparedData) -> Shard | None:
-    """Return the training rows as a model takes them that counts clicks; None for others."""
+    """Return the training rows in the form that a model which counts clicks takes; None for other models."""
     if isinstance(model, Rates):
         return training_rows(model.config, data)
     return with_codes(model.config, data) if isinstance(model, Boosted) else None

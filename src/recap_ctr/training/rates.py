@@ -23,7 +23,7 @@ RATES = "rates"
 
 @dataclass(frozen=True)
 class CodedRows:
-    """Rows as the network on rates is trained and validated: codes in the place of ids."""
+    """Rows as the network on click rates reads them, with codes in place of ids."""
 
     layout: Layout
     train: Shard
@@ -36,7 +36,7 @@ def count_rates(data: PreparedData) -> Counted:
 
 
 def training_rows(config: RatesConfig, data: PreparedData) -> Shard:
-    """Return the training rows with what each may know of its rates, in the place of ids."""
+    """Return the training rows with codes in place of ids: what each row may know of its click rates."""
     return _coded(data.train, count_rates(data).training_codes(config.crosses))
 
 
@@ -47,7 +47,7 @@ def _coded(shard: Shard, codes: Codes) -> Shard:
 def with_rates(
     config: Frozen, rates: nn.Module, data: PreparedData
 ) -> tuple[RecapConfig, CodedRows, dict[str, torch.Tensor]]:
-    """Return what it takes to train RECAP's towers beside a trained network on rates.
+    """Return what is needed to train RECAP's towers beside a trained network on click rates.
 
     That is the config with the network, the rows with what each may know of its rates, and the network's weights,
     which are trained further.

@@ -1,7 +1,7 @@
-"""Train a run again, on all rows, by what the held-out rows have shown to be best; nothing is chosen any more.
+"""Train a run again on all rows, with the settings and the length that the held-out rows have shown to be best.
 
-What they decided is one number, the run's length: the epochs of a network, the trees of a forest, or the strength of a
-regression. A network that was taught learns from the same teachers, whose logits of the held-out rows are there, too.
+For each run, the held-out rows have decided one number: the epochs of a network, the trees of a forest, or the strength
+of a regression. A student learns from the same teachers as before, whose logits of the held-out rows exist, too.
 """
 
 import json
@@ -45,7 +45,7 @@ class Refit:
     length: float
     out: Path
     rates: Path | None = None
-    """Where the rates that the run is trained on top of have been trained again."""
+    """The directory in which the network on click rates beside this run was trained again."""
 
     def arguments(self, data: PreparedData, measured: PreparedData, deadline: float | None) -> dict[str, Any]:
         """Return the arguments of the job `train_again`."""
@@ -80,8 +80,8 @@ def length_of(config: RunConfig, report: RunReport, rows: int) -> float:
 def config_of(config: RunConfig, directory: Path, rows: int, whole_rows: int) -> RunConfig:
     """Return the settings of the run in `directory`, as they are for all rows.
 
-    The regulariser's weight against all rows together stays, and so do the rank of adapters, which depends on the
-    vocabularies where it is not set, and the chosen pairs of fields.
+    Three things stay: the regulariser's weight against all rows together, the chosen pairs of fields, and the rank of
+    adapters, which would otherwise depend on the vocabularies where it is not set.
     """
     training = config.train.model_copy(update={"l2": config.train.l2 * rows / whole_rows})
     settings: Frozen = config.model_config
@@ -105,7 +105,7 @@ def train_again(
 ) -> bool:
     """Train a run on all rows, and return whether it got to its end before the deadline.
 
-    The arguments are plain, for a job. An interrupted one goes on.
+    The arguments are plain, so that a job can have them. An interrupted job goes on.
     """
     settings, directory = RunConfig.from_json(config), Path(out)
     whole, before = WholeLog(Path(data), verify=False), PreparedData(Path(measured), verify=False)
@@ -177,7 +177,7 @@ def _train(
 
 
 def _targets(config: RunConfig, measured: PreparedData) -> npt.NDArray[np.float32] | None:
-    """Return the teachers' probabilities of all rows: what teaches has logit tables of every split side by side."""
+    """Return the teachers' probabilities for all rows, from their logit tables of every split."""
     if not config.teachers:
         return None
     parts = []

@@ -65,7 +65,7 @@ class RouteSummary(Record):
     """How many routes were asked for, and how they are chosen."""
 
     count: int | None = 1
-    """None: several, if their gain on validation rows is beyond chance, else one."""
+    """None means several if their gain on validation rows is beyond chance, else one."""
     choice: RouteChoice = "late"
 
 
@@ -76,7 +76,7 @@ class RouteGain(Record):
     """The number of routes that were compared with one."""
     auc: float
     standard_error: float
-    """Of the difference, over the drawing of rows (DeLong)."""
+    """The standard error of the difference over rows (DeLong)."""
     shipped: int
 
     @property
@@ -99,7 +99,7 @@ class PartGain(Record):
     """How much lower the logloss is than the towers', or the best part's without towers, on the validation rows that
     did not fit the proportions."""
     constant: float = 0.0
-    """What is added to the sum."""
+    """The constant that is added to the sum."""
     tower_limit: float | None = None
     """The largest logit that a tower may have before its factor, if there is a limit."""
 
@@ -163,7 +163,7 @@ class RunReport(Record):
     metrics_by_routes: dict[str, Metrics] = Field(default_factory=dict)
     """For a model with routes: its metrics on one route and on all, by the number of routes."""
     route_gain: RouteGain | None = None
-    """Why as many routes ship as do, where the run chose their number."""
+    """Why this number of routes ships, where the run chose it."""
     beside: PartGain | None = None
     """What a logistic regression and click rates beside the towers gain, where that was tried."""
     strength: float | None = None
@@ -227,11 +227,11 @@ class ArmSummary(Record):
     finished: bool
     """Whether it stopped gaining, or had all of its epochs."""
     weight: int
-    """How often it is counted in the mean that teaches."""
+    """How often it counts in the mean that teaches."""
 
 
 class TeachingStep(Record):
-    """One member of the ensemble that teaches, in the order in which validation rows took them."""
+    """One member of the ensemble that teaches, in the order in which they were chosen."""
 
     member: str
     logloss: float
@@ -239,17 +239,17 @@ class TeachingStep(Record):
     confirmed: float
     """The same on the validation rows that confirm."""
     taken: bool
-    """False for the last one, if it was not worth adding."""
+    """False for the last one if it was not worth adding."""
 
 
 class RefitSummary(Record):
-    """How the chosen model has learnt from all rows, after it was measured without the held-out ones."""
+    """How the chosen model learned from all rows, after it was measured without the held-out ones."""
 
     directory: str
-    """Where that was done, relative to the fit's directory."""
+    """The directory of that training, relative to the fit's."""
     rows: int
     added: dict[str, int]
-    """Values that only then got a vector, by field."""
+    """How many values got a vector only then, by field."""
     seconds: float
 
 

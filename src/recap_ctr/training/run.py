@@ -51,10 +51,10 @@ def run(
     quiet: bool = False,
     deadline: float | None = None,
 ) -> RunReport:
-    """Do the run, or go on with one that was interrupted, or read the report of a finished one.
+    """Train a run, or go on with one that was interrupted, or read the report of a finished one.
 
-    At the `deadline`, a time of `time.time`, training ends with what it has. Workers of a group do the run together;
-    the first of them alone claims the directory and writes what a run writes once.
+    At the `deadline`, a value of `time.time`, training ends with the weights that it has. Workers of a group train the
+    run together; only the first claims the directory, and writes what is written once for a run.
     """
     group = current_group()
     quiet = quiet or not group.is_first
@@ -96,7 +96,8 @@ def advance(
 ) -> Trained:
     """Train the weights of a run for a while, and return the best so far; nothing is calibrated or packed.
 
-    `until` is an epoch, `deadline` a time of `time.time`. What an earlier call packed is removed, as it is out of date.
+    `until` is an epoch, `deadline` a time of `time.time`. What an earlier call packed is removed, because it is out of
+    date.
     """
     torch.set_num_threads(config.threads)
     was_packed = claim(out, config.training_inputs(data), finished=REPORT, force=False)

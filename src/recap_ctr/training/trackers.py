@@ -1,4 +1,4 @@
-"""How each tracker is spoken to, and what it is told. Their packages are imported when a run is logged to them."""
+"""How to log to each tracker, and what is logged. A tracker's package is imported only when a run is logged to it."""
 
 import os
 import time
@@ -53,14 +53,14 @@ class Tracked:
 
 @dataclass
 class Logged:
-    """What a tracker has of one run or fit."""
+    """What a tracker already has of one run or fit."""
 
     place: str
-    """A checksum of where it was logged: in another place, all is logged again."""
+    """A checksum of the place that it was logged to; if the place changes, everything is logged again."""
     run: str = ""
     """The tracker's name of the run, under which a resumed one goes on."""
     children: dict[str, str] = field(default_factory=dict)
-    """The tracker's names of the training runs, where it has them apart."""
+    """The tracker's names of the training runs, if it keeps them apart."""
     epochs: dict[str, int] = field(default_factory=dict)
     """How many epochs of each training run it has."""
     report: str = ""

@@ -131,7 +131,7 @@ class Session:
             self._remember()
 
     def _open(self) -> Log:
-        """Return the open run of the tracker; begin or resume it at the first call."""
+        """Return the open run of the tracker, which the first call begins or resumes."""
         if self._log is None:
             self._log = LOGS[self.tracker](self.out, self.logged)
         return self._log
@@ -141,7 +141,8 @@ class Session:
 
     @contextmanager
     def _without_harm(self, part: str) -> Iterator[None]:
-        """Turn every error of a tracker into one warning, also if `quiet`: what is trained is on disk all the same."""
+        """Turn every error of a tracker into one warning, even if `quiet`, because what was trained is on disk all the
+        same."""
         try:
             with warnings.catch_warnings():  # Those of other packages about themselves tell our user nothing.
                 warnings.simplefilter("ignore")
@@ -178,7 +179,7 @@ def _run_parameters(report: RunReport) -> dict[str, Value]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
-    """Return nested settings under dotted names; lists become text, and what is not set is left out."""
+    """Return nested settings under dotted names; lists become text, and settings that are not set are left out."""
     flat: dict[str, Value] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):

@@ -33,7 +33,8 @@ def is_installed() -> bool:
 
 
 class TreeColumns:
-    """The encoded rows as trees take them: ids of categories, numbers, and the order of numbers cut at quantiles."""
+    """Encoded rows in the form that trees take: ids of categories, numbers, and the order of numbers cut at
+    quantiles."""
 
     def __init__(self, data: PreparedData) -> None:
         """Learn from the encoder which columns have an order."""
@@ -106,7 +107,7 @@ def fit_trees(
 ) -> TreeFit:
     """Fit boosted trees, until the validation logloss has not improved for 50 rounds.
 
-    With a `deadline`, a time of `time.time`, there are as many rounds as leave time to score all rows until then.
+    With a `deadline`, a value of `time.time`, training stops early enough to score all rows before it.
     """
     import lightgbm
 

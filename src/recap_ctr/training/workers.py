@@ -22,7 +22,7 @@ from recap_ctr.training.report import RunReport, parse_report
 from recap_ctr.training.run import run
 
 TIMEOUT = timedelta(minutes=10)
-"""How long to wait for a worker that is still there but doesn't answer. One that is gone is noticed at once."""
+"""How long to wait for a worker that is alive but doesn't answer. A dead worker is noticed at once."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 INTERFACE = "GLOO_SOCKET_IFNAME"
 
@@ -30,7 +30,7 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 def run_here_or_on_workers(
     config: RunConfig, data: PreparedData, out: Path, workers: int, *, force: bool, quiet: bool
 ) -> RunReport | None:
-    """Do a run in this process, on several workers, or as one of those that torchrun started.
+    """Train a run in this process, on several workers, or as one of the workers that torchrun started.
 
     Return None where another worker has the whole report.
     """
@@ -84,7 +84,7 @@ def worker_jobs(
 ) -> Iterator[list[Job]]:
     """Yield the jobs of a run's workers, which must run side by side while the context is open.
 
-    They meet at a file in a new directory, so nothing of an earlier attempt is in their way.
+    They find each other through a file in a new directory, so that nothing of an earlier attempt gets in their way.
     """
     with tempfile.TemporaryDirectory(prefix=".recap-workers-", dir=shared) as directory:
         arguments = {
@@ -113,7 +113,8 @@ def run_as_worker(
     force: bool,
     quiet: bool,
 ) -> dict[str, Any]:
-    """Do this worker's part of a run; the arguments are plain, for a job. The workers meet at the file `meeting`."""
+    """Do this worker's part of a run. The workers find each other through the file `meeting`. The arguments are plain,
+    so that a job can have them."""
     settings = RunConfig.from_json(config)
     if same_machine:
         os.environ.setdefault(INTERFACE, loopback())  # Nobody else may connect.
@@ -130,7 +131,7 @@ def loopback() -> str:
 
 
 def torchrun_group(environment: Mapping[str, str] = os.environ) -> Group | None:
-    """Return the group that torchrun, or whoever sets its variables, has put this process in; None if nobody has."""
+    """Return the group that the variables of torchrun put this process in; None if they are not set."""
     if int(environment.get("WORLD_SIZE", "1")) == 1:
         return None
     missing = [name for name in TORCHRUN if name not in environment]
