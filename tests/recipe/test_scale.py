@@ -157,24 +157,27 @@ class AtOnce:
 def test_memory_of_windows_does_not_grow_with_the_rows(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is allocated in an epoch, at its peak, beside the formula, on few rows and on four times as many.
 
-    Each window is read in full while the one before it is held: the most that a reading thread can add.
+    Each window is read in full while the one before it is held: the most that a reading thread can add. As in
+    training, a batch is in use until the next one is there; some batches cross the end of a window.
     """
     monkeypatch.setattr(feed, "ThreadPoolExecutor", AtOnce)
     peaks = []
     for rows in (20_000, 80_000):
         shard = plain_rows(rows, num_fields=10).train
-        config = TrainConfig(batch_size=256, window_rows=8_192)
+        config = TrainConfig(batch_size=300, window_rows=8_192)
         group = Group(0, workers)
         batches = feed_of(shard, config, None, group, 8_192)
         tracemalloc.start()
-        for step in range(rows // 256):
-            batches.take(0, step, group.share(256))
+        in_use = None
+        for step in range(rows // 300):
+            in_use = batches.take(0, step, group.share(300))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
+        assert in_use is not None
     work = workload(fields=10, rows=100_000, workers=workers, train={"window_rows": 8_192})
-    assert peaks[1] < 1.02 * peaks[0]
+    assert peaks[1] < 1.05 * peaks[0]
     planned = memory_bytes(work, SPEED)["order of rows, or two windows"]
-    assert 0.75 * planned < peaks[1] < 1.05 * planned  # The parts do not all peak at the same moment.
+    assert 0.75 * planned < peaks[1] < 1.08 * planned  # The parts do not all peak at the same moment.
     shuffled = replace(work, train=TrainConfig())
     assert memory_bytes(shuffled, SPEED)["order of rows, or two windows"] == 8 * work.train_rows
 

@@ -38,9 +38,11 @@ class Batch:
     weights_B: Floats | None
 
     def part(self, rows: slice) -> "Batch":
-        """Return some of the rows, without copying them."""
-        weights = None if self.weights_B is None else self.weights_B[rows]
-        return Batch(self.ids_BW[rows], self.values_BN[rows], self.labels_B[rows], weights)
+        """Return a copy of some of the rows, which does not keep the others in memory."""
+        weights = None if self.weights_B is None else self.weights_B[rows].copy()
+        return Batch(
+            self.ids_BW[rows].copy(), self.values_BN[rows].copy(), self.labels_B[rows].copy(), weights
+        )
 
 
 @dataclass(frozen=True, eq=False)

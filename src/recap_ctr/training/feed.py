@@ -107,10 +107,9 @@ class Window:
     targets: Floats | None
 
     def part(self, start: int, stop: int) -> "Window":
-        """Return some of the rows, without copying them."""
-        return Window(
-            self.batch.part(slice(start, stop)), None if self.targets is None else self.targets[start:stop]
-        )
+        """Return a copy of some of the rows, so that a batch in use does not keep a third window in memory."""
+        targets = None if self.targets is None else self.targets[start:stop].copy()
+        return Window(self.batch.part(slice(start, stop)), targets)
 
 
 class Windowed:
