@@ -248,7 +248,7 @@ class LastStage:
         return [part for part in beside if gain is not None and name_of(part) in gain.factors]
 
     def _calibrated_dial(self, packed: PackedModel) -> list[dict[str, Any]]:
-        """Return every setting of the measured model as it was, but calibrated on all rows that it has not learned from.
+        """Return every setting of the measured model as it was, calibrated on all rows that it has not learned from.
 
         The validation rows alone may be few, or of days unlike those before and after.
         """
