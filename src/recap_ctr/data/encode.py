@@ -346,7 +346,9 @@ class Encoder:
 
     def __init__(self, schema: Schema, fields: Sequence[FittedField]) -> None:
         self.schema, self.fields = schema, tuple(fields)
-        self.layout = _lay_out(self.fields)
+        self.layout = lay_out(
+            schema.fields, [fitted.size for fitted in fields], [fitted.num_added for fitted in fields]
+        )
 
     def encode(self, block: Block) -> Encoded:
         """Return the ids and numbers of raw rows; columns other than the fields are ignored."""
@@ -423,10 +425,7 @@ class Encoder:
         offsets: dict[int, np.uint32] = {}
         end = 0
         for i, fitted in enumerate(self.fields):
-            has_vocabulary = (
-                not fitted.field.is_value and not fitted.field.hash_buckets and len(fitted.lookup)
-            )
-            if has_vocabulary and fitted.lookup.seed == 0:
+            if has_vocabulary(fitted.field) and len(fitted.lookup) and fitted.lookup.seed == 0:
                 offsets[i] = np.uint32(end)
                 end += len(fitted.lookup)
         return offsets
@@ -454,37 +453,41 @@ class Encoder:
     @classmethod
     def load(cls, directory: Path, schema: Schema, entries: Sequence[dict[str, Any]]) -> "Encoder":
         """Read an encoder back from what `save` wrote and returned."""
-        fields = []
-        for i, (field, entry) in enumerate(zip(schema.fields, entries, strict=True)):
-            values, counts = pl.Series([], dtype=pl.String), np.zeros(0, np.int64)
-            if not field.is_value and not field.hash_buckets:
-                frame = pl.read_parquet(directory / vocabulary_file(i), glob=False)
-                values, counts = frame["value"], frame["count"].to_numpy()
-            edges = tuple(entry.get("edges", ()))
-            mean, scale = entry.get("mean", 0.0), entry.get("scale", 1.0)
-            fitted = FittedField(field, values, counts, mean, scale, edges, entry.get("added", 0))
-            if fitted.size != entry["size"] or entry["name"] != field.name:
-                raise InputError(
-                    f"{directory}: the vocabulary of field {field.name!r} does not match the manifest"
-                )
-            fields.append(fitted)
+        fields = [load_field(directory, schema, entries, number) for number in range(len(schema.fields))]
         return cls(schema, fields)
 
 
-def _lay_out(fields: Sequence[FittedField]) -> Layout:
-    """Return where each field stands in the table and in the id matrix: one after the other."""
+def load_field(
+    directory: Path, schema: Schema, entries: Sequence[dict[str, Any]], number: int
+) -> FittedField:
+    """Read one field back, by its number in the schema, from what `Encoder.save` wrote and returned."""
+    field, entry = schema.fields[number], entries[number]
+    values, counts = pl.Series([], dtype=pl.String), np.zeros(0, np.int64)
+    if has_vocabulary(field):
+        frame = pl.read_parquet(directory / vocabulary_file(number), glob=False)
+        values, counts = frame["value"], frame["count"].to_numpy()
+    edges = tuple(entry.get("edges", ()))
+    mean, scale = entry.get("mean", 0.0), entry.get("scale", 1.0)
+    fitted = FittedField(field, values, counts, mean, scale, edges, entry.get("added", 0))
+    if fitted.size != entry["size"] or entry["name"] != field.name:
+        raise InputError(f"{directory}: the vocabulary of field {field.name!r} does not match the manifest")
+    return fitted
+
+
+def lay_out(fields: Sequence[Field], sizes: Sequence[int], added: Sequence[int]) -> Layout:
+    """Return where each field stands in the table and in the id matrix: one after the other.
+
+    `sizes` are the fields' rows of the table, `added` how many of them belong to values that updates added.
+    """
     layouts: list[FieldLayout] = []
     offset = start = num_values = 0
-    for fitted in fields:
-        field = fitted.field
+    for field, size, num_added in zip(fields, sizes, added, strict=True):
         pooling = field.pooling if field.kind == "multi" else None
         value_column = num_values if field.is_value else None
         layouts.append(
-            FieldLayout(
-                field.name, offset, fitted.size, start, field.width, pooling, value_column, fitted.num_added
-            )
+            FieldLayout(field.name, offset, size, start, field.width, pooling, value_column, num_added)
         )
-        offset += fitted.size
+        offset += size
         start += field.width
         num_values += field.is_value
     if offset >= 2**31:
@@ -512,9 +515,14 @@ def vocabulary_file(index: int) -> str:
     return f"vocabulary/{index:04d}.parquet"
 
 
+def has_vocabulary(field: Field) -> bool:
+    """Return whether a field has values with names of their own, which are stored."""
+    return not field.is_value and not field.hash_buckets
+
+
 def write_vocabulary(fitted: FittedField, index: int, directory: Path) -> None:
     """Write the vocabulary of the schema's field number `index` below `directory`, if it has one."""
-    if not fitted.field.is_value and not fitted.field.hash_buckets:
+    if has_vocabulary(fitted.field):
         frame = pl.DataFrame({"value": fitted.values, "count": fitted.counts}).rechunk()
         with new_file(directory / vocabulary_file(index)) as file:
             frame.write_parquet(file, statistics=False)

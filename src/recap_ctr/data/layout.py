@@ -26,6 +26,11 @@ class FieldLayout:
     """How many of its last rows belong to values that an update added, after OOV."""
 
     @property
+    def num_values(self) -> int:
+        """Return how many values it has: all rows but those of PAD and OOV."""
+        return self.size - 2
+
+    @property
     def oov(self) -> int:
         """Return the id of missing and unseen values, which no update changes."""
         return self.size - 1 - self.num_added

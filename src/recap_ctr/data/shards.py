@@ -17,6 +17,7 @@ import numpy.typing as npt
 from recap_ctr.data.encode import Encoder, Floats, Ints
 from recap_ctr.data.layout import Layout
 from recap_ctr.data.profile import PROFILE, Profile, read_profile
+from recap_ctr.data.stored_fields import StoredFields
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Schema, TimeUnit, read_schema
 from recap_ctr.storage.files import read_json, read_object, write_json
@@ -179,14 +180,19 @@ class PreparedData:
             write_json(self.path / MANIFEST, self.manifest)
 
     @cached_property
+    def stored_fields(self) -> StoredFields:
+        """Return the fitted fields as they are on disk: training needs no values, and vocabularies can be large."""
+        return StoredFields(self.path, self.schema, self.manifest["fields"])
+
+    @cached_property
     def encoder(self) -> Encoder:
         """Return the fitted fields, which encode further rows as these rows were encoded."""
-        return Encoder.load(self.path, self.schema, self.manifest["fields"])
+        return self.stored_fields.load()
 
     @property
     def layout(self) -> Layout:
         """Return the sizes and positions of the fields."""
-        return self.encoder.layout
+        return self.stored_fields.layout
 
     @cached_property
     def profile(self) -> Profile | None:

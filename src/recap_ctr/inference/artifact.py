@@ -17,6 +17,7 @@ from recap_ctr.config import Frozen
 from recap_ctr.data.encode import Encoder, vocabulary_file
 from recap_ctr.data.parquet import unpacked_size
 from recap_ctr.data.profile import PROFILE, Profile, read_profile
+from recap_ctr.data.stored_fields import StoredFields
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.calibrate import Calibration, calibration_from_dict
 from recap_ctr.evaluation.evaluate import Metrics
@@ -238,7 +239,7 @@ def write_artifact(
     name: str,
     config: Frozen,
     weights: Mapping[str, Array | ArrayInParts],
-    encoder: Encoder,
+    encoder: Encoder | StoredFields,
     calibration: Calibration,
     shift: float,
     metrics: dict[str, Any],
@@ -344,11 +345,13 @@ def _without_graphs(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "files": files, "training": training}
 
 
-def _write_card_and_manifest(directory: Path, manifest: dict[str, Any], encoder: Encoder) -> None:
+def _write_card_and_manifest(
+    directory: Path, manifest: dict[str, Any], encoder: Encoder | StoredFields
+) -> None:
     """Write the card, and the manifest with checksums of all files; the other files must be in place."""
     profile = read_profile(directory / PROFILE) if (directory / PROFILE).is_file() else None
     with atomic_file(directory / CARD) as file:
-        file.write(model_card(manifest, encoder, profile).encode())
+        file.write(model_card(manifest, encoder.layout, encoder.schema, profile).encode())
     graphs = [Setting.from_dict(entry).file for entry in manifest.get("graphs", [])]
     files = [
         WEIGHTS,

@@ -3,7 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from recap_ctr.data.encode import Encoder
+from recap_ctr.data.encode import has_vocabulary
+from recap_ctr.data.layout import Layout
 from recap_ctr.data.profile import Profile
 from recap_ctr.inference.about import about_lines, slice_lines
 from recap_ctr.inference.manifest import ABOUT, dial_entries, shortfall_of, whole_dial_of
@@ -15,16 +16,18 @@ MEASURED_BEFORE = (
 )
 
 
-def model_card(manifest: dict[str, Any], encoder: Encoder, profile: Profile | None = None) -> str:
+def model_card(
+    manifest: dict[str, Any], layout: Layout, schema: Schema, profile: Profile | None = None
+) -> str:
     """Return the text of the model card: what the model is, its training data, and how good it was."""
     lines = [
         f"# {short_name(manifest['model']['name']).upper()} click model",
         "",
-        f"{manifest['parameters']:,} parameters over {encoder.layout.num_fields} fields"
-        f" and {encoder.layout.num_rows:,} vocabulary entries.",
+        f"{manifest['parameters']:,} parameters over {layout.num_fields} fields"
+        f" and {layout.num_rows:,} vocabulary entries.",
         f"Trained on {manifest['data']['rows']:,} rows of {manifest['data']['name']}"
         f" (fingerprint {manifest['data']['fingerprint']}), seed {manifest['training']['seed']}.",
-        *_describe_data(manifest["data"], encoder.schema, profile, manifest["training"].get("updates", 0)),
+        *_describe_data(manifest["data"], schema, profile, manifest["training"].get("updates", 0)),
         *about_lines(manifest["training"].get(ABOUT, {})),
         "",
         "| rows | AUC | logloss | calibrated logloss | base rate logloss |",
@@ -52,8 +55,7 @@ def model_card(manifest: dict[str, Any], encoder: Encoder, profile: Profile | No
         poor = [str(setting) for setting in qualities if shortfall_of(manifest, setting) is not None]
         if poor:
             lines += ["", f"Not offered, because they lose too much: {', '.join(poor)}."]
-    fields = [fitted.field for fitted in encoder.fields]
-    stored = [field.name for field in fields if not field.is_value and not field.hash_buckets]
+    stored = [field.name for field in schema.fields if has_vocabulary(field)]
     lines += [
         "",
         "`score` is the calibrated probability of a click;"

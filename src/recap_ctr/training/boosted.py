@@ -146,14 +146,12 @@ class _Columns:
 
 def _buckets(data: PreparedData) -> dict[str, Floats]:
     """Return, for each field of numbers cut at quantiles, the number of each value's bucket."""
-    fitted_fields = {fitted.field.name: fitted for fitted in data.encoder.fields}
     buckets: dict[str, Floats] = {}
-    for field in data.layout.fields:
-        fitted = fitted_fields[field.name]
-        if fitted.field.kind == "numeric" and fitted.field.transform == "quantiles":
-            numbers = np.full(field.size, MISSING_BUCKET, np.float32)
-            numbers[1 : 1 + len(fitted.values)] = fitted.values.cast(pl.Float64).to_numpy()
-            buckets[field.name] = numbers
+    sizes = {field.name: field.size for field in data.layout.fields}
+    for name, fitted in data.stored_fields.quantiles().items():
+        numbers = np.full(sizes[name], MISSING_BUCKET, np.float32)
+        numbers[1 : 1 + len(fitted.values)] = fitted.values.cast(pl.Float64).to_numpy()
+        buckets[name] = numbers
     return buckets
 
 

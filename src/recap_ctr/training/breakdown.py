@@ -66,21 +66,17 @@ def sliced_fields(
     data: PreparedData, shard: Shard, names: Sequence[str] | None = None
 ) -> dict[str, FieldValues]:
     """Return the values of the fields to slice by, in the order of their `names` if there are any."""
-    named = {
-        fitted.field.name: (fitted, place)
-        for fitted, place in zip(data.encoder.fields, data.layout.fields, strict=True)
-        if _has_named_values(fitted.field)
-    }
+    places = {field.name: place for field, place in zip(data.schema.fields, data.layout.fields, strict=True)}
     if names is None:
-        several = [pair for pair in named.values() if len(pair[0].values) > 1]
-        chosen = sorted(several, key=lambda pair: len(pair[0].values))[:NUM_FIELDS]
-    else:
-        chosen = [named[name] for name in names]
+        named = [field.name for field in data.schema.fields if _has_named_values(field)]
+        several = [name for name in named if places[name].num_values > 1]
+        names = sorted(several, key=lambda name: places[name].num_values)[:NUM_FIELDS]
     return {
-        fitted.field.name: FieldValues(
-            np.asarray(shard.ids[:, place.start]) - place.offset, partial(_value_name, fitted)
+        name: FieldValues(
+            np.asarray(shard.ids[:, places[name].start]) - places[name].offset,
+            partial(_value_name, data.stored_fields.field(name)),
         )
-        for fitted, place in chosen
+        for name in names
     }
 
 

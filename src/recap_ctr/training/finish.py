@@ -176,7 +176,7 @@ def _pack(
         name=config.model,
         config=config.model_config,
         weights=weights,
-        encoder=data.encoder,
+        encoder=data.stored_fields,
         calibration=shipped.calibration,
         shift=negative_rate_shift(config.negative_rate),
         metrics=metrics,

@@ -37,15 +37,14 @@ class TreeColumns:
     quantiles."""
 
     def __init__(self, data: PreparedData) -> None:
-        """Learn from the encoder which columns have an order."""
+        """Learn from the fitted fields which columns have an order."""
         self._layout = data.layout
-        fitted_fields = {fitted.field.name: fitted for fitted in data.encoder.fields}
+        quantiles = data.stored_fields.quantiles()
         self._ranks: dict[int, Floats] = {}
         """By column, the bucket number of each id within its field; NaN for missing and unseen ones."""
         for field in data.layout.fields:
-            fitted = fitted_fields[field.name]
-            if fitted.field.kind == "numeric" and fitted.field.transform == "quantiles":
-                buckets = fitted.values.cast(pl.Float64).to_numpy()
+            if field.name in quantiles:
+                buckets = quantiles[field.name].values.cast(pl.Float64).to_numpy()
                 self._ranks[field.start] = np.concatenate([[np.nan], buckets, [np.nan]])
 
     @property
