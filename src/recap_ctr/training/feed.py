@@ -6,6 +6,7 @@ and shuffles the rows of 64 chunks, a window, in memory, while a thread reads th
 function of seed and epoch, so a run can go on in the middle of one (docs/decisions/0031).
 """
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -85,6 +86,17 @@ class Shuffled:
         self._targets = None if targets is None else targets[:]
         self._order: tuple[int, Positions] | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """Return what all rows take in memory: labels as floats, targets, and the orders of two epochs."""
+        return shuffled_bytes(self._rows) + (3 + 4 + 8) * len(self._rows)
+
+    def blocks(self) -> Iterator[tuple[Batch, Floats | None]]:
+        """Yield all rows as they stand on disk, with their targets, so many at a time that copies of them are small."""
+        for start in range(0, len(self._rows), WINDOW_ROWS):
+            rows = slice(start, min(start + WINDOW_ROWS, len(self._rows)))
+            yield self._rows.read(rows), None if self._targets is None else self._targets[rows]
+
     def order(self, epoch: int) -> Positions:
         """Return the order of the training rows in an epoch, counted from 0."""
         if self._order is None or self._order[0] != epoch:
@@ -92,10 +104,14 @@ class Shuffled:
             self._order = epoch, generator.permutation(len(self._rows))
         return self._order[1]
 
+    def places(self, step: int, place: slice) -> slice:
+        """Return where a worker's rows of a batch are in the order of an epoch."""
+        size = self._config.batch_size
+        return slice(step * size + place.start, step * size + place.stop)
+
     def take(self, epoch: int, step: int, place: slice) -> tuple[Batch, Floats | None]:
         """Gather this worker's rows of a batch."""
-        size = self._config.batch_size
-        rows = self.order(epoch)[step * size : (step + 1) * size][place]
+        rows = self.order(epoch)[self.places(step, place)]
         return self._rows.batch(rows), None if self._targets is None else self._targets[rows]
 
 
