@@ -76,6 +76,25 @@ def test_each_local_process_sees_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
+def test_small_jobs_may_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+    monkeypatch.setenv("RECAP_JOBS_PER_GPU", "2")
+    for module in (engines, machine):
+        monkeypatch.setattr(module, "visible_gpus", lambda: ("2", "5"))
+    executor = executor_for("local", 1, "cuda")
+    assert executor.workers == 4
+    jobs = [Job(str(at), job_functions.visible_gpu, {"after": 1.0}) for at in range(4)]
+    assert sorted(executor.run(jobs, title="gpus", quiet=True)) == ["2", "2", "5", "5"]
+
+
+@pytest.mark.parametrize("text", ["0", "two", "", "-1"])
+def test_an_impossible_number_of_jobs_on_a_gpu_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECAP_JOBS_PER_GPU", text)
+    with pytest.raises(InputError, match=f"RECAP_JOBS_PER_GPU is '{text}'\n  fix: set it to a whole number"):
+        machine.jobs_per_gpu()
+
+
+@pytest.mark.slow
 def test_a_run_whose_local_worker_is_killed_goes_on_to_the_same_bits(
     run_config: RunConfig,
     prepared: PreparedData,

@@ -7,25 +7,33 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FileSource
 from recap_ctr.errors import InputError
 from recap_ctr.jobs.engines import device_for, executor_for
-from recap_ctr.jobs.executor import Executor, Job, JobError
+from recap_ctr.jobs.executor import Executor, Job, JobError, LostWorkerError
 from recap_ctr.jobs.machine import versions
 from recap_ctr.jobs.progress import say
+from recap_ctr.nn.weights import load_tensors
 from recap_ctr.storage.locks import locked
+from recap_ctr.training import workers
 from recap_ctr.training.config import RunConfig
 from recap_ctr.training.parallel import run_job
+from recap_ctr.training.workers import run_on_workers
 from tests.support import job_functions
 from tests.support.killed_runs import run_killed_once
 from tests.support.preparing import EVERY_KIND, contents, every_kind
 from tests.support.ray_cluster import ray_cluster
+from tests.support.worker_functions import lose_the_other, meet, run_and_be_killed_once
+
+if TYPE_CHECKING:
+    from recap_ctr.jobs.ray import RayTasks
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -146,6 +154,56 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(
     assert len(report["history"]) == 2
     weights = "artifact/model.safetensors"
     assert (tmp_path / "run" / weights).read_bytes() == (finished / weights).read_bytes()
+
+
+def test_jobs_that_need_each_other_run_at_the_same_time(engine: "RayTasks", tmp_path: Path) -> None:
+    with engine.together(2) as side_by_side:
+        jobs = [job(f"{rank}", meet, rank=rank, size=2, directory=str(tmp_path)) for rank in range(2)]
+        assert side_by_side.run(jobs, title="t", quiet=True) == [2, 2]
+        with pytest.raises(LostWorkerError, match="seed 1 lost its worker 1 times"):
+            side_by_side.run([job("seed 1", job_functions.die)], title="t", quiet=True)
+        with pytest.raises(LostWorkerError, match="seed 2: worker 0 lost contact"):
+            side_by_side.run([job("seed 2", lose_the_other, rank=0)], title="t", quiet=True)
+    assert engine.capacity == 2
+
+
+def test_a_job_works_where_its_command_was_given(
+    engine: "RayTasks", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user names data and --out by relative paths, also on a cluster that was started elsewhere."""
+    (tmp_path / "rows").write_text("7")
+    monkeypatch.chdir(tmp_path)
+    assert engine.run([job("reads", job_functions.read, path="rows")], title="t", quiet=True) == ["7"]
+
+
+def test_ranks_train_one_model_and_begin_again_when_one_is_killed(
+    engine: "RayTasks",
+    run_config: RunConfig,
+    prepared: PreparedData,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(workers, "run_as_worker", run_and_be_killed_once)
+    config = replace(run_config, train_baseline=False)
+    out = tmp_path / "run"
+    report = run_on_workers(config, prepared, out, 2, executor=engine, shared=tmp_path)
+    assert (tmp_path / "run.killed").exists() and len(report.history) == 2
+    assert "all 2 workers begin again from the last state" in capfd.readouterr().err
+    ours, theirs = (load_tensors(path / "artifact/model.safetensors")[0] for path in (out, finished))
+    for name, weight in theirs.items():
+        torch.testing.assert_close(ours[name], weight, rtol=0, atol=1e-5)
+
+
+def test_small_jobs_may_share_a_gpu(engine: "RayTasks", monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}},
+        {"Alive": True, "Resources": {"CPU": 3.0}},
+    ]
+    monkeypatch.setattr("recap_ctr.jobs.ray.ray.nodes", lambda: nodes)
+    assert [replace(engine, num_gpus=1, per_gpu=count).capacity for count in (1, 3, 9)] == [2, 6, 8]
+    assert engine.capacity == 11
 
 
 def test_other_versions_on_the_cluster_are_refused(engine: Executor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import obstore
 import polars as pl
 import pytest
 
+from recap_ctr.axes.logits import table_checksum
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FileSource
 from recap_ctr.errors import InputError
@@ -24,6 +25,7 @@ from recap_ctr.storage import objects, places
 from recap_ctr.storage.claims import claim, take
 from recap_ctr.storage.locks import BusyError
 from recap_ctr.storage.places import input_directory, input_files, output_directory, output_file
+from recap_ctr.training.report import read_report
 from tests.conftest import Recap
 from tests.support.object_store import SECRET, delete, keys, put, s3_server
 
@@ -100,6 +102,15 @@ class TestObjects:
         with output_file(out, force=True) as path:
             path.write_text("second")
         assert input_files(str(out))[0][0].read_text() == "second"
+
+    def test_a_large_object_has_no_more_parts_than_stores_take(
+        self, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sizes = []
+        monkeypatch.setattr(obstore, "put", lambda *_, **options: sizes.append(options["chunk_size"]))
+        with output_file(Path(f"{bucket}/scores"), force=True) as path, path.open("wb") as file:
+            file.truncate(700 << 30)  # Without content, it takes no room.
+        assert 10_000 * sizes[0] >= 700 << 30
 
     def test_of_two_that_write_the_same_object_one_wins(self, bucket: str) -> None:
         out = Path(f"{bucket}/scores.csv")
@@ -324,7 +335,7 @@ class TestErrors:
     def test_other_commands_don_t_make_directories_of_urls(self) -> None:
         with pytest.raises(InputError, match=r"s3://bucket/x: this command writes to directories"):
             take(Path("s3://bucket/x"), "mark.json")
-        with pytest.raises(InputError, match="prepare, fit, train, export and predict"):
+        with pytest.raises(InputError, match="prepare, fit, train, logits, export and predict"):
             claim(Path("s3://bucket/x"), {}, finished="x", force=True)
 
     def test_without_the_library_the_error_says_how_to_install_it(
@@ -426,6 +437,19 @@ def test_the_commands_from_and_to_a_store(
     assert (copy / weights).read_bytes() == (tmp_path / "run" / "artifact" / weights).read_bytes()
     ((stored, _),) = input_files(f"{bucket}/scores.parquet")
     assert pl.read_parquet(stored).equals(pl.read_parquet(tmp_path / "scores.parquet"))
+
+    wrote = recap(
+        "logits", f"{bucket}/run", f"{bucket}/data", "--out", f"{bucket}/teacher", "--device", "cpu"
+    )
+    assert wrote.code == 0 and f"{bucket}/teacher: " in wrote.err, wrote.err
+    again = recap(
+        "logits", f"{bucket}/run", f"{bucket}/data", "--out", f"{bucket}/teacher", "--device", "cpu"
+    )
+    assert again.code == 0 and "is up to date" in again.err
+    student = ["--teacher", f"{bucket}/teacher", *settings, "--out", tmp_path / "student"]
+    assert recap("train", f"{bucket}/data", *student).code == 0
+    (table,) = read_report(tmp_path / "student").teachers
+    assert table == table_checksum(input_directory(f"{bucket}/teacher"))
 
     again = recap("prepare", f"{bucket}/clicks.parquet", "--schema", schema, "--out", f"{bucket}/data")
     assert again.code == 0 and "is up to date" in again.err

@@ -142,3 +142,8 @@ def visible_gpu(after: float) -> str | None:
 def threads_of_libraries() -> str | None:
     """Return how many threads libraries of this worker may start."""
     return os.environ.get("OPENBLAS_NUM_THREADS")
+
+
+def read(path: str) -> str:
+    """Return the text of a file."""
+    return Path(path).read_text()

@@ -4,9 +4,12 @@ import io
 import os
 import signal
 import sys
+import time
 from contextlib import redirect_stdout
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,13 +20,14 @@ from recap_ctr.axes.predict import write_logits
 from recap_ctr.cli.main import main
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.jobs.executor import LostWorkerError
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.nn.group import Group
 from recap_ctr.nn.interface import Inputs, Output
 from recap_ctr.nn.weights import save_tensors
-from recap_ctr.training import checkpoint, loop
+from recap_ctr.training import checkpoint, loop, workers
 from recap_ctr.training.loop import STATE, Trainer
-from recap_ctr.training.workers import INTERFACE, loopback, member, run_as_worker
+from recap_ctr.training.workers import INTERFACE, loopback, member, run_as_worker, torchrun_member
 
 CPU = torch.device("cpu")
 
@@ -93,6 +97,48 @@ def run_and_die(saves: int, **arguments: Any) -> dict[str, Any]:
 
     setattr(checkpoint, "save_tensors", save_or_die)  # noqa: B010
     return run_as_worker(**arguments)
+
+
+def run_and_be_killed_once(**arguments: Any) -> dict[str, Any]:
+    """Do a run that saves after every step; the second worker is killed in its sixth, the first time."""
+    loop.SAVE_SECONDS = -1.0
+    step_of_trainer, mark = Trainer.step, Path(f"{arguments['out']}.killed")
+
+    def step(trainer: Trainer) -> int:
+        if arguments["rank"] == 1 and trainer.progress.step == 5 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step_of_trainer(trainer)
+
+    with mock.patch.object(Trainer, "step", step):
+        return run_as_worker(**arguments)
+
+
+def meet(rank: int, size: int, directory: str) -> int:
+    """Wait until all jobs of a group are here, and return how many there are; two at a time would wait forever."""
+    place, end = Path(directory), time.monotonic() + 60
+    (place / f"{rank}-came").touch()
+    while len(list(place.glob("*-came"))) < size:
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.05)
+    return size
+
+
+def lose_the_other(rank: int) -> None:
+    """Do as a worker that lost contact."""
+    raise LostWorkerError(f"worker {rank} lost contact")
+
+
+def join_by_torchrun(variables: dict[str, str], after: float) -> float:
+    """Join the group that torchrun's variables describe, after some seconds, and return the sum of all ranks."""
+    time.sleep(after)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "TIMEOUT", timedelta(seconds=20))
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        with torchrun_member("cpu") as group:
+            return float(group.sum_(torch.tensor(float(group.rank))))
 
 
 def command_of_torchrun(command: list[str], variables: dict[str, str]) -> str:

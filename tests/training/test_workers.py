@@ -4,13 +4,16 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
+from torch.distributed import TCPStore
 
 from recap_ctr.axes.logits import LogitTable
 from recap_ctr.axes.predict import predict
@@ -18,16 +21,24 @@ from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.inference.torch_backend import load_artifact
-from recap_ctr.jobs.executor import Job, JobError
+from recap_ctr.jobs.engines import RETRIES
+from recap_ctr.jobs.executor import Executor, InThisProcess, Job, JobError, LostWorkerError
 from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.models.catalogue import parse_model
+from recap_ctr.nn.group import Group, joined
 from recap_ctr.nn.weights import load_tensors
+from recap_ctr.storage.objects import CACHE
+from recap_ctr.storage.places import input_directory
+from recap_ctr.training import workers
 from recap_ctr.training.config import RunConfig
 from recap_ctr.training.run import run
 from recap_ctr.training.workers import loopback, run_on_workers, torchrun_group, worker_jobs
+from tests.support.object_store import s3_server
 from tests.support.worker_functions import (
     CPU,
     command_of_torchrun,
+    join_by_torchrun,
+    run_and_be_killed_once,
     run_and_die,
     take_steps,
     trainer_in_double,
@@ -199,13 +210,24 @@ def test_the_run_of_two_workers_is_an_ordinary_run(
     assert run(config, prepared, out, quiet=True) == report, "one worker finds nothing to do either"
 
 
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch, s3_server(patch) as url:
+        patch.setenv(CACHE, str(tmp_path_factory.mktemp("cache")))
+        yield url
+
+
 @pytest.mark.slow
-def test_workers_of_torchrun_are_recognised(
-    pool: LocalProcesses, prepared: PreparedData, tmp_path: Path
+@pytest.mark.parametrize("place", ["here", "store"])
+def test_workers_of_torchrun_write_one_run(
+    place: str, pool: LocalProcesses, prepared: PreparedData, bucket: str, tmp_path: Path
 ) -> None:
+    """Also to a store, to which the first of them takes what all have written."""
+    out = str(tmp_path / "run") if place == "here" else f"{bucket}/run"
     command = ["train", str(prepared.path), "--max-epochs", "1", "--no-baseline", "--set", "model.dim=2"]
-    command += ["--json", "--device", "cpu", "--out", str(tmp_path / "run")]
-    variables = {
+    command += ["--json", "--device", "cpu", "--out", out]
+    variables = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", CACHE))}
+    variables |= {
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
@@ -222,7 +244,40 @@ def test_workers_of_torchrun_are_recognised(
     ]
     first, second = pool.run(jobs, title="test", quiet=True)
     assert json.loads(first)["kind"] == "report" and second == ""
-    assert load_artifact(tmp_path / "run").name == "fcn"
+    assert load_artifact(Path(out)).name == "fcn"
+    names = {path.name for path in input_directory(Path(out)).iterdir()}
+    assert {"report.json", "state.safetensors", "history.csv"} <= names
+    assert sum(name.startswith("state-") for name in names) == 2, "a part of the state for each worker"
+
+
+@pytest.mark.slow
+def test_workers_that_torchrun_restarts_do_not_look_for_those_before(
+    pool: LocalProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun has one store for all attempts, with the addresses of workers that are gone."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "GLOO_SOCKET_IFNAME": loopback(),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+    def join(workers: LocalProcesses, attempt: int) -> list[float]:
+        names = {**variables, "TORCHELASTIC_RESTART_COUNT": str(attempt)}
+        jobs = [
+            # The first one is there early, when the other one's address is still the old one.
+            Job(f"{rank}", join_by_torchrun, {"variables": {**names, "RANK": str(rank)}, "after": 2.0 * rank})
+            for rank in range(2)
+        ]
+        sums: list[float] = workers.run(jobs, title="test", quiet=True)
+        return sums
+
+    assert join(LocalProcesses(2), 0) == [1.0, 1.0]  # These processes end here.
+    assert join(pool, 1) == [1.0, 1.0]
 
 
 def free_port() -> int:
@@ -256,6 +311,57 @@ def test_a_worker_that_dies_ends_the_others_and_the_next_call_goes_on(
     run_on_workers(config, prepared, out, 2, executor=pool, quiet=True)
 
     check_same_run(out, single, prepared)
+
+
+@pytest.mark.slow
+def test_workers_begin_again_together(
+    config: RunConfig,
+    prepared: PreparedData,
+    single: Path,
+    tmp_path: Path,
+    pool: LocalProcesses,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(workers, "run_as_worker", run_and_be_killed_once)
+    out = tmp_path / "run"
+    run_on_workers(config, prepared, out, 2, executor=pool)
+    assert (tmp_path / "run.killed").exists()
+    shown = capfd.readouterr().err
+    assert "worker 2 ended without a result, with code -9; all 2 workers begin again" in shown
+    assert "worker 1: resuming after step 5" in shown
+    check_same_run(out, single, prepared)
+
+
+def test_workers_that_are_lost_each_time_are_an_error(
+    config: RunConfig, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = []
+
+    class Losing(InThisProcess):
+        def together(self, count: int) -> AbstractContextManager[Executor]:
+            attempts.append(count)
+            return nullcontext(self)
+
+        def run(self, jobs: Sequence[Job], **_: Any) -> list[Any]:
+            raise LostWorkerError("worker 1 is gone")
+
+    with pytest.raises(LostWorkerError, match="worker 1 is gone"):
+        run_on_workers(config, prepared, tmp_path / "run", 2, executor=Losing())
+    assert attempts == [2] * (RETRIES + 1)
+
+
+def test_a_directory_that_others_do_not_see_is_refused(
+    config: RunConfig, prepared: PreparedData, tmp_path: Path
+) -> None:
+    """As with a local directory on two machines: the first worker has made its own."""
+
+    class Second(Group):
+        def sum_(self, tensor: Tensor) -> Tensor:
+            return tensor
+
+    with joined(Second(1, 2)), pytest.raises(InputError, match=r"1 of 2 workers don't see .*/run"):
+        run(config, prepared, tmp_path / "run", quiet=True)
 
 
 @pytest.mark.slow

@@ -88,6 +88,7 @@ def train(
     track: Track = None,
     threads: TrainThreads = None,
     device: Device = None,
+    engine: Engine = "local",
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -107,10 +108,10 @@ def train(
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.inference.about import About
     from recap_ctr.recipe.ship import write_about
-    from recap_ctr.storage.places import is_remote, output_directory, shown
+    from recap_ctr.storage.places import input_directory, is_remote, shown
     from recap_ctr.training.report import record_command
     from recap_ctr.training.tracking import check_tracker, tracked_by
-    from recap_ctr.training.workers import run_here_or_on_workers
+    from recap_ctr.training.workers import output, torchrun_member, train_where
 
     tracker = check_tracker(track)
     prepared, chosen = PreparedData(data), parse_settings(settings)
@@ -124,13 +125,20 @@ def train(
         chosen,
         threads=threads,
         device=device,
+        engine=engine,
         train_baseline=baseline,
-        teachers=tuple(teachers or ()),
+        teachers=tuple(input_directory(teacher) for teacher in teachers or ()),
         routes=routes,
     )
-    with output_directory(out) as directory, tracked_by(tracker, directory, quiet=quiet) as log_report:
-        report = run_here_or_on_workers(run_config, prepared, directory, workers, force=force, quiet=quiet)
-        if report is None:  # The first worker has it.
+    with (
+        torchrun_member(run_config.device) as group,
+        output(out, group) as directory,
+        tracked_by(tracker if group.is_first else None, directory, quiet=quiet) as log_report,
+    ):
+        report = train_where(
+            run_config, prepared, directory, group, workers, engine, force=force, quiet=quiet
+        )
+        if not group.is_first:  # The first worker has the whole report.
             return
         report = record_command(directory, report, this_command())
         write_about(directory, about, prepared)
@@ -335,7 +343,7 @@ def models(as_json: Json = False, quiet: Quiet = False) -> None:
 def logits(
     artifact: ArtifactPath,
     data: Annotated[Path, typer.Argument(help="The prepared data it was trained on.")],
-    out: Annotated[Path, typer.Option("--out", help="Directory for the logit table.")],
+    out: Annotated[Path, typer.Option("--out", help="Directory or URL for the logit table.")],
     split: Annotated[SplitName, typer.Option("--split", help="Which rows.")] = SplitName.train,
     per: Annotated[
         ColumnsPer,
@@ -366,12 +374,11 @@ def logits(
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.inference.manifest import read_artifact_manifest
     from recap_ctr.jobs.machine import num_cores, pick_device
-    from recap_ctr.storage.claims import is_made
+    from recap_ctr.storage.claims import is_made, is_occupied
     from recap_ctr.storage.hashes import fingerprint
+    from recap_ctr.storage.places import output_directory, shown
     from recap_ctr.training.estimators import load_estimators
 
-    if out.exists() and not (out / MANIFEST).is_file():
-        raise InputError(f"{out} exists and is not a logit table", fix="choose another --out")
     prepared, manifest = PreparedData(data), read_artifact_manifest(artifact)
     if manifest["data"]["fingerprint"] != prepared.fingerprint:
         raise InputError(
@@ -384,20 +391,22 @@ def logits(
         "run": name,
         "per": per.value,
     }
-    if is_made(out, inputs, force=force):
-        tell_up_to_date(out, as_json, quiet)
-        return
-    torch.set_num_threads(threads or num_cores())
-    on = torch.device(pick_device(device))
-    columns = {
-        estimator: model.to(on) for estimator, model in load_estimators(artifact, name, per.value).items()
-    }
-    write_logits(out, columns, prepared, split.value, on, inputs=fingerprint(inputs))
+    with output_directory(out) as directory:
+        if is_occupied(directory) and not (directory / MANIFEST).is_file():
+            raise InputError(f"{shown(out)} exists and is not a logit table", fix="choose another --out")
+        if is_made(directory, inputs, force=force):
+            tell_up_to_date(out, as_json, quiet)
+            return
+        torch.set_num_threads(threads or num_cores())
+        on = torch.device(pick_device(device))
+        estimators = load_estimators(artifact, name, per.value)
+        columns = {estimator: model.to(on) for estimator, model in estimators.items()}
+        write_logits(directory, columns, prepared, split.value, on, inputs=fingerprint(inputs))
     run_name, rows = next(iter(columns)).run, len(getattr(prepared, split.value))
     if as_json:
         print_json(
             {
-                "out": str(out),
+                "out": shown(out),
                 "rows": rows,
                 "split": split.value,
                 "run": run_name,
@@ -405,7 +414,11 @@ def logits(
             }
         )
         return
-    tell(quiet, f"{out}: {rows:,} {split.value} rows of {run_name}, {len(columns)} columns.")
+    tell(quiet, f"{shown(out)}: {rows:,} {split.value} rows of {run_name}, {len(columns)} columns.")
     is_teacher = split is SplitName.train
-    use = f"recap train {data} --teacher {out} --out student" if is_teacher else "recap_ctr.diagnose"
+    use = (
+        f"recap train {shown(data)} --teacher {shown(out)} --out student"
+        if is_teacher
+        else "recap_ctr.diagnose"
+    )
     tell(quiet, f"Next: {use}")

@@ -54,7 +54,7 @@ from recap_ctr.jobs.machine import versions
 from recap_ctr.jobs.progress import overall, say
 from recap_ctr.jobs.resumable import ResumableJobs
 from recap_ctr.schema import Schema, TimeUnit
-from recap_ctr.storage.claims import unfinished_work
+from recap_ctr.storage.claims import is_occupied, unfinished_work
 from recap_ctr.storage.files import atomic_directory, atomic_file, make_directory, write_json
 from recap_ctr.storage.hashes import fingerprint, sha256
 
@@ -132,7 +132,7 @@ def write_prepared_data(
     file_sources = [source for source in preparation.sources.values() if isinstance(source, FileSource)]
     stamps = [source.stamps() for source in file_sources]
     inputs = preparation.inputs()
-    if _is_occupied(out):
+    if is_occupied(out):
         if not is_prepared(out):
             raise InputError(f"{out} exists and is not prepared data", fix="choose another --out")
         if not force:
@@ -148,11 +148,6 @@ def write_prepared_data(
                 fix="run the same command again when it no longer changes",
             )
     return PreparedData(out, verify=False), False
-
-
-def _is_occupied(path: Path) -> bool:
-    """Return whether `path` is a file or a directory that is not empty."""
-    return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
 def _check_up_to_date(out: Path, inputs: dict[str, Any], has_stream: bool) -> None:

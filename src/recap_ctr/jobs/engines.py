@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from recap_ctr.errors import InputError, did_you_mean
 from recap_ctr.jobs.executor import Executor
 from recap_ctr.jobs.local import LocalProcesses
-from recap_ctr.jobs.machine import pick_device, side_by_side, visible_gpus
+from recap_ctr.jobs.machine import jobs_per_gpu, pick_device, side_by_side, visible_gpus
 
 if TYPE_CHECKING:
-    from recap_ctr.jobs.ray import Cluster
+    from recap_ctr.jobs.ray import Cluster, RayTasks
 
 LOCAL, RAY = "local", "ray"
 RETRIES = 3  # If a job loses more workers than this, the job itself is what kills them.
@@ -26,8 +26,13 @@ def executor_for(engine: Executor | str, threads: int, device: str) -> Executor:
     if not isinstance(engine, str):
         return engine
     if engine == LOCAL:
-        gpus = visible_gpus() if device == "cuda" else ()
+        gpus = visible_gpus() * jobs_per_gpu() if device == "cuda" else ()
         return LocalProcesses(side_by_side(threads, device), gpus=gpus, retries=RETRIES)
+    return cluster_for(engine, threads, device)
+
+
+def cluster_for(engine: str, threads: int, device: str) -> "RayTasks":
+    """Return what runs jobs of `threads` threads on the cluster of a Ray engine, also several that need each other."""
     return _cluster(engine).executor(threads, device)
 
 

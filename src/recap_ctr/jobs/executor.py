@@ -5,6 +5,7 @@ its arguments as JSON, so it can be run again after a crash, by hand or on anoth
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -42,6 +43,10 @@ class JobError(RuntimeError):
     """A job ended in a way that the user can't put right."""
 
 
+class LostWorkerError(JobError):
+    """A worker is gone, and others can't go on without it; all of them together can begin again."""
+
+
 class Executor(Protocol):
     """What runs jobs."""
 
@@ -59,6 +64,14 @@ class Executor(Protocol):
         done: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
         """Run all jobs and return their results in order; call `done` with each job's index and result as it ends."""
+        ...
+
+
+class SideBySide(Executor, Protocol):
+    """What can also run jobs that need each other, all of them at the same time."""
+
+    def together(self, count: int) -> AbstractContextManager[Executor]:
+        """Reserve workers for `count` jobs; what is yielded runs all of them at once, and replaces no lost worker."""
         ...
 
 

@@ -7,13 +7,13 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any
 
 from recap_ctr.errors import InputError
-from recap_ctr.jobs.executor import Job, JobError
+from recap_ctr.jobs.executor import Executor, Job, JobError, LostWorkerError
 from recap_ctr.jobs.machine import num_cores
 from recap_ctr.jobs.progress import board
 
@@ -26,7 +26,7 @@ class LocalProcesses:
     """Run jobs in `workers` processes, one after the other in each, because importing torch takes seconds."""
 
     def __init__(self, workers: int, *, gpus: Sequence[str] = (), retries: int = 0) -> None:
-        """Set up the processes; with `gpus`, named as CUDA names them, each process sees one GPU of its own.
+        """Set up the processes; with `gpus`, named as CUDA names them, each process sees one of them alone.
 
         A job whose worker is killed, such as by a system without memory, begins again up to `retries` times.
         """
@@ -73,11 +73,14 @@ class LocalProcesses:
                             shown.receive(job.name, event)
                         case "input error":
                             raise InputError(f"{job.name}: {event['message']}", fix=event["fix"])
+                        case "lost worker":
+                            raise LostWorkerError(f"{job.name}: {event['message']}")
                         case "end":
                             code = worker.wait()
                             lost[index] += 1
                             if code >= 0 or lost[index] > self._retries:
-                                raise JobError(f"{job.name} ended without a result, with code {code}")
+                                kind = JobError if code >= 0 else LostWorkerError
+                                raise kind(f"{job.name} ended without a result, with code {code}")
                             del busy[worker]
                             waiting.insert(0, index)
                             shown.say(f"{job.name}: its worker was lost; it begins again with another")
@@ -92,15 +95,26 @@ class LocalProcesses:
                 _end_all(list(busy))
         return [results[index] for index in range(len(jobs))]
 
+    @contextmanager
+    def together(self, count: int) -> Iterator[Executor]:
+        """Yield what runs `count` jobs at once, and replaces no lost worker."""
+        if self.workers < count:
+            raise ValueError(f"{count} workers need to run side by side, and only {self.workers} can")
+        retries, self._retries = self._retries, 0
+        try:
+            yield self
+        finally:
+            self._retries = retries
+
     def _next_worker(self, busy: Iterable["_Worker"]) -> "_Worker":
-        """Return an idle worker that is alive, or a new one, on a GPU that none of the `busy` ones has."""
+        """Return an idle worker that is alive, or a new one, on the GPU that the fewest of the `busy` ones have."""
         while self._idle:
             worker = self._idle.pop()
             if worker.process.poll() is None:
                 return worker
             worker.wait()
-        taken = {worker.gpu for worker in busy}
-        gpu = next((gpu for gpu in self._gpus if gpu not in taken), None)
+        taken = Counter(worker.gpu for worker in busy)
+        gpu = min(self._gpus, key=lambda gpu: taken[gpu], default=None)
         return _Worker(self._events, gpu, max(num_cores() // self.workers, 1))
 
 

@@ -3,6 +3,8 @@
 import ctypes
 import os
 import platform
+import socket
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +14,8 @@ from recap_ctr.errors import InputError, did_you_mean
 
 DEVICES = ("cpu", "cuda", "mps")
 GROUPS, GROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+JOBS_PER_GPU = "RECAP_JOBS_PER_GPU"
+GET_ADDRESS = 0x8915  # SIOCGIFADDR, of Linux.
 PACKAGES = ("recap-ctr", "numpy", "onnxruntime", "polars", "scikit-learn", "torch")
 
 
@@ -38,6 +42,23 @@ def visible_gpus() -> tuple[str, ...]:
     count = torch.cuda.device_count()
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     return tuple(names.split(",")[:count] if names else map(str, range(count)))
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface of this machine that has an address; None where the system doesn't tell.
+
+    >>> interface_of("127.0.0.1")
+    'lo'
+    """
+    with suppress(ImportError, OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        import fcntl
+
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # This one has no address.
+                answer = fcntl.ioctl(probe.fileno(), GET_ADDRESS, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
 
 
 def memory_bytes() -> int | None:
@@ -73,11 +94,22 @@ def _limits_of_container() -> Iterator[int]:
                     yield int(top.joinpath(*parts[:depth], file).read_text())
 
 
+def jobs_per_gpu() -> int:
+    """Return how many jobs share a GPU: one, or as many as the environment says.
+
+    A small model's steps end before the next one is launched, so one job leaves most of a GPU idle.
+    """
+    text = os.environ.get(JOBS_PER_GPU, "1")
+    if not text.isdecimal() or int(text) == 0:
+        raise InputError(f"{JOBS_PER_GPU} is {text!r}", fix="set it to a whole number from 1, or unset it")
+    return int(text)
+
+
 def side_by_side(threads: int, device: str) -> int:
-    """Return how many processes to run at a time: as the cores allow, or one for each GPU; no two share one."""
+    """Return how many processes to run at a time: as the cores allow, or as GPUs and `jobs_per_gpu` do."""
     if device == "cpu":
         return max(num_cores() // threads, 1)
-    return max(len(visible_gpus()), 1) if device == "cuda" else 1
+    return max(len(visible_gpus()) * jobs_per_gpu(), 1) if device == "cuda" else 1
 
 
 def pick_device(name: str | None = None) -> str:

@@ -11,19 +11,21 @@ import os
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from recap_ctr.errors import InputError
-from recap_ctr.jobs.executor import Job, JobError
-from recap_ctr.jobs.machine import num_cores, versions
-from recap_ctr.jobs.progress import Board, board, sent_to
+from recap_ctr.jobs.executor import Job, JobError, LostWorkerError
+from recap_ctr.jobs.machine import interface_of, jobs_per_gpu, num_cores, versions
+from recap_ctr.jobs.progress import Board, board, say, sent_to
 from recap_ctr.plugins import resolve
 from recap_ctr.storage.locks import BusyError
 
@@ -31,11 +33,13 @@ RETRIES = 3  # If a job loses more workers than this, the job itself is what kil
 POLL_SECONDS = 0.2
 BUSY_SECONDS = 60.0  # A worker that Ray has given up may still hold its directory for a while.
 ACTOR_SECONDS = 20.0
+WAIT_SECONDS = 10.0  # After which it is said that a cluster has no room yet.
 STORE_BYTES = (
     128 << 20
 )  # This is enough for a cluster that we start: results are small, and rows never go through Ray.
-CARRIED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "POLARS_MAX_THREADS")
-"""Variables that workers have as this process does: they decide threads, and so the last bits of sums."""
+INTERFACE = "GLOO_SOCKET_IFNAME"
+CARRIED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "POLARS_MAX_THREADS", INTERFACE, "NCCL_SOCKET_IFNAME")
+"""Variables that workers have as this process does: they decide threads, and so the last bits of sums, and networks."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,9 @@ class Cluster:
 
     def executor(self, threads: int, device: str) -> "RayTasks":
         """Return an executor for jobs of `threads` threads, with a GPU each if they compute on one."""
-        tasks = RayTasks(num_cpus=threads, num_gpus=int(device.partition(":")[0] == "cuda"))
+        tasks = RayTasks(
+            num_cpus=threads, num_gpus=int(device.partition(":")[0] == "cuda"), per_gpu=jobs_per_gpu()
+        )
         if not tasks.capacity:
             raise InputError(
                 f"no node of the Ray cluster at {self.address} has {tasks.needs}",
@@ -91,6 +97,10 @@ class RayTasks:
 
     num_cpus: int
     num_gpus: int = 0
+    per_gpu: int = 1
+    """How many jobs share a GPU. Those that need each other don't."""
+    reserved: Any = None
+    """The placement group of jobs that run at the same time, a bundle for each. None of them is begun again alone."""
 
     @property
     def workers(self) -> int:
@@ -105,12 +115,28 @@ class RayTasks:
     def _fit(self, resources: dict[str, float]) -> int:
         """Return how many jobs fit on one node."""
         count = resources.get("CPU", 0) // self.num_cpus
-        return int(min(count, resources.get("GPU", 0) // self.num_gpus) if self.num_gpus else count)
+        return int(min(count, resources.get("GPU", 0) * self.per_gpu) if self.num_gpus else count)
 
     @property
     def needs(self) -> str:
         """Return in words what a node must have."""
         return f"{self.num_cpus} cores" + (f" and {self.num_gpus} GPU" if self.num_gpus else "")
+
+    @contextmanager
+    def together(self, count: int) -> Iterator[Self]:
+        """Yield what runs `count` jobs at once, and replaces no lost worker; wait until the cluster has room for them.
+
+        Either all of them get their cores and GPUs or none does, so that two such groups never wait for each other.
+        """
+        bundle = {"CPU": self.num_cpus} | ({"GPU": self.num_gpus} if self.num_gpus else {})
+        group = placement_group([bundle] * count)
+        try:
+            if not group.wait(timeout_seconds=WAIT_SECONDS):
+                say(f"waiting for nodes with room for {count} workers of {self.needs} each")
+                ray.get(group.ready())
+            yield replace(self, reserved=group, per_gpu=1)
+        finally:
+            remove_placement_group(group)
 
     def run(
         self,
@@ -129,7 +155,7 @@ class RayTasks:
             return []
         results: dict[int, Any] = {}
         news = _News()
-        pending = {self._begin(job, news): index for index, job in enumerate(jobs)}
+        pending = {self._begin(index, job, news): index for index, job in enumerate(jobs)}
         with board(title, len(jobs), quiet=quiet) as shown:
             try:
                 while pending:
@@ -137,7 +163,7 @@ class RayTasks:
                     news.show(shown)
                     for task in ended:
                         index = pending.pop(task)
-                        results[index] = _result(jobs[index].name, task, shown)
+                        results[index] = _result(jobs[index].name, task, shown, self._retries)
                         shown.finish(jobs[index].name)
                         if done is not None:
                             done(index, results[index])
@@ -148,13 +174,29 @@ class RayTasks:
                     ray.cancel(task, force=True)
         return [results[index] for index in range(len(jobs))]
 
-    def _begin(self, job: Job, news: "_News") -> Any:
+    @property
+    def _retries(self) -> int:
+        """Return how often a job whose worker is lost begins again."""
+        return RETRIES if self.reserved is None else 0
+
+    def _begin(self, index: int, job: Job, news: "_News") -> Any:
         """Hand a job to the cluster, and return its task."""
+        place = None if self.reserved is None else PlacementGroupSchedulingStrategy(self.reserved, index)
         task: Any = ray.remote(perform).options(
-            name=job.name, num_cpus=self.num_cpus, num_gpus=self.num_gpus, max_retries=RETRIES
+            name=job.name,
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus / self.per_gpu,
+            max_retries=self._retries,
+            scheduling_strategy=place,
         )
         environment = {name: os.environ[name] for name in CARRIED if name in os.environ}
-        call = {"function": job.dotted_name, "arguments": job.arguments, "versions": versions()}
+        call = {
+            "function": job.dotted_name,
+            "arguments": job.arguments,
+            "versions": versions(),
+            "directory": str(Path.cwd()),
+            "is_alone": self.reserved is None,
+        }
         return task.remote(json.dumps(call), environment, news.mailbox, (news.run, job.name))
 
 
@@ -175,10 +217,18 @@ def perform(call: str, environment: dict[str, str], mailbox: Any, sender: tuple[
         deliver({"kind": "begin"})  # A worker that is killed at once must have been seen, too.
         try:
             _refuse_other_versions(job["versions"])
-            value = _call_when_free(resolve(job["function"]), job["arguments"])
+            with suppress(
+                OSError
+            ):  # Paths may be relative to the command's; without it, they must be absolute.
+                os.chdir(job["directory"])
+            if not job["is_alone"]:
+                _use_own_network()
+            value = _call_when_free(resolve(job["function"]), job["arguments"], wait=job["is_alone"])
             outcome = json.dumps({"kind": "result", "value": value})
         except InputError as error:
             outcome = json.dumps({"kind": "input error", "message": error.message, "fix": error.fix})
+        except LostWorkerError as error:
+            outcome = json.dumps({"kind": "lost worker", "message": str(error)})
         except (Exception, SystemExit):
             outcome = json.dumps({"kind": "failure", "traceback": traceback.format_exc()})
     deliver({"kind": "end"})
@@ -197,9 +247,18 @@ def _refuse_other_versions(expected: dict[str, str]) -> None:
         )
 
 
-def _call_when_free(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def _use_own_network() -> None:
+    """Let the jobs of a group talk over the network by which their nodes reach each other, unless the user decides.
+
+    Otherwise a machine's name would decide, which often leads to itself alone.
+    """
+    if INTERFACE not in os.environ and (interface := interface_of(ray.util.get_node_ip_address())):
+        os.environ[INTERFACE] = interface
+
+
+def _call_when_free(function: Callable[..., Any], arguments: dict[str, Any], *, wait: bool) -> Any:
     """Call a function; where another process writes its output, wait: it may be a worker that is about to end."""
-    deadline = time.monotonic() + BUSY_SECONDS
+    deadline = time.monotonic() + (BUSY_SECONDS if wait else 0.0)
     while True:
         try:
             return function(**arguments)
@@ -209,8 +268,8 @@ def _call_when_free(function: Callable[..., Any], arguments: dict[str, Any]) -> 
             time.sleep(POLL_SECONDS)
 
 
-def _result(name: str, task: Any, shown: Board) -> Any:
-    """Return the result of a task that has ended, or raise the error that ended it."""
+def _result(name: str, task: Any, shown: Board, retries: int) -> Any:
+    """Return the result of a task that has ended, or raise the error that ended it, its `retries` included."""
     try:
         outcome = json.loads(ray.get(task))
     except RayTaskError as error:
@@ -219,11 +278,13 @@ def _result(name: str, task: Any, shown: Board) -> Any:
             f"{name} could not begin on a machine of the cluster; is the same recap-ctr[train,ray] there? {reason}"
         ) from None
     except RayError as error:
-        lost = f"{name} lost its worker {RETRIES + 1} times ({type(error).__name__})"
-        raise JobError(f"{lost}; it may need more memory than there is") from None
+        lost = f"{name} lost its worker {retries + 1} times ({type(error).__name__})"
+        raise LostWorkerError(f"{lost}; it may need more memory than there is") from None
     match outcome["kind"]:
         case "input error":
             raise InputError(f"{name}: {outcome['message']}", fix=outcome["fix"])
+        case "lost worker":
+            raise LostWorkerError(f"{name}: {outcome['message']}")
         case "failure":
             shown.say(f"{name}: {outcome['traceback']}")
             raise JobError(f"{name} ended without a result: {outcome['traceback'].splitlines()[-1]}")

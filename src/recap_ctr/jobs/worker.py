@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from recap_ctr.errors import InputError
+from recap_ctr.jobs.executor import LostWorkerError
 from recap_ctr.jobs.progress import sent_to
 from recap_ctr.plugins import resolve
 
@@ -35,6 +36,8 @@ def main() -> None:
                 send({"kind": "result", "value": resolve(job["function"])(**job["arguments"])})
             except InputError as error:
                 send({"kind": "input error", "message": error.message, "fix": error.fix})
+            except LostWorkerError as error:
+                send({"kind": "lost worker", "message": str(error)})
 
 
 def _read_jobs(jobs: "SimpleQueue[dict[str, Any]]") -> None:

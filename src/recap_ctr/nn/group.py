@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from recap_ctr.errors import InputError
-from recap_ctr.jobs.executor import JobError
+from recap_ctr.jobs.executor import LostWorkerError
 
 
 class Group:
@@ -160,4 +160,4 @@ def _contact() -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = re.sub(r"^\[[^]]*\] ", "", str(error)).partition(". ")[0].partition("\n")[0]
-        raise JobError(f"this worker lost contact with another one, which ended ({reason})") from error
+        raise LostWorkerError(f"this worker lost contact with another one, which ended ({reason})") from error

@@ -110,11 +110,16 @@ def is_made(out: Path, inputs: dict[str, Any] | None, *, force: bool) -> bool:
     inputs of a pipe, equals nothing.
     """
     _refuse_stores(out)
-    if not out.exists() or force:
+    if not is_occupied(out) or force:
         return False
     if inputs is not None and _is_made_from(out, fingerprint(inputs)):
         return True
     raise _exists(out)
+
+
+def is_occupied(path: Path) -> bool:
+    """Return whether `path` is a file or a directory that is not empty."""
+    return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
 def _is_made_from(out: Path, inputs: str) -> bool:
@@ -156,7 +161,7 @@ def _refuse_stores(out: Path) -> None:
     if is_remote(out):
         raise InputError(
             f"{shown(out)}: this command writes to directories of this machine only",
-            fix="choose a directory as --out; prepare, fit, train, export and predict write to object stores, too",
+            fix="choose a directory; prepare, fit, train, logits, export and predict write to object stores, too",
         )
 
 

@@ -47,6 +47,7 @@ INDEX, CLAIM, FILES = "index.json", "claim.json", "files"
 LEASE_SECONDS = 120.0  # A claim that was not renewed for this long belongs to a process that was killed.
 PUSH_SECONDS = 60.0  # If a machine is lost, at most the work of this long is lost with it.
 MULTIPART_BYTES = 1 << 30  # Larger objects can't be created conditionally in one request.
+PART_BYTES, MOST_PARTS = 8 << 20, 10_000  # Stores take an object in so many parts at most.
 RETRIES = 5  # A request is repeated this often.
 ATTEMPTS = 3  # A directory that others replace meanwhile is read again this often.
 CONNECTIONS = 8
@@ -243,8 +244,9 @@ def _exists(location: Location) -> bool:
 def _put_file(location: Location, path: Path, *, replace: bool) -> None:
     store = location.store()
     with _named_errors(location):
-        if replace or path.stat().st_size > MULTIPART_BYTES:
-            obstore.put(store, location.key, path)
+        size = path.stat().st_size
+        if replace or size > MULTIPART_BYTES:
+            obstore.put(store, location.key, path, chunk_size=max(PART_BYTES, -(-size // MOST_PARTS)))
             return
         try:
             obstore.put(store, location.key, path, mode="create", use_multipart=False)
@@ -274,6 +276,12 @@ def signature(place: Place) -> str:
     tree = Tree(Location.of(place))
     tree.read_index()
     return fingerprint(tree.files)
+
+
+def working_directory(place: Place) -> Path:
+    """Return where a directory of a store is worked on; see `places.working_directory`."""
+    location = Location.of(place)
+    return location.cache / "work" / location.name
 
 
 @contextmanager
@@ -350,7 +358,7 @@ class Tree:
 
     def check_out(self) -> Path:
         """Return the directory to work in, with the content of the store, or with later work of this machine."""
-        work = self.location.cache / "work" / self.location.name
+        work = working_directory(self.location.url)
         base = work.parent / "base.json"
         work.mkdir(parents=True, exist_ok=True)
         self.read_index()

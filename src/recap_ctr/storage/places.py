@@ -68,6 +68,11 @@ def output_directory(place: Place) -> Iterator[Path]:
         yield Path(place)
 
 
+def working_directory(place: Path) -> Path:
+    """Return the directory that `output_directory` yields to the process that writes there, for one that helps it."""
+    return Path(_objects(place).working_directory(place)) if is_remote(place) else place
+
+
 @contextmanager
 def output_file(place: Path, *, force: bool = False) -> Iterator[Path]:
     """Yield the path of a file to write; one that belongs in a store becomes an object when the block has ended.

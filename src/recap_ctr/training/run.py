@@ -3,6 +3,7 @@
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,9 @@ from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import PARTS
 from recap_ctr.models.recap import RecapConfig, assign_columns
-from recap_ctr.nn.group import current_group
-from recap_ctr.storage.claims import claim
-from recap_ctr.storage.files import remove_directory
+from recap_ctr.nn.group import Group, current_group
+from recap_ctr.storage.claims import INPUTS, claim
+from recap_ctr.storage.files import read_json, remove_directory
 from recap_ctr.storage.locks import locked
 from recap_ctr.training.beside import BLEND, train_blend
 from recap_ctr.training.boosted import BOOSTED, train_boosted
@@ -64,6 +65,7 @@ def run(
     torch.set_num_threads(max(config.threads // group.local_size, 1))
     inputs = config.training_inputs(data)
     trained_before = group.decide(group.is_first and claim(out, inputs, finished=REPORT, force=force))
+    _refuse_unshared(out, inputs, group)
     if trained_before and group.decide(group.is_first and is_finished(out, config)):
         if not quiet:
             say(f"{out} is up to date")
@@ -83,6 +85,17 @@ def _refuse_group(config: RunConfig) -> None:
         raise InputError(f"{config.model} of this kind is trained by one worker", fix="remove --workers")
     if config.beside or config.on_top is not None:
         raise InputError("parts beside the towers are put there by one worker", fix="remove --workers")
+
+
+def _refuse_unshared(out: Path, inputs: dict[str, Any], group: Group) -> None:
+    """Refuse a directory that some workers don't see: the first one has just claimed it."""
+    is_seen = group.is_first or ((out / INPUTS).is_file() and read_json(out / INPUTS) == inputs)
+    missing = int(group.sum_(torch.tensor(int(not is_seen))))
+    if missing:
+        raise InputError(
+            f"{missing} of {group.size} workers don't see {out}, which the first one has made",
+            fix="choose an --out that all machines share; if it is a URL, let RECAP_CACHE name such a directory",
+        )
 
 
 def advance(

@@ -3,6 +3,7 @@
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,33 +15,84 @@ from torch import distributed as dist
 
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
-from recap_ctr.jobs.executor import Executor, Job
+from recap_ctr.jobs.engines import LOCAL, RETRIES, cluster_for
+from recap_ctr.jobs.executor import Job, LostWorkerError, SideBySide
 from recap_ctr.jobs.local import LocalProcesses
+from recap_ctr.jobs.progress import say
 from recap_ctr.nn.group import Group, joined
+from recap_ctr.storage.locks import locked
+from recap_ctr.storage.places import output_directory, working_directory
 from recap_ctr.training.config import RunConfig
 from recap_ctr.training.report import RunReport, parse_report
 from recap_ctr.training.run import run
 
 TIMEOUT = timedelta(minutes=10)
 """How long to wait for a worker that is alive but doesn't answer. A dead worker is noticed at once."""
+PATIENCE = 2.0
+"""How long a worker that lost another one waits before it says so: the other one's own words tell more."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
-def run_here_or_on_workers(
-    config: RunConfig, data: PreparedData, out: Path, workers: int, *, force: bool, quiet: bool
-) -> RunReport | None:
-    """Train a run in this process, on several workers, or as one of the workers that torchrun started.
+@contextmanager
+def torchrun_member(device: str) -> Iterator[Group]:
+    """Be one of the workers that torchrun started while the context is open; a process that it did not start is alone.
 
-    Return None where another worker has the whole report.
+    What a run writes is the work of the first worker, whose `output` all of them use.
     """
     group = torchrun_group()
-    if group is not None:
-        if workers > 1:
-            raise InputError("torchrun has started the workers already", fix="remove --workers")
-        with member(group, config.device):
-            report = run(config, data, out, force=force, quiet=quiet)
-        return report if group.is_first else None
+    if group is None:
+        yield Group()
+    else:
+        with member(group, device):
+            yield group
+
+
+@contextmanager
+def output(place: Path, group: Group) -> Iterator[Path]:
+    """Yield the directory to work in for a run's output.
+
+    One that belongs in a store is brought here by the first worker, who also takes back what changes.
+    """
+    if group.is_first:
+        with output_directory(place) as directory:
+            group.wait()
+            yield directory
+    else:
+        group.wait()
+        yield working_directory(place)
+
+
+def train_where(
+    config: RunConfig,
+    data: PreparedData,
+    out: Path,
+    group: Group,
+    workers: int,
+    engine: str,
+    *,
+    force: bool,
+    quiet: bool,
+) -> RunReport:
+    """Do a run in this process, on several workers of an engine, or as one of the `group` that torchrun started.
+
+    The reports of that group's workers other than the first lack what only the first one computes.
+    """
+    if group.size > 1 and (workers > 1 or engine != LOCAL):
+        raise InputError("torchrun has started the workers already", fix="remove --workers and --engine")
+    if engine != LOCAL:
+        cluster = cluster_for(engine, config.threads, config.device)
+        return run_on_workers(
+            config,
+            data,
+            out,
+            workers,
+            force=force,
+            quiet=quiet,
+            executor=cluster,
+            shared=out.absolute().parent,
+        )
     if workers > 1:
         return run_on_workers(config, data, out, workers, force=force, quiet=quiet)
     return run(config, data, out, force=force, quiet=quiet)
@@ -54,20 +106,46 @@ def run_on_workers(
     *,
     force: bool = False,
     quiet: bool = False,
-    executor: Executor | None = None,
+    executor: SideBySide | None = None,
     shared: Path | None = None,
 ) -> RunReport:
     """Do a run on several workers, each with a share of every batch and of the tables' rows.
 
-    Without an `executor`, they are processes of this machine; otherwise it must run all of them at the same time. If it
-    runs them on several machines, `shared` is a directory that all of them see, and so must be `data` and `out`.
+    Without an `executor`, they are processes of this machine. If it runs them on several machines, `shared` is a
+    directory that all of them see, and so must be `data` and `out`. Workers need each other: when one is lost, all of
+    them begin again, up to three times, and go on from the last saved state.
     """
     if executor is None:
         executor = LocalProcesses(workers)
-    if executor.workers < workers:
-        raise ValueError(f"{workers} workers need to run side by side, and only {executor.workers} can")
-    with worker_jobs(config, data, out, workers, force=force, quiet=quiet, shared=shared) as jobs:
-        results = executor.run(jobs, title=f"training on {workers} workers", quiet=quiet)
+    for attempt in range(RETRIES + 1):
+        try:
+            return _attempt(config, data, out, workers, force, quiet, executor, shared)
+        except LostWorkerError as error:
+            if attempt == RETRIES:
+                raise
+            say(f"{error}; all {workers} workers begin again from the last state")
+            force = False  # What there is now is this run's own.
+            with locked(out, wait=True):  # The first worker may be about to end.
+                pass
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _attempt(
+    config: RunConfig,
+    data: PreparedData,
+    out: Path,
+    workers: int,
+    force: bool,
+    quiet: bool,
+    executor: SideBySide,
+    shared: Path | None,
+) -> RunReport:
+    """Do a run on workers of which none may be lost."""
+    with (
+        executor.together(workers) as side_by_side,
+        worker_jobs(config, data, out, workers, force=force, quiet=quiet, shared=shared) as jobs,
+    ):
+        results = side_by_side.run(jobs, title=f"training on {workers} workers", quiet=quiet)
     return parse_report(results[0], str(out))
 
 
@@ -92,8 +170,8 @@ def worker_jobs(
             "same_machine": shared is None,
             "meeting": str(Path(directory) / "meeting"),
             "config": config.to_json(),
-            "data": str(data.path),
-            "out": str(out),
+            "data": str(data.path.absolute()),
+            "out": str(out.absolute()),
             "force": force,
             "quiet": quiet,
         }
@@ -119,9 +197,13 @@ def run_as_worker(
     if same_machine:
         os.environ.setdefault(INTERFACE, loopback())  # Nobody else may connect.
     group = Group(rank, size, local_size=size if same_machine else 1)
-    with member(group, settings.device, meeting=Path(meeting)):
-        prepared = PreparedData(Path(data), verify=False)  # Who started the workers has checked it.
-        return run(settings, prepared, Path(out), force=force, quiet=quiet).to_json()
+    try:
+        with member(group, settings.device, meeting=Path(meeting)):
+            prepared = PreparedData(Path(data), verify=False)  # Who started the workers has checked it.
+            return run(settings, prepared, Path(out), force=force, quiet=quiet).to_json()
+    except LostWorkerError:
+        time.sleep(PATIENCE)
+        raise
 
 
 def loopback() -> str:
@@ -155,12 +237,13 @@ def member(group: Group, device: str, *, meeting: Path | None = None) -> Iterato
         local = os.environ.get("LOCAL_RANK", group.rank % group.local_size)
         torch.cuda.set_device(int(local) % torch.cuda.device_count())
     try:
+        place = {"store": _store_of_torchrun(group)} if meeting is None else {"init_method": meeting.as_uri()}
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
-            init_method="env://" if meeting is None else meeting.as_uri(),
             rank=group.rank,
             world_size=group.size,
             timeout=TIMEOUT,
+            **place,
         )
     except (dist.DistError, RuntimeError) as error:
         raise InputError(
@@ -172,3 +255,14 @@ def member(group: Group, device: str, *, meeting: Path | None = None) -> Iterato
             yield group
     finally:
         dist.destroy_process_group()
+
+
+def _store_of_torchrun(group: Group) -> dist.Store:
+    """Return where the workers of torchrun find each other.
+
+    torchrun keeps its store when it restarts workers, and in it the addresses of those that are gone; so each attempt
+    has names of its own. Only on one machine is the number of restarts the same for all workers.
+    """
+    store, _, _ = next(dist.rendezvous("env://", group.rank, group.size, timeout=TIMEOUT))
+    attempt = os.environ.get(ATTEMPT, "0") if group.local_size == group.size else "0"
+    return dist.PrefixStore(f"attempt {attempt}", store)
