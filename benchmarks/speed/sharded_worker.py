@@ -90,7 +90,8 @@ def worker(rank: int, size: int, meeting: str) -> Iterator[CountingGroup | None]
 def build(case: dict[str, Any]) -> Trainer:
     """Return the trainer of a case, in double precision if it wants that.
 
-    A perturbed one starts with every weight at the next larger number: it shows what rounding alone does.
+    With a `nudge`, the seed of a draw, every first weight is the next larger or the next smaller number, at random: it
+    shows what rounding alone does.
     """
     torch.set_default_dtype(torch.float64 if case["double"] else torch.float32)
     try:
@@ -101,10 +102,12 @@ def build(case: dict[str, Any]) -> Trainer:
         )
     finally:
         torch.set_default_dtype(torch.float32)
-    if case.get("perturbed"):
+    if case.get("nudge"):
+        draw = torch.Generator().manual_seed(case["nudge"])
         with torch.no_grad():
             for weight in trainer.model.parameters():
-                weight.copy_(torch.nextafter(weight, torch.full_like(weight, torch.inf)))
+                sign = torch.randint(0, 2, weight.shape, generator=draw) * 2.0 - 1.0
+                weight.copy_(torch.nextafter(weight, (sign * torch.inf).to(weight.dtype)))
     if case["double"]:
         loss = trainer.loss
 
