@@ -32,7 +32,13 @@ from recap_ctr.storage.places import input_directory
 from recap_ctr.training import workers
 from recap_ctr.training.config import RunConfig
 from recap_ctr.training.run import run
-from recap_ctr.training.workers import loopback, run_on_workers, torchrun_group, worker_jobs
+from recap_ctr.training.workers import (
+    checks_data,
+    loopback,
+    run_on_workers,
+    torchrun_group,
+    worker_jobs,
+)
 from tests.support.object_store import s3_server
 from tests.support.worker_functions import (
     CPU,
@@ -293,6 +299,8 @@ def test_variables_of_torchrun() -> None:
     assert group is not None and (group.rank, group.size, group.local_size) == (3, 4, 1)
     with pytest.raises(InputError, match="MASTER_ADDR, MASTER_PORT"):
         torchrun_group({"WORLD_SIZE": "4", "RANK": "3"})
+    workers = [{"WORLD_SIZE": "2", "RANK": rank, "MASTER_ADDR": "a", "MASTER_PORT": "1"} for rank in "01"]
+    assert [checks_data(variables) for variables in ({}, *workers)] == [True, True, False]
 
 
 @pytest.mark.slow

@@ -111,10 +111,10 @@ def train(
     from recap_ctr.storage.places import input_directory, is_remote, shown
     from recap_ctr.training.report import record_command
     from recap_ctr.training.tracking import check_tracker, tracked_by
-    from recap_ctr.training.workers import output, torchrun_member, train_where
+    from recap_ctr.training.workers import checks_data, output, torchrun_member, train_where
 
     tracker = check_tracker(track)
-    prepared, chosen = PreparedData(data), parse_settings(settings)
+    prepared, chosen = PreparedData(data, verify=checks_data()), parse_settings(settings)
     about = parse(About, chosen.pop("card", {}), "--set card")
     training = drop_unset({"l2": l2, "max_epochs": max_epochs, "seed": seed, "window_rows": window})
     run_config = _run_config(

@@ -31,6 +31,8 @@ TIMEOUT = timedelta(minutes=10)
 PATIENCE = 2.0
 """How long a worker that lost another one waits before it says so: the other one's own words tell more."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+CHECKED, FIRST_TIMEOUT = "data are checked", timedelta(days=1)
+"""For the first worker of torchrun, which checks the data before it joins; if it fails, torchrun ends the others."""
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 INTERFACE = "GLOO_SOCKET_IFNAME"
 
@@ -265,4 +267,18 @@ def _store_of_torchrun(group: Group) -> dist.Store:
     """
     store, _, _ = next(dist.rendezvous("env://", group.rank, group.size, timeout=TIMEOUT))
     attempt = os.environ.get(ATTEMPT, "0") if group.local_size == group.size else "0"
-    return dist.PrefixStore(f"attempt {attempt}", store)
+    store = dist.PrefixStore(f"attempt {attempt}", store)
+    if group.is_first:
+        store.set(CHECKED, "yes")
+    else:
+        store.wait([CHECKED], FIRST_TIMEOUT)
+    return store
+
+
+def checks_data(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process compares data with their checksums, for which it must read all of them.
+
+    Of the workers of torchrun it is the first one alone; the others wait for it before they join.
+    """
+    group = torchrun_group(environment)
+    return group is None or group.is_first
