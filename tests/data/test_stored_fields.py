@@ -6,7 +6,6 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from recap_ctr.data import encode
 from recap_ctr.data.encode import Encoder
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
@@ -53,11 +52,11 @@ def test_a_run_reads_only_the_values_that_it_shows(
     read: list[str] = []
     real = pl.read_parquet
 
-    def noted(path: Path, **options: bool) -> pl.DataFrame:
+    def noted(path: Path, *, glob: bool) -> pl.DataFrame:
         read.append(path.name)
-        return real(path, **options)
+        return real(path, glob=glob)
 
-    monkeypatch.setattr(encode.pl, "read_parquet", noted)
+    monkeypatch.setattr(pl, "read_parquet", noted)
     monkeypatch.setattr(Encoder, "load", lambda *_: pytest.fail("all vocabularies were read"))
     config = replace(run_config, slices=("site",), train_baseline=False)
     run(config, PreparedData(prepared.path), tmp_path / "run", quiet=True)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
@@ -259,15 +261,15 @@ def member(group: Group, device: str, *, meeting: Path | None = None) -> Iterato
         dist.destroy_process_group()
 
 
-def _store_of_torchrun(group: Group) -> dist.Store:
+def _store_of_torchrun(group: Group) -> Store:
     """Return where the workers of torchrun find each other.
 
     torchrun keeps its store when it restarts workers, and in it the addresses of those that are gone; so each attempt
     has names of its own. Only on one machine is the number of restarts the same for all workers.
     """
-    store, _, _ = next(dist.rendezvous("env://", group.rank, group.size, timeout=TIMEOUT))
+    store, _, _ = next(rendezvous("env://", group.rank, group.size, timeout=TIMEOUT))
     attempt = os.environ.get(ATTEMPT, "0") if group.local_size == group.size else "0"
-    store = dist.PrefixStore(f"attempt {attempt}", store)
+    store = PrefixStore(f"attempt {attempt}", store)
     if group.is_first:
         store.set(CHECKED, "yes")
     else:
