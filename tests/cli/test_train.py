@@ -149,8 +149,10 @@ class TestLogits:
     def test_what_is_no_logit_table_is_left_alone(
         self, finished: Path, prepared: PreparedData, tmp_path: Path, recap: Recap
     ) -> None:
+        (tmp_path / "notes.txt").write_text("somebody's")
         done = recap("logits", finished, prepared.path, "--out", tmp_path, "--force")
         assert_refused(done, "exists and is not a logit table", "choose another --out")
+        assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
     def test_other_data(self, finished: Path, raw: Path, recap: Recap) -> None:
         assert recap("prepare", raw / "clicks.csv", "--label", "click", "--out", raw / "data").code == 0

@@ -27,10 +27,12 @@ from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.nn.group import Group, joined
 from recap_ctr.nn.weights import load_tensors
+from recap_ctr.storage.claims import claim
 from recap_ctr.storage.objects import CACHE
 from recap_ctr.storage.places import input_directory
 from recap_ctr.training import workers
 from recap_ctr.training.config import RunConfig
+from recap_ctr.training.report import REPORT
 from recap_ctr.training.run import run
 from recap_ctr.training.workers import (
     checks_data,
@@ -342,21 +344,26 @@ def test_workers_begin_again_together(
 
 
 def test_workers_that_are_lost_each_time_are_an_error(
-    config: RunConfig, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: RunConfig, prepared: PreparedData, tmp_path: Path
 ) -> None:
-    attempts = []
+    """A run of before is replaced once, and what the workers left since then is not."""
+    out, forces = tmp_path / "run", []
+    claim(out, {"other": 1}, finished=REPORT, force=False)
 
     class Losing(InThisProcess):
         def together(self, count: int) -> AbstractContextManager[Executor]:
-            attempts.append(count)
+            assert count == 2
             return nullcontext(self)
 
         def run(self, jobs: Sequence[Job], **_: Any) -> list[Any]:
+            forces.append(jobs[0].arguments["force"])
+            if len(forces) == 2:
+                claim(out, config.training_inputs(prepared), finished=REPORT, force=True)
             raise LostWorkerError("worker 1 is gone")
 
     with pytest.raises(LostWorkerError, match="worker 1 is gone"):
-        run_on_workers(config, prepared, tmp_path / "run", 2, executor=Losing())
-    assert attempts == [2] * (RETRIES + 1)
+        run_on_workers(config, prepared, out, 2, executor=Losing(), force=True)
+    assert forces == [True, True, False, False] and len(forces) == RETRIES + 1
 
 
 def test_a_directory_that_others_do_not_see_is_refused(

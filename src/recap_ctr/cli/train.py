@@ -394,7 +394,7 @@ def logits(
     with output_directory(out) as directory:
         if is_occupied(directory) and not (directory / MANIFEST).is_file():
             raise InputError(f"{shown(out)} exists and is not a logit table", fix="choose another --out")
-        if is_made(directory, inputs, force=force):
+        if is_occupied(directory) and is_made(directory, inputs, force=force):
             tell_up_to_date(out, as_json, quiet)
             return
         torch.set_num_threads(threads or num_cores())

@@ -51,6 +51,11 @@ def claim(out: Path, inputs: dict[str, Any], *, finished: str, force: bool) -> b
     return False
 
 
+def is_claimed(out: Path, inputs: dict[str, Any]) -> bool:
+    """Return whether the directory `out` was claimed for work on `inputs`."""
+    return (out / INPUTS).is_file() and read_json(out / INPUTS) == inputs
+
+
 def _is_of_a_claim(name: str) -> bool:
     """Return whether an entry was left by a claim that was killed before it was made."""
     return is_partial(name, INPUTS) or name == f".{INPUTS}.lock"
@@ -110,7 +115,7 @@ def is_made(out: Path, inputs: dict[str, Any] | None, *, force: bool) -> bool:
     inputs of a pipe, equals nothing.
     """
     _refuse_stores(out)
-    if not is_occupied(out) or force:
+    if not out.exists() or force:
         return False
     if inputs is not None and _is_made_from(out, fingerprint(inputs)):
         return True

@@ -19,8 +19,8 @@ from recap_ctr.jobs.progress import say
 from recap_ctr.models.catalogue import PARTS
 from recap_ctr.models.recap import RecapConfig, assign_columns
 from recap_ctr.nn.group import Group, current_group
-from recap_ctr.storage.claims import INPUTS, claim
-from recap_ctr.storage.files import read_json, remove_directory
+from recap_ctr.storage.claims import claim, is_claimed
+from recap_ctr.storage.files import remove_directory
 from recap_ctr.storage.locks import locked
 from recap_ctr.training.beside import BLEND, train_blend
 from recap_ctr.training.boosted import BOOSTED, train_boosted
@@ -89,8 +89,7 @@ def _refuse_group(config: RunConfig) -> None:
 
 def _refuse_unshared(out: Path, inputs: dict[str, Any], group: Group) -> None:
     """Refuse a directory that some workers don't see: the first one has just claimed it."""
-    is_seen = group.is_first or ((out / INPUTS).is_file() and read_json(out / INPUTS) == inputs)
-    missing = int(group.sum_(torch.tensor(int(not is_seen))))
+    missing = int(group.sum_(torch.tensor(int(not is_claimed(out, inputs)))))
     if missing:
         raise InputError(
             f"{missing} of {group.size} workers don't see {out}, which the first one has made",

@@ -22,6 +22,7 @@ from recap_ctr.jobs.executor import Job, LostWorkerError, SideBySide
 from recap_ctr.jobs.local import LocalProcesses
 from recap_ctr.jobs.progress import say
 from recap_ctr.nn.group import Group, joined
+from recap_ctr.storage.claims import is_claimed
 from recap_ctr.storage.locks import locked
 from recap_ctr.storage.places import output_directory, working_directory
 from recap_ctr.training.config import RunConfig
@@ -128,7 +129,7 @@ def run_on_workers(
             if attempt == RETRIES:
                 raise
             say(f"{error}; all {workers} workers begin again from the last state")
-            force = False  # What there is now is this run's own.
+            force = force and not is_claimed(out, config.training_inputs(data))  # That is its own work.
             with locked(out, wait=True):  # The first worker may be about to end.
                 pass
     raise AssertionError("the last attempt returns or raises")
