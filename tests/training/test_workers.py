@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from torch import Tensor
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recap_ctr.axes.logits import LogitTable
 from recap_ctr.axes.predict import predict
