@@ -10,9 +10,13 @@ import pytest
 from recap_ctr.pages.run import page
 from recap_ctr.training.report import RunReport, parse_report, write_report
 from tests.conftest import Recap
-from tests.support.browser import CHROMIUM, browser_needed
+from tests.support.browser import CHROMIUM, Browser, browser_needed
 from tests.support.example_reports import fit_values
 from tests.support.html_outline import Outline
+
+SMALLEST_LETTERS = """Math.min(...[...document.querySelectorAll("figure svg[viewBox] text")].filter(
+  (text) => text.getClientRects().length).map((text) => parseFloat(getComputedStyle(text).fontSize)
+  * text.ownerSVGElement.getBoundingClientRect().width / text.ownerSVGElement.viewBox.baseVal.width))"""
 
 
 def test_page_fetches_nothing_and_escapes_values() -> None:
@@ -43,7 +47,7 @@ def test_command_writes_the_page(report: RunReport, tmp_path: Path, recap: Recap
         (tmp_path / name).mkdir()
         write_report(tmp_path / name, report)
     done = recap("report", tmp_path / "a")
-    assert done.code == 0 and "RECAP puts the click first" in done.out
+    assert done.code == 0 and "RECAP ranks a clicked row above" in done.out
     assert (tmp_path / "a" / "report.html").is_file()
     assert recap("report", tmp_path / "a", tmp_path / "b").code == 2
     missing = recap("report", tmp_path / "c")
@@ -86,3 +90,27 @@ def test_browser_shows_the_page_without_errors_or_requests(
     hosts = set(re.findall(r'"url":"(?:https?|wss?)://([^/":]+)', log.read_text()))
     page_hosts = {host for host in hosts if not host.endswith(("google.com", "googleapis.com", "gvt1.com"))}
     assert not page_hosts, "the page made requests that are not the browser's own"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install Debian's chromium")
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 900)])
+def test_the_answer_comes_first_and_the_rest_is_folded(
+    report: RunReport, tmp_path: Path, width: int, height: int
+) -> None:
+    path = page(report).write(tmp_path)
+    browser = Browser(tmp_path / "profile", width, height)
+    try:
+        browser.open(path.as_uri())
+        browser.wait("document.readyState === 'complete'")
+        wide, tall = browser.evaluate(
+            "[document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
+        )
+        assert wide <= width and (width < 600 or tall <= 4 * height)
+        assert browser.evaluate("document.querySelector('.lead').getBoundingClientRect().bottom") < height
+        letters = browser.evaluate(SMALLEST_LETTERS)
+        assert letters >= 11
+        browser.evaluate("location.hash = '#configuration'")
+        browser.wait("document.querySelector('#configuration').getBoundingClientRect().height > 0")
+    finally:
+        browser.close()

@@ -93,6 +93,8 @@ class Section:
     charts: tuple[Chart, ...] = ()
     images: tuple[Image, ...] = ()
     code: str = ""
+    folded: bool = False
+    """Whether only the heading shows until it is opened."""
 
     @property
     def anchor(self) -> str:
@@ -101,7 +103,14 @@ class Section:
 
     def to_html(self) -> str:
         """Return the section as HTML."""
-        parts = [f'<section id="{self.anchor}"><h2>{escape(self.title)}</h2>']
+        heading = f"<h2>{escape(self.title)}</h2>"
+        if self.folded:
+            # A link into a folded part opens it, which one to the part itself would not.
+            start = f'<section><details><summary>{heading}</summary><div id="{self.anchor}">'
+            end = "</div></details></section>"
+        else:
+            start, end = f'<section id="{self.anchor}">{heading}', "</section>"
+        parts = [start]
         if self.text:
             parts.append(f"<p>{escape(self.text)}</p>")
         if self.points:
@@ -111,7 +120,7 @@ class Section:
         parts += [image.to_html() for image in self.images]
         if self.code:
             parts.append(f"<pre>{escape(self.code)}</pre>")
-        return "\n".join([*parts, "</section>"])
+        return "\n".join([*parts, end])
 
 
 @dataclass(frozen=True)

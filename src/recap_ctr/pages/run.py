@@ -1,5 +1,6 @@
 """The page of one run, or of a whole fit, from its report."""
 
+from dataclasses import replace
 from statistics import mean
 from typing import Any
 
@@ -26,13 +27,11 @@ def page(report: RunReport | FitReport, command: str = "", diagnosis: dict[str, 
     """Return the page of a run or a fit.
 
     `command` is the one that would make the report again; `diagnosis` the content of the diagnosis file on the
-    same data, if there is one.
+    same data, if there is one. What supports the answer is folded below it.
     """
-    sections = [
-        _results(report),
+    answer = [_results(report), _frontier(report), _reliability(report)]
+    details = [
         race_section(report) if isinstance(report, FitReport) else None,
-        _frontier(report),
-        _reliability(report),
         *(breakdown_sections(report.breakdown) if report.breakdown else ()),
         _theory(report),
         decomposition_section(decompositions_of(diagnosis)) if diagnosis else None,
@@ -44,7 +43,10 @@ def page(report: RunReport | FitReport, command: str = "", diagnosis: dict[str, 
     return Page(
         f"{model_name(report)} on {report.data.name}",
         lead(report),
-        tuple(section for section in sections if section is not None),
+        (
+            *(section for section in answer if section is not None),
+            *(replace(section, folded=True) for section in details if section is not None),
+        ),
     )
 
 
@@ -77,8 +79,8 @@ def _answer(report: RunReport | FitReport) -> str:
     figures = report.metrics.held_out
     auc = figures.raw.auc
     start = (
-        f"{model_name(report)} puts the click first in {100 * auc:.2f} % of pairs of a click and a non-click"
-        f" (AUC{_interval(figures.raw)}) on {figures.rows:,} {report.metrics.split} rows"
+        f"{model_name(report)} ranks a clicked row above an unclicked one {100 * auc:.0f} times in 100"
+        f" (AUC {_interval(figures.raw)} on {figures.rows:,} {report.metrics.split} rows)"
     )
     if isinstance(report, FitReport) and report.recovered is not None:
         teacher_auc, ensemble_auc = _teacher_auc(report), _ensemble_auc(report)
@@ -92,9 +94,8 @@ def _answer(report: RunReport | FitReport) -> str:
 
 
 def _interval(figures: Figures) -> str:
-    if figures.auc_error is None:
-        return ""
-    return f" {100 * figures.auc:.2f} ± {100 * Z * figures.auc_error:.2f}"
+    error = "" if figures.auc_error is None else f" ± {100 * Z * figures.auc_error:.2f}"
+    return f"{100 * figures.auc:.2f}{error}"
 
 
 def _teacher_auc(report: FitReport) -> float:

@@ -27,3 +27,15 @@ for (const mark of document.querySelectorAll("[data-tip]")) {
   });
   mark.addEventListener("blur", hide);
 }
+
+// A link into a folded part opens it, and on paper all parts are open.
+const unfold = () => {
+  const part = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)))?.closest("details");
+  if (part && !part.open) {
+    part.open = true;
+    part.scrollIntoView();
+  }
+};
+addEventListener("hashchange", unfold);
+addEventListener("beforeprint", () => { for (const part of document.querySelectorAll("details")) part.open = true; });
+unfold();
