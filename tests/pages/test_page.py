@@ -14,10 +14,6 @@ from tests.support.browser import CHROMIUM, Browser, browser_needed
 from tests.support.example_reports import fit_values
 from tests.support.html_outline import Outline
 
-SMALLEST_LETTERS = """Math.min(...[...document.querySelectorAll("figure svg[viewBox] text")].filter(
-  (text) => text.getClientRects().length).map((text) => parseFloat(getComputedStyle(text).fontSize)
-  * text.ownerSVGElement.getBoundingClientRect().width / text.ownerSVGElement.viewBox.baseVal.width))"""
-
 
 def test_page_fetches_nothing_and_escapes_values() -> None:
     evil = '<script>fetch("https://example.com")</script>'
@@ -108,8 +104,7 @@ def test_the_answer_comes_first_and_the_rest_is_folded(
         )
         assert wide <= width and (width < 600 or tall <= 4 * height)
         assert browser.evaluate("document.querySelector('.lead').getBoundingClientRect().bottom") < height
-        letters = browser.evaluate(SMALLEST_LETTERS)
-        assert letters >= 11
+        assert browser.smallest_letters() >= 11
         browser.evaluate("location.hash = '#configuration'")
         browser.wait("document.querySelector('#configuration').getBoundingClientRect().height > 0")
     finally:

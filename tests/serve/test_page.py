@@ -79,6 +79,9 @@ def test_a_row_is_scored_at_every_setting(server: Address, browse: Open, width: 
     page.wait("document.querySelectorAll('#latency polyline').length === 2")  # two readings of the counters
     assert "rows scored in all" in page.evaluate("document.getElementById('now').textContent")
     assert page.evaluate("document.getElementById('card').textContent") == "# a card"
+    assert page.smallest_letters() >= 11
+    ticks = page.evaluate("[...document.querySelectorAll('#spread text')].map(t => t.textContent)")
+    assert len(set(ticks)) == len(ticks)
     assert not page.console
     assert all(url.startswith((server.url, "data:")) for url in page.requested), page.requested
 

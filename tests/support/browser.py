@@ -17,6 +17,10 @@ browser_needed = pytest.mark.skipif(
     reason="needs a browser: install Debian's chromium",
 )
 
+SMALLEST_LETTERS = """Math.min(...[...document.querySelectorAll("figure svg[viewBox] text")].filter(
+  (text) => text.getClientRects().length).map((text) => parseFloat(getComputedStyle(text).fontSize)
+  * text.ownerSVGElement.getBoundingClientRect().width / text.ownerSVGElement.viewBox.baseVal.width))"""
+
 
 class Browser:
     """One page; `console` holds what it logged and `requested` the URLs that it asked for."""
@@ -119,6 +123,11 @@ class Browser:
             assert time.monotonic() < end, f"never true: {script}; console: {self.console}"
             time.sleep(0.05)
         return value
+
+    def smallest_letters(self) -> float:
+        """Return the size of the smallest letters in the charts that show, in pixels."""
+        size: float = self.evaluate(SMALLEST_LETTERS)
+        return size
 
     def type(self, text: str) -> None:
         """Type text into the element that has the focus."""

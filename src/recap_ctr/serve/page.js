@@ -141,7 +141,9 @@ function show(answers) {
 
 // Charts that look like those of the reports: plain SVG in the page's own colours.
 function chart(figure, title, labels, series, digits) {
-  const W = 640, H = 220, L = 64, R = series[0].points ? 16 : 34, T = 12, B = 30;
+  // On a narrow screen letters are larger (.tick), so that fewer labels fit.
+  const isNarrow = innerWidth <= 640;
+  const W = 640, H = 220, L = isNarrow ? 92 : 64, R = series[0].points ? 16 : 46, T = 12, B = 30;
   const all = series.flatMap((s) => [...s.y, ...(s.low ?? []), ...(s.high ?? [])]).filter(Number.isFinite);
   if (!all.length) { figure.replaceChildren(); return; }
   let low = Math.min(...all), high = Math.max(...all);
@@ -149,6 +151,7 @@ function chart(figure, title, labels, series, digits) {
   if (high === low) { high += Math.abs(high) * 0.05 || 1; low -= series[0].points ? Math.abs(low) * 0.05 : 0; }
   const x = (at) => L + ((W - L - R) * (at + (series[0].points ? 0.5 : 0))) / Math.max(1, labels.length - (series[0].points ? 0 : 1));
   const y = (value) => T + ((H - T - B) * (high - value)) / (high - low);
+  const decimals = Math.max(digits, Math.min(8, Math.ceil(-Math.log10((high - low) / 4)))); // No two ticks are alike.
   const space = "http://www.w3.org/2000/svg";
   const draw = (tag, attributes, text) => {
     const node = document.createElementNS(space, tag);
@@ -160,18 +163,18 @@ function chart(figure, title, labels, series, digits) {
   for (let at = 0; at <= 4; at++) {
     const value = low + ((high - low) * at) / 4;
     svg.append(draw("line", { class: "grid", x1: L, x2: W - R, y1: y(value), y2: y(value) }),
-      draw("text", { x: L - 6, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(digits)));
+      draw("text", { class: "tick", x: L - 6, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(decimals)));
   }
-  const every = Math.ceil(labels.length / 6);
+  const every = Math.ceil(labels.length / (isNarrow ? 3 : 6));
   labels.forEach((label, at) => {
-    if (at % every === 0) svg.append(draw("text", { x: x(at), y: H - 8, "text-anchor": "middle" }, label));
+    if (at % every === 0) svg.append(draw("text", { class: "tick", x: x(at), y: H - 8, "text-anchor": "middle" }, label));
   });
   series.forEach((s, which) => {
     if (s.points) {
       s.y.forEach((value, at) => {
         svg.append(draw("line", { class: "whisker", x1: x(at), x2: x(at), y1: y(s.low[at]), y2: y(s.high[at]) }));
         const mark = draw("circle", { class: `mark s${which}`, cx: x(at), cy: y(value), r: 5, tabindex: 0 });
-        mark.append(draw("title", {}, `${labels[at]}: ${value.toFixed(digits)}`));
+        mark.append(draw("title", {}, `${labels[at]}: ${value.toFixed(decimals)}`));
         svg.append(mark);
       });
       return;
