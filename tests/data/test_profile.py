@@ -81,6 +81,8 @@ def test_unseen_values_are_those_that_the_earlier_half_lacks(tmp_path: Path) -> 
     assert len(later) == len(profile.rows) - len(profile.rows) // 2
     assert later[: len(later) // 2 - 1] == [0] * (len(later) // 2 - 1)
     assert sum(later) == values[:-4].count("new")
+    # One of eight values is new, and one standard error more is told.
+    assert profile.fields[0].exchanged == pytest.approx(2 / 8)
 
 
 def go_on(data: PreparedData, rows: pl.DataFrame, out: Path, **forgetting: Any) -> PreparedData:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from recap_ctr.evaluation.limits import share_limits, student_quantile
+from recap_ctr.evaluation.limits import exchanged_limit, share_limits, student_quantile
 
 
 def test_quantiles_of_student() -> None:
@@ -53,3 +53,15 @@ def test_few_rows_and_few_periods_have_wide_limits() -> None:
     assert share_limits(counts, totals, 20, chance=1e-4).high_K[0] > 4 / 20
     assert share_limits(counts[:1], totals[:1], 1_000, chance=1e-4).high_K[0] == pytest.approx(0.99)
     assert share_limits(counts, totals, 10_000, chance=1e-4, least=0.05).high_K[0] == pytest.approx(0.051)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.0])
+def test_more_new_values_than_the_limit_come_as_rarely_as_said(exponent: float) -> None:
+    rng, chance = np.random.default_rng(3), 1e-3
+    shares = np.arange(1.0, 301.0) ** -exponent
+    shares /= shares.sum()
+    sums = (rng.random((20_000, 300)) < 0.06) @ shares
+    limit = exchanged_limit(shares, 0.06, chance)
+    assert (sums > limit).mean() <= chance
+    assert np.quantile(sums, 1 - chance) < limit < 1.6 * np.quantile(sums, 1 - chance)
+    assert limit < exchanged_limit(shares, 0.12, chance)

@@ -1,6 +1,7 @@
 """Faults in rows: each kind is caught and named, and rows like the training rows are not."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -9,10 +10,12 @@ import pytest
 from recap_ctr.data.encode import Encoder
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import Block
+from recap_ctr.data.split import Split
 from recap_ctr.inference.check import Finding, Inspection, RowsCheck, known_labels
 from recap_ctr.inference.raw_rows import RawRows
 from recap_ctr.inference.window import Window, stability_index
-from tests.support.daily_log import daily_log, prepared_log
+from tests.support.daily_log import DAY, SCHEMA, START, daily_log, prepared_log
+from tests.support.preparing import prepared
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +137,40 @@ def test_blocks_add_up(data: PreparedData, window: pl.DataFrame) -> None:
         check(data, *(spoilt.slice(start, 100) for start in range(0, 1_600, 100))),
     )
     assert whole == parts
+
+
+def exchanging(days: int, first_day: int = 0) -> pl.DataFrame:
+    """Return rows of a log in which ten of 400 users leave every day, and ten others come."""
+    log = daily_log(days, first_day=first_day)
+    come = 10 * ((pl.col("ts") - START) // DAY)
+    number = pl.col("user").str.slice(1).cast(pl.Int64)
+    return log.with_columns(
+        pl.format("u{}", pl.when(number < come).then(number + 400).otherwise(number)).alias("user")
+    )
+
+
+def test_an_older_model_may_lack_more_values(tmp_path: Path) -> None:
+    aged = prepared(exchanging(14), tmp_path / "log", SCHEMA, Split(kind="time"))
+    for day in (14, 18, 22):
+        later = exchanging(1, first_day=day)
+        assert not [finding for finding in check(aged, later).findings if finding.check == "unseen"]
+        other = later.with_columns(pl.format("other-{}", "user").alias("user"))
+        assert only(check(aged, other)).check == "unseen"
+    assert aged.profile is not None
+    assert aged.profile.fields[0].exchanged
+    fast = aged.profile.fields[0].model_copy(update={"exchanged": 0.3})
+    fields = [fast, *aged.profile.fields[1:]]
+    profile = aged.profile.model_copy(update={"fields": fields})
+    limits, closed = [], []
+    for day in (None, 12, 18, 24):
+        window = Window(aged.encoder, profile)
+        window.add(aged.encoder.encode(Block(exchanging(1, first_day=12), 1, "rows")))
+        if day is not None:
+            window.add_moments(np.array([START + DAY * day]))
+        limits.append(window.unseen(0).high)
+        closed.append(window.unseen(2).high)
+    assert limits[0] == limits[1] < limits[2] < limits[3] < 1.0
+    assert len(set(closed)) == 1, "no new value ever came"
 
 
 def test_few_rows_are_not_judged(data: PreparedData, window: pl.DataFrame) -> None:

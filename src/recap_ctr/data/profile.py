@@ -6,9 +6,9 @@ no values, and about a hundred thousand of them at most, however many rows there
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, NonNegativeInt, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from recap_ctr.config import Frozen, parse
 from recap_ctr.data.bins import Bins
@@ -39,6 +39,9 @@ class FieldProfile(_Counts):
     unseen: list[NonNegativeInt]
     """Values of each period of the later half that the earlier half does not have, or that are rarer than `min_count`:
     what a vocabulary that is as old as half of the training rows would lack."""
+    exchanged: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Of the values that the later half has often, the share that the earlier half lacks, and a standard error more: so
+    many values are exchanged for new ones in this time. None without a vocabulary, and in profiles of before."""
 
 
 class Repeats(_Counts):

@@ -1,5 +1,6 @@
 """Make the profile of the training rows, from what preparation has spooled and encoded."""
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -25,6 +26,7 @@ PERIOD_HOURS = (1, 2, 3, 4, 6, 8, 12)
 REPEAT_ROWS = tuple(1_000 * 4**power for power in range(6))  # up to about a million
 REPEAT_SPANS = 16
 EDGE_ROWS = SAMPLE_ROWS = 1 << 18
+FREQUENT_ROWS = 10  # of the later half
 
 
 def build_profile(
@@ -61,8 +63,9 @@ def build_profile(
         counts_PK += bins.count_by_period(ids_BW, np.asarray(train.values[at]), periods[at], num_periods)
     missing_FP = [_missing(rows, fitted.field.name, splits, periods) for fitted in encoder.fields]
     if base is None or earlier is None:
-        unseen_PF = _unseen(encoder, train, periods, num_periods)
+        unseen_PF, exchanged = _unseen(encoder, train, periods, num_periods)
     else:
+        exchanged = [field.exchanged for field in earlier.fields]
         unseen_PF = _added(row_map(base.encoder, encoder).fresh_G, encoder, train, periods, num_periods)
     top_FP = _top_shares(encoder, train, periods, num_periods)
     fields, unseen_FP = [], []
@@ -79,6 +82,7 @@ def build_profile(
                 bins=field_bins.tolist(),
                 top=top_FP[i].tolist(),
                 unseen=unseen_FP[-1][num_periods // 2 :].tolist(),
+                exchanged=exchanged[i],
             )
         )
     profile = Profile(
@@ -172,8 +176,13 @@ def _missing(rows: SpooledRows, name: str, splits: SplitCodes, periods: Ints) ->
     return total
 
 
-def _unseen(encoder: Encoder, train: Shard, periods: Ints, num_periods: int) -> Counts:
-    """Return for the periods of the later half how many kept values the earlier half does not have, by field."""
+def _unseen(
+    encoder: Encoder, train: Shard, periods: Ints, num_periods: int
+) -> tuple[Counts, list[float | None]]:
+    """Return for the periods of the later half how many kept values the earlier half does not have, by field.
+
+    For each field with a vocabulary, also return the share that such values are of those that the later half has often.
+    """
     fields, half = encoder.layout.fields, num_periods // 2
     seen = np.zeros(encoder.layout.num_rows, np.bool_)
     # Fields without a vocabulary have no kept values. They may have billions of buckets, which are left untouched.
@@ -184,15 +193,33 @@ def _unseen(encoder: Encoder, train: Shard, periods: Ints, num_periods: int) -> 
     for at, ids_BW in _blocks(train):
         seen[ids_BW[periods[at] < half]] = True
     unseen_PF = np.zeros((num_periods, len(fields)), np.int64)
+    counts_V = np.zeros(encoder.layout.num_rows, np.int32)
+    has_vocabulary_W = np.repeat(has_vocabulary, [place.width for place in fields])
     for at, ids_BW in _blocks(train):
         is_late = periods[at] >= half
+        np.add.at(counts_V, ids_BW[is_late][:, has_vocabulary_W], 1)
         is_new_BW, late_periods = ~seen[ids_BW[is_late]], periods[at][is_late]
         for i, place in enumerate(fields):
             if not has_vocabulary[i]:
                 continue
             new_B = is_new_BW[:, place.start : place.start + place.width].sum(axis=1)
             unseen_PF[:, i] += _sums(late_periods, new_B, num_periods)
-    return unseen_PF
+    return unseen_PF, [
+        _exchanged(place.offset + fitted.ids(np.arange(len(fitted.values), dtype=np.int32)), counts_V, seen)
+        if kept
+        else None
+        for place, fitted, kept in zip(fields, encoder.fields, has_vocabulary, strict=True)
+    ]
+
+
+def _exchanged(ids: Ints, counts_V: Ints, seen_V: npt.NDArray[np.bool_]) -> float:
+    """Return the share of new values, and a standard error more, among the frequent ones of `ids`.
+
+    A value that is old would be among so many rows of the earlier half, too.
+    """
+    frequent = ids[counts_V[ids] >= FREQUENT_ROWS]
+    num_new = int((~seen_V[frequent]).sum())
+    return min((num_new + math.sqrt(num_new)) / max(len(frequent), 1), 1.0)
 
 
 def _added(

@@ -11,11 +11,11 @@ import polars as pl
 
 from recap_ctr.config import parse
 from recap_ctr.data.encode import as_numbers
-from recap_ctr.data.moments import UTC_SUFFIX
+from recap_ctr.data.moments import UTC_SUFFIX, Seconds, find_unit, seconds_of
 from recap_ctr.data.source import Block
 from recap_ctr.data.text import as_text
 from recap_ctr.errors import InputError
-from recap_ctr.schema import Field
+from recap_ctr.schema import Field, Schema
 
 CLICK_WORDS = {"1", "true", "t", "yes", "y", "click", "clicked", "clicks", "positive", "pos"}
 NO_CLICK_WORDS = {
@@ -174,3 +174,16 @@ def read_times(block: Block, name: str) -> npt.NDArray[np.float64]:
         problem = "is missing" if value is None else f"is {value!r}"
         raise InputError(f"{block.origin}: row {block.row(bad[0])}: the time {name!r} {problem}", fix=fix)
     return numbers.to_numpy()
+
+
+def read_moments(block: Block, schema: Schema) -> Seconds | None:
+    """Return when each row was, in whole seconds since 1970; None without a time, or if it holds no moments."""
+    name = schema.time
+    if name is None or name not in block.frame.columns:
+        return None
+    times = read_times(block, name)
+    if time_kind(block, name) == "dates":
+        return seconds_of(times, "iso")
+    derived = (field.unit for field in schema.fields if field.source == name)
+    unit = next(derived, None) or find_unit(as_text(pl.Series(np.unique(times))))
+    return None if unit is None else seconds_of(times, unit)

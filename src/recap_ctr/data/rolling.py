@@ -58,6 +58,7 @@ def go_on(
                 bins=added(bins, second.bins).tolist(),
                 top=np.minimum(top / np.maximum(rows, 1), 1.0).tolist(),
                 unseen=unseen[num_kept // 2 :].tolist(),
+                exchanged=first.exchanged,
             )
         )
     return Profile(

@@ -1,6 +1,6 @@
 """How far a share may be from the usual one before chance and ordinary variation no longer explain it.
 
-Shape suffixes: P periods, G groups of periods, K shares that are judged.
+Shape suffixes: P periods, G groups of periods, K shares that are judged, V values, T tilts of a distribution.
 """
 
 import math
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+MAX_EXCHANGED, TILTS = 1_000, 40
 MIN_GROUPS = 16
 MOST_OF_ALL, NEARLY_ALL = 0.9, 0.99
 """Where no group of rows had a share above the first, one above the second is not ordinary, however shares vary."""
@@ -74,6 +75,30 @@ def _trend(grouped_GK: Floats, rows_G: Floats) -> Floats:
     before_K = grouped_GK[:half].sum(axis=0) / max(float(rows_G[:half].sum()), 1.0)
     later_GK = grouped_GK[half:] / np.maximum(rows_G[half:], 1)[:, None]
     return np.asarray(((later_GK - before_K) ** 2).mean(axis=0))
+
+
+def exchanged_limit(shares_V: Floats, probability: float, chance: float) -> float:
+    """Return the highest ordinary share that new values have, where each of V values, with these shares, has been
+    exchanged for a new one with some `probability`: more comes with a probability of at most `chance`.
+
+    It is Chernoff's bound. A few common values decide, which a mean and a variance would not show.
+
+    >>> exchanged_limit(np.full(1_000, 0.001), 0.0, 1e-4), exchanged_limit(np.ones(1), 1.0, 1e-4)
+    (0.0, 1.0)
+    >>> even, uneven = np.full(1_000, 0.001), np.array([0.4, *[0.001] * 600])
+    >>> [round(exchanged_limit(shares_V, 0.05, 1e-4), 3) for shares_V in (even, uneven)]
+    [0.082, 0.451]
+    """
+    if not 0.0 < probability < 1.0:
+        return float(probability) * float(shares_V.sum())
+    commonest_V = np.sort(shares_V)[::-1]
+    some_V = commonest_V[:MAX_EXCHANGED]
+    # Rarer values are so many that about as many of them are new as is to be expected.
+    rest = probability * float(commonest_V[MAX_EXCHANGED:].sum())
+    tilts_T1 = np.geomspace(1.0, 4.0 / max(float(some_V.min(initial=1.0)), 1e-4), TILTS)[:, None]
+    exponents_TV = np.logaddexp(math.log1p(-probability), math.log(probability) + tilts_T1 * some_V)
+    bounds_T = (exponents_TV.sum(axis=1) - math.log(chance)) / tilts_T1[:, 0]
+    return min(rest + float(bounds_T.min()), float(commonest_V.sum()))
 
 
 def group_counts(

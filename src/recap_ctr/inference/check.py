@@ -1,6 +1,7 @@
 """Look for faults in rows before a model scores them: anything unusual in comparison with the training rows."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -20,8 +21,9 @@ from recap_ctr.data.encode import (
     categories,
     pieces,
 )
+from recap_ctr.data.moments import Seconds
 from recap_ctr.data.profile import Profile
-from recap_ctr.data.roles import drop_unlabelled, read_labels, read_times
+from recap_ctr.data.roles import drop_unlabelled, read_labels, read_moments, read_times
 from recap_ctr.data.source import Block
 from recap_ctr.data.spelling import MISSING_WORD, ambiguous_share, find_respelling
 from recap_ctr.data.table import RawTable
@@ -37,6 +39,7 @@ MAX_HASHED_ROWS = 10_000_000  # of a window, with 8 bytes each, to look for repe
 LEAST_RESPELT = 0.005  # of a field's values: fewer in another spelling are ordinary
 LEAST_REPEATED = 0.01
 MAX_SAMPLED_ROWS = 1 << 16  # of a window, to find the commonest value
+MAX_SAMPLED_TIMES = 1_000  # of a block, to know how old the model was
 FEWEST = 7.0  # Rows that are no accident, whatever their share.
 Check = Literal["spelling", "constant", "missing", "unseen", "shifted", "label rate", "repeated rows"]
 Hashes = npt.NDArray[np.uint64]
@@ -106,6 +109,8 @@ class Inspection:
         if not block.frame.height:
             return
         self.window.add(encoded)
+        if (moments := _sampled_moments(block, self._encoder.schema)) is not None:
+            self.window.add_moments(moments)
         if labels is not None:
             self.window.add_labels(labels)
         self._sample.add(encoded)
@@ -422,6 +427,18 @@ def _readable_times(block: Block, schema: Schema) -> pl.Series | None:
         return None
     try:
         return pl.Series(read_times(block, schema.time))
+    except InputError:
+        return None
+
+
+def _sampled_moments(block: Block, schema: Schema) -> Seconds | None:
+    """Return when some of the rows were; None where that is not known."""
+    if schema.time is None or schema.time not in block.frame.columns:
+        return None
+    step = -(-block.frame.height // MAX_SAMPLED_TIMES)
+    sample = replace(block, frame=block.frame.select(schema.time).gather_every(step), numbers=None)
+    try:
+        return read_moments(sample, schema)
     except InputError:
         return None
 

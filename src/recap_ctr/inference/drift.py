@@ -9,17 +9,16 @@ import numpy.typing as npt
 import polars as pl
 
 from recap_ctr.config import Record
-from recap_ctr.data.moments import DAY, find_unit, seconds_of
-from recap_ctr.data.roles import drop_unlabelled, read_times, time_kind
+from recap_ctr.data.moments import DAY
+from recap_ctr.data.roles import drop_unlabelled, read_moments
 from recap_ctr.data.source import Block
 from recap_ctr.data.table import RawTable
-from recap_ctr.data.text import as_text
 from recap_ctr.errors import InputError
 from recap_ctr.inference.check import known_labels
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.inference.window import MIN_ROWS, Window
 from recap_ctr.jobs.progress import meter
-from recap_ctr.schema import Schema, TimeUnit
+from recap_ctr.schema import Schema
 
 CHUNK_ROWS = 10_000  # of a period where rows have no time
 MAX_PERIODS = 400
@@ -113,21 +112,13 @@ class _Cut:
         time = self.schema.time
         if time is None or time not in block.frame.columns:
             return (first + np.arange(block.frame.height)) // CHUNK_ROWS, False
-        times = read_times(block, time)
-        unit = self._unit(block, time, times)
-        seconds = None if unit is None else seconds_of(times, unit)
+        seconds = read_moments(block, self.schema)
         if seconds is None:
             raise InputError(
                 f"{block.origin}: the time {time!r} holds no moments",
                 fix="drop the column, to cut the rows by their number instead",
             )
         return seconds // self.every, True
-
-    def _unit(self, block: Block, time: str, times: npt.NDArray[np.float64]) -> TimeUnit | None:
-        if time_kind(block, time) == "dates":
-            return "iso"
-        derived = (field.unit for field in self.schema.fields if field.source == time)
-        return next(derived, None) or find_unit(as_text(pl.Series(np.unique(times))))
 
 
 def measure_drift(

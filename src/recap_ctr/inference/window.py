@@ -12,9 +12,12 @@ import numpy.typing as npt
 
 from recap_ctr.data.bins import Counts
 from recap_ctr.data.encode import Encoded, Encoder
+from recap_ctr.data.moments import Seconds
 from recap_ctr.data.profile import FieldProfile, Profile
 from recap_ctr.evaluation.limits import (
+    NEARLY_ALL,
     ShareLimits,
+    exchanged_limit,
     group_counts,
     normal_quantile,
     share_limits,
@@ -75,6 +78,7 @@ class Window:
 
     def _empty(self) -> None:
         self.rows = self.labelled = self.clicks = 0
+        self._num_moments, self._sum_of_moments = 0, 0.0
         self.counts_K = np.zeros(self.bins.size, np.int64)
         self.missing_F, self.unseen_F, self.rare_F = np.zeros((3, len(self.profile.fields)), np.int64)
 
@@ -86,6 +90,11 @@ class Window:
         self.unseen_F += encoded.num_unseen
         rare_W = self._rare_V[encoded.ids_BW].sum(axis=0)
         self.rare_F += np.add.reduceat(rare_W, [place.start for place in self.encoder.layout.fields])
+
+    def add_moments(self, moments: Seconds) -> None:
+        """Take note of when rows were, in seconds since 1970: not all rows need one."""
+        self._num_moments += len(moments)
+        self._sum_of_moments += float(moments.sum())
 
     def add_labels(self, labels: npt.NDArray[np.uint8]) -> None:
         """Count the labels of rows that have one."""
@@ -116,13 +125,35 @@ class Window:
         return _judged(int(self.missing_F[index]), self.rows, limits)
 
     def unseen(self, index: int) -> Judged:
-        """Return the share of a field's values that the vocabulary lacks; fewer than usual are no fault."""
+        """Return the share of a field's values that the vocabulary lacks; fewer than usual are no fault.
+
+        If it is known when the rows were, the limit grows with the time that has gone by since the training rows.
+        """
         field, total = self.profile.fields[index], int(self.field_bins(index).sum())
         later = len(self._rows_P) // 2
         totals = bins_matrix(field).sum(axis=1)[later:]
         limits = self._limits(np.asarray(field.unseen, np.int64)[:, None], totals, total, LEAST_UNSEEN)
         judged = _judged(int(self.unseen_F[index]), total, limits)
-        return Judged(judged.share, judged.usual, 0.0, judged.high, total)
+        high = max(judged.high, min(judged.usual + self._growth(index), NEARLY_ALL))
+        return Judged(judged.share, judged.usual, 0.0, high, total)
+
+    def _growth(self, index: int) -> float:
+        """Return by how much the share of unseen values may ordinarily have grown since the training rows."""
+        counts, field = self.encoder.fields[index].counts, self.profile.fields[index]
+        if not field.exchanged or (halves := self._age()) is None:
+            return 0.0
+        shares = counts / max(int(bins_matrix(field).sum()), 1)
+        chance = FALSE_ALARM / self.num_shares
+        return LEAST_UNSEEN + exchanged_limit(shares, min(field.exchanged * halves, 1.0), chance)
+
+    def _age(self) -> float | None:
+        """Return how long after the training rows these are, as a multiple of their later half; None if not known."""
+        starts, num_periods = self.profile.starts, len(self._rows_P)
+        if starts is None or not self._num_moments:
+            return None
+        end = starts[-1] + (self.profile.seconds or (starts[-1] - starts[0]) / num_periods)
+        later_half = max(end - starts[num_periods // 2], 1)
+        return max(self._sum_of_moments / self._num_moments - end, 0.0) / later_half
 
     def rare(self, index: int) -> float:
         """Return the share of a field's values that fewer than `RARE_ROWS` training rows have."""

@@ -1,7 +1,10 @@
 """What is not usual in the rows that a worker scores, given the training rows, as counters."""
 
 import asyncio
+import time
 from collections.abc import Callable
+
+import numpy as np
 
 from recap_ctr.data.encode import Encoded
 from recap_ctr.inference.window import Window
@@ -14,7 +17,7 @@ WINDOW_ROWS = 10_000
 class RowsWatch:
     """Compares every `WINDOW_ROWS` rows with the profile of the artifact that scored them.
 
-    `later` runs a function outside the event loop, which must not wait for it.
+    The rows are taken to be of now. `later` runs a function outside the event loop, which must not wait for it.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class RowsWatch:
         if self._window is None:
             return
         self._window.add(encoded)
+        self._window.add_moments(np.array([time.time()]).astype(np.int64))
         if self._window.rows >= WINDOW_ROWS:
             full, self._window = self._window, self._window.fresh()
             self._later(lambda: self._report(full))
