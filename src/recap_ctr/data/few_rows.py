@@ -250,21 +250,21 @@ class FewRows:
         """Return the code of each raw category of some fields."""
         young = self._recent.young
         codes: list[list[Any]] = []
-        missed: dict[int, set[Any]] = {}
+        missed: dict[int, tuple[list[Any], Sequence[Any], list[int]]] = {}
         for index, values in zip(fields, texts, strict=True):
             cached = list(map(young[index].get, values))
             if None in cached:
-                missed[index] = {value for value, code in zip(values, cached, strict=True) if code is None}
+                missed[index] = cached, values, [at for at, code in enumerate(cached) if code is None]
             codes.append(cached)
         if missed:
-            learnt = self._find(missed)
+            learnt = self._find(
+                {index: {values[at] for at in places} for index, (_, values, places) in missed.items()}
+            )
             self._recent.add(learnt)
-            for place, index in enumerate(fields):
-                if index in learnt:
-                    pairs, new = zip(texts[place], codes[place], strict=True), learnt[index]
-                    codes[place] = [
-                        new[_present_text(value)] if code is None else code for value, code in pairs
-                    ]
+            for index, (cached, values, places) in missed.items():
+                new = learnt[index]
+                for at in places:
+                    cached[at] = new[_present_text(values[at])]
         return codes
 
     def _find(self, missed: Mapping[int, Iterable[Any]]) -> dict[int, Codes]:
