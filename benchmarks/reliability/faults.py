@@ -34,6 +34,7 @@ from recap_ctr.storage.files import write_json
 
 TRAIN_DAYS, LATER_DAYS, ROWS_A_DAY = 14, 7, 12_000
 WINDOW_ROWS = (1_000, 5_000, 20_000)
+NEW_A_DAY = ((400, 60), (60, 12), (150, 0))  # Users of 8,000 and items of 1,500, in turns by log.
 CAUGHT, FALSE_ALARMS = 0.95, 0.01
 START = datetime(2026, 3, 2, tzinfo=UTC)
 SCHEMA = Schema(
@@ -69,8 +70,10 @@ class Log:
         self._accounts = rng.integers(10**17, 9 * 10**17, 2_000)
         self._prone = rng.normal(0.0, 0.6, 300)
         days = TRAIN_DAYS + LATER_DAYS
-        self._users = rng.permutation(np.arange(1.0, 8_000 + 60 * days) ** -1.0)
-        self._items = rng.permutation(np.arange(1.0, 1_500 + 12 * days) ** -0.9)
+        # Some leave, and as many others come, in their places.
+        self._new_users, self._new_items = NEW_A_DAY[seed % len(NEW_A_DAY)]
+        self._users = rng.permutation(np.arange(1.0, 8_000 + self._new_users * days) ** -1.0)
+        self._items = rng.permutation(np.arange(1.0, 1_500 + self._new_items * days) ** -0.9)
         self._daily = rng.uniform(0.02, 0.15)
 
     def day(self, number: int) -> pl.DataFrame:
@@ -80,8 +83,9 @@ class Log:
         cycle = 1.0 - 0.7 * np.cos((np.arange(86_400) - 10_800) / 86_400 * 2 * np.pi)
         seconds = np.sort(rng.choice(86_400, rows, p=cycle / cycle.sum()))
         night = (seconds < 21_600).astype(float)
-        user = _draw(rng, rows, self._users[60 * number :][:8_000]) + 60 * number  # Some leave, others come.
-        item = _draw(rng, rows, self._items[12 * number :][:1_500]) + 12 * number
+        left_users, left_items = self._new_users * number, self._new_items * number
+        user = _draw(rng, rows, self._users[left_users:][:8_000]) + left_users
+        item = _draw(rng, rows, self._items[left_items:][:1_500]) + left_items
         site = self._site_rank[_zipf(rng, rows, 300, 1.1)]
         device = _zipf(rng, rows, 12, 1.0 + 0.1 * weekend)
         campaign = number // 3 + _zipf(rng, rows, 8, 0.5)

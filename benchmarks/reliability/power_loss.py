@@ -17,19 +17,15 @@ import numpy as np
 import polars as pl
 
 from benchmarks.reliability.disk import Disk, crashes, recorded
-from recap_ctr.data.encode import Encoder, FittedField
+from benchmarks.reliability.small_artifact import write_small
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.sink import open_sink
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.split import Split
-from recap_ctr.evaluation.calibrate import AffineCalibration
-from recap_ctr.inference.artifact import read_artifact, write_artifact
+from recap_ctr.inference.artifact import read_artifact
 from recap_ctr.inference.delta import apply_delta, write_delta
 from recap_ctr.inference.manifest import WEIGHTS
-from recap_ctr.models.catalogue import build
-from recap_ctr.models.lr import LRConfig
-from recap_ctr.nn.weights import to_arrays
 from recap_ctr.schema import Field, Schema
 from recap_ctr.storage.arrays import check_arrays, load_arrays, save_arrays
 from recap_ctr.storage.claims import claim, is_made
@@ -120,30 +116,8 @@ DELTA_VERSIONS = range(4)
 def _artifacts() -> Path:
     """Return a directory with an artifact of each version, and the deltas that lead to them from version 0."""
     directory = Path(_scratch().name)
-    fields = [Field(name=name, kind="categorical") for name in ("a", "b")]
-    values = pl.Series([f"value {number}" for number in range(40)])
-    encoder = Encoder(
-        Schema(label="y", fields=tuple(fields)),
-        [FittedField(field, values, np.arange(40, 0, -1)) for field in fields],
-    )
-    weights = to_arrays(build("lr", LRConfig(), encoder.layout).state_dict())
     for version in DELTA_VERSIONS:
-        table = next(name for name in weights if name.endswith("table.weight"))
-        weights[table] = weights[table].copy()
-        weights[table][3] = version
-        figures = {"auc": 0.5, "logloss": 0.7, "calibration_error": 0.0}
-        write_artifact(
-            directory / f"whole-{version}",
-            name="lr",
-            config=LRConfig(),
-            weights=weights,
-            encoder=encoder,
-            calibration=AffineCalibration(1.0, 0.0),
-            shift=0.0,
-            metrics={"valid": {"rows": 1, "base_rate_logloss": 0.7, "raw": figures, "calibrated": figures}},
-            data={"name": "none", "fingerprint": "none", "rows": 1},
-            training={"seed": 1, "version": version},
-        )
+        write_small(directory / f"whole-{version}", version=version)
         write_delta(directory / "whole-0", directory / f"whole-{version}", directory / f"delta-{version}")
     return directory
 

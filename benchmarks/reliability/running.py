@@ -1,8 +1,9 @@
-"""`recap serve` as a process whose log is kept."""
+"""`recap serve` as a process whose log is kept, and other commands."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -55,9 +56,21 @@ class Server:
         self._process.send_signal(number)
 
     @property
+    def pid(self) -> int:
+        """Process id of the supervisor."""
+        return self._process.pid
+
+    @property
     def workers(self) -> list[int]:
         """Process ids of the workers that were started last."""
         return [event["worker"] for event in self.events("worker ready")]
+
+
+def recap(*arguments: object) -> None:
+    """Run a command, which must succeed."""
+    command = [sys.executable, "-m", "recap_ctr", *map(str, arguments), "--quiet"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
 def resident_mib(pid: int) -> float:

@@ -59,6 +59,11 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
         return await self._answer
 
+    def write(self, data: bytes) -> None:
+        """Send bytes, and wait for no answer."""
+        if self._transport is not None:
+            self._transport.write(data)
+
     def data_received(self, data: bytes) -> None:
         self._data += data
         head = self._data.find(b"\r\n\r\n")
