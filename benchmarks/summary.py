@@ -1,4 +1,4 @@
-"""The numbers of README.md and of docs/results.md, docs/speed.md and docs/deploy.md, from the committed reports.
+"""The numbers of README.md, docs/results.md, docs/speed.md, docs/deploy.md and docs/reliability.md, from reports.
 
 `python -m benchmarks.summary` prints them; `--write` puts them there, between their markers; a test compares.
 """
@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.reliability.promises import ROWS, Measurement
 from recap_ctr.bench.arms import METRICS, arm_of
 from recap_ctr.bench.significance import paired_difference
 from recap_ctr.bench.table1 import read_reports
@@ -15,6 +16,7 @@ from recap_ctr.bench.tables import spread
 
 HERE = Path(__file__).parent
 README, DOCS = HERE.parent / "README.md", HERE.parent / "docs"
+BEFORE_DATES = "2026-11-16"  # Results of `benchmarks.reliability` without a date are of this day.
 START, END = "<!-- {}: python -m benchmarks.summary --write -->", "<!-- end of {} -->"
 
 
@@ -263,6 +265,30 @@ def budgets() -> list[str]:
     ]
 
 
+def reliability() -> list[str]:
+    """Return the rows of promises, target beside what was measured last."""
+    lines = ["| # | what is tried | target | measured | by, when |", "|---|---|---|---|---|"]
+    for row in ROWS:
+        cells = [str(row.number), row.test, row.target]
+        parts = [promise(measurement) for measurement in row.measurements]
+        lines.append(
+            f"| {' | '.join([*cells, *('<br>'.join(column) for column in zip(*parts, strict=True))])} |"
+        )
+    return lines
+
+
+def promise(measurement: Measurement) -> tuple[str, str]:
+    """Return what a command of `benchmarks.reliability` said last, and the command with its date."""
+    path = HERE / "reliability" / "results" / f"{measurement.name}.json"
+    if not path.is_file():
+        return "not measured yet", f"`{' '.join(measurement.command)}`"
+    measured = load(path)
+    held = "" if measured.get("as_promised", True) else "**not as promised:** "
+    command = measured.get("command", " ".join(measurement.command)).rpartition("benchmarks.reliability.")[2]
+    short = ", a short run" if measured.get("quick") else ""
+    return f"{held}{measurement.say(measured)}", f"`{command}`, {measured.get('date', BEFORE_DATES)}{short}"
+
+
 BLOCKS = {
     "budgets": (DOCS / "results.md", budgets),
     "fits": (DOCS / "results.md", fits),
@@ -271,6 +297,7 @@ BLOCKS = {
     "speed": (DOCS / "speed.md", speed),
     "graphs": (DOCS / "deploy.md", graphs),
     "server": (DOCS / "deploy.md", server),
+    "reliability": (DOCS / "reliability.md", reliability),
 }
 """Generated parts: the file, and the function that makes the lines."""
 
