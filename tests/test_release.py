@@ -68,3 +68,10 @@ def test_all_pythons_are_tried() -> None:
     tried = workflow("ci.yml")["jobs"]["pythons"]["strategy"]["matrix"]["python"]
     assert tried == ["3.11", "3.12", "3.13", "3.14"]
     assert config["requires-python"] == f">={tried[0]}"
+
+
+def test_the_wheel_scores_on_all_systems() -> None:
+    job = workflow("wheel.yml")["jobs"]["systems"]
+    matrix = job["strategy"]["matrix"]
+    assert matrix == {"system": ["macos-latest", "windows-latest"], "python": ["3.11", "3.14"]}
+    assert job["needs"] == "model" and "recap predict" in job["steps"][-1]["run"]

@@ -43,7 +43,7 @@ FAULTS = (
 COMMANDS = {
     "prepare": ("prepare", "{later.csv}", "--schema", "{schema.toml}", "--force", "--out", "{out}"),
     "predict": ("predict", "{run}", "{later.csv}", "--force", "--out", "{out}"),
-    "drift": ("drift", "{run}", "{later.csv}", "--force", "--out", "{out}"),
+    "drift": ("drift", "{run}", "{later.csv}", "--out", "{out}"),
     "pull": ("pull", "{hub}", "{out}", "--force"),
 }
 OLD = {
