@@ -285,7 +285,7 @@ def promise(measurement: Measurement) -> tuple[str, str]:
     measured = load(path)
     held = "" if measured.get("as_promised", True) else "**not as promised:** "
     command = measured.get("command", " ".join(measurement.command)).rpartition("benchmarks.reliability.")[2]
-    short = ", a short run" if measured.get("quick") else ""
+    short = ", a short run" if measured.get("quick") and measurement.quick else ""
     return f"{held}{measurement.say(measured)}", f"`{command}`, {measured.get('date', BEFORE_DATES)}{short}"
 
 

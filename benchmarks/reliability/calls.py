@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -54,6 +57,7 @@ OLD = {
 }
 """What made the output that stands there."""
 SUFFIX = {"predict": ".csv"}
+HANGS, HUNG = 600.0, -1000  # Seconds after which a command hangs, and what stands for its exit code.
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,12 @@ class Injected:
         """Run a command, under strace if options are given; return its exit code and its errors."""
         prefix = ["strace", "-f", "-qq", *strace] if strace else []
         process = self.place.start(arguments, out, prefix)
-        _, errors = process.communicate(timeout=300)
+        try:
+            _, errors = process.communicate(timeout=HANGS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return HUNG, ""
         return process.returncode, errors.decode(errors="replace")
 
     def prepare(self, name: str) -> Outputs:
@@ -119,11 +128,21 @@ class Injected:
         wrong = []
         if not (is_new if code in (0, 3) else is_old or is_new):
             wrong.append(f"{name}: {inject}: exit code {code}, and neither output is whole\n{errors[-300:]}")
+        if code == HUNG:
+            wrong.append(f"{name}: {inject}: it did not end within {HANGS:.0f} s")
         if left and code > 0:
             wrong.append(f"{name}: {inject}: exit code {code}, and {left[0]} is left")
         if "Traceback" in errors:
             print(f"{inject}: {errors[-600:]}", file=sys.stderr)
-        outcome = "made" if code in (0, 3) else "died by a signal" if code < 0 or code > 128 else "refused"
+        outcome = (
+            "hung"
+            if code == HUNG
+            else "made"
+            if code in (0, 3)
+            else "died by a signal"
+            if code < 0 or code > 128
+            else "refused"
+        )
         return f"{outcome}, with a traceback" if "Traceback" in errors else outcome, wrong
 
 

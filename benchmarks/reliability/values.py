@@ -1,8 +1,9 @@
 """Floods of values that nobody has seen: memory of preparing stays within its cap, and requests are as quick as others.
 
-    python -m benchmarks.reliability.values [--rows 20000000] [--seconds 10] [--work DIR]
+    python -m benchmarks.reliability.values [--rows 20000000] [--max-values 2000000] [--seconds 10] [--work DIR]
 
-Preparing: a column in which every value is another one, few rows and many, with peak memory of both (`ratio`).
+Preparing: a column in which every value is another one, few rows and many, both with more than `recap prepare` holds in
+memory (`--max-values`), with peak memory of both (`ratio`).
 Requests: rows of known values, and rows of which every value is new, to one server in turns; `latency_ratio` is that of
 their medians, `grown_mib` what the server holds more after the flood.
 """
@@ -50,8 +51,8 @@ def write_rows(path: Path, count: int) -> None:
     unfinished.rename(path)
 
 
-def preparing(work: Path, count: int) -> dict[str, Any]:
-    """Return the peak memory of preparing few rows and many."""
+def preparing(work: Path, count: int, max_values: int) -> dict[str, Any]:
+    """Return the peak memory of preparing few rows and many, both with more values than are held in memory."""
     schema, out = work / "values.toml", work / "values"
     schema.write_text(SCHEMA)
     peaks, seconds = {}, {}
@@ -60,9 +61,8 @@ def preparing(work: Path, count: int) -> dict[str, Any]:
         if not table.exists():
             write_rows(table, size)
         shutil.rmtree(out, ignore_errors=True)
-        usage = run(
-            [sys.executable, "-m", "recap_ctr", "prepare", table, "--schema", schema, "--out", out, "--json"]
-        )
+        options = ("--schema", schema, "--out", out, "--max-values", str(max_values), "--json")
+        usage = run([sys.executable, "-m", "recap_ctr", "prepare", table, *options])
         peaks[str(size)], seconds[str(size)] = round(usage.peak_mib), round(usage.seconds, 1)
     shutil.rmtree(out, ignore_errors=True)
     few, many = peaks.values()
@@ -101,11 +101,14 @@ async def ask(port: int, worker: int, seconds: float) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, default=20_000_000)
+    parser.add_argument("--max-values", type=int, default=2_000_000, help="of a field, held in memory")
     parser.add_argument("--seconds", type=float, default=10.0, help="of requests")
     parser.add_argument("--work", type=Path, default=WORK)
     args = parser.parse_args()
+    if args.rows // FEW <= args.max_values:
+        raise SystemExit(f"--rows must be more than {FEW} times --max-values")
     args.work.mkdir(parents=True, exist_ok=True)
-    prepared = preparing(args.work.resolve(), args.rows)
+    prepared = preparing(args.work.resolve(), args.rows, args.max_values)
     artifact = make(WORK / "criteo-artifact--small", "criteo_artifact", "--small")
     with Server(artifact, "--threads", "1", "--deadline-ms", "30000") as server:
         flood = asyncio.run(ask(server.port, server.workers[0], args.seconds))

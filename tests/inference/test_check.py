@@ -162,11 +162,11 @@ def test_an_older_model_may_lack_more_values(tmp_path: Path) -> None:
     fields = [fast, *aged.profile.fields[1:]]
     profile = aged.profile.model_copy(update={"fields": fields})
     limits, closed = [], []
-    for day in (None, 12, 18, 24):
+    for now in (None, 12, 18, 24):
         window = Window(aged.encoder, profile)
         window.add(aged.encoder.encode(Block(exchanging(1, first_day=12), 1, "rows")))
-        if day is not None:
-            window.add_moments(np.array([START + DAY * day]))
+        if now is not None:
+            window.add_moments(np.array([START + DAY * now]))
         limits.append(window.unseen(0).high)
         closed.append(window.unseen(2).high)
     assert limits[0] == limits[1] < limits[2] < limits[3] < 1.0
