@@ -211,7 +211,7 @@ ROWS = (
         12,
         "floods of unseen values; 20M distinct values while preparing",
         "memory within its cap, latency at most 1.1 ×",
-        (Measurement("values", ("values",), ("--rows", "2000000", "--max-values", "100000"), _values),),
+        (Measurement("values", ("values",), ("--rows", "10000000", "--max-values", "100000"), _values),),
     ),
     Row(
         13,
