@@ -155,6 +155,10 @@ def _same(got: dict[str, Any], wanted: dict[str, Any]) -> bool:
     return first == second
 
 
+def num_cases(state: dict[str, Any]) -> int:
+    return sum(sum(counts.values()) for counts in state["outcomes"].values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", type=int, default=400, help="in all, over all commands")
@@ -168,8 +172,8 @@ def main() -> None:
     place, record = Place(args.work), args.work / "calls.json"
     place.make_inputs()
     state: dict[str, Any] = {"outcomes": {}, "wrong": []}
-    if record.exists():
-        state = read_json(record)
+    if record.exists() and num_cases(before := read_json(record)) < args.cases:
+        state = before
     injected = Injected(place)
     for number, name in enumerate(args.only):
         share = args.cases // len(args.only)
@@ -187,8 +191,7 @@ def main() -> None:
             state["wrong"] += wrong
             write_json(record, state)
             print(f"{name}: {outcome}", *wrong, file=sys.stderr)
-    cases = sum(sum(counts.values()) for counts in state["outcomes"].values())
-    result = {"cases": cases, "outcomes": state["outcomes"], "wrong": state["wrong"]}
+    result = {"cases": num_cases(state), "outcomes": state["outcomes"], "wrong": state["wrong"]}
     print(json.dumps({**result, "machine": machine(), "versions": versions()}))
     if state["wrong"]:
         raise SystemExit("not as promised")

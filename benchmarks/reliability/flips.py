@@ -73,8 +73,8 @@ def main() -> None:
     record = args.work / f"flips-{args.every}.json"
     state: dict[str, Any] = {"done": 0, "refused": {}, "accepted": [], "over": False}
     args.work.mkdir(parents=True, exist_ok=True)
-    if record.exists():
-        state = read_json(record)
+    if record.exists() and not (before := read_json(record))["over"]:
+        state = before
     with TemporaryDirectory() as directory:
         write_small(Path(directory) / "artifact", num_values=4)
         for _ in damage(Path(directory) / "artifact", state, args.every, args.seconds):

@@ -245,12 +245,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=540.0, help="of this call")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--work", type=Path, default=WORK)
-    parser.add_argument("--restart", action="store_true", help="forget the count so far")
     args = parser.parse_args()
     end = time.monotonic() + args.seconds
     place, record = Place(args.work), args.work / "count.json"
     place.make_inputs()
-    count = Count() if args.restart else Count.read(record)
+    count = Count.read(record)
+    if count.kills.total() >= args.kills:
+        count = Count()
     wholes: dict[str, Whole] = {}
     while count.kills.total() < args.kills and time.monotonic() < end:
         name = min(args.only, key=lambda name: (count.trials[name], args.only.index(name)))

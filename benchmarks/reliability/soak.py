@@ -116,10 +116,10 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     record = args.work / "soak.json"
     stretches = read_json(record)["stretches"] if record.exists() else []
-    left = args.requests - sum(entry["requests"] for entry in stretches)
-    if left > 0:
-        stretches.append(stretch(artifact, args, left, end))
-        write_json(record, {"stretches": stretches})
+    if (left := args.requests - sum(entry["requests"] for entry in stretches)) <= 0:
+        stretches, left = [], args.requests
+    stretches.append(stretch(artifact, args, left, end))
+    write_json(record, {"stretches": stretches})
     statuses = sum((Counter(entry["statuses"]) for entry in stretches), Counter[str]())
     result = {
         "requests": statuses.total(),
