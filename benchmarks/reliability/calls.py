@@ -46,13 +46,13 @@ FAULTS = (
 COMMANDS = {
     "prepare": ("prepare", "{later.csv}", "--schema", "{schema.toml}", "--force", "--out", "{out}"),
     "predict": ("predict", "{run}", "{later.csv}", "--force", "--out", "{out}"),
-    "drift": ("drift", "{run}", "{later.csv}", "--out", "{out}"),
+    "apply": ("apply", "{fit}", "{delta}", "--force", "--out", "{out}"),
     "pull": ("pull", "{hub}", "{out}", "--force"),
 }
 OLD = {
     "prepare": ("prepare", "{clicks.csv}", "--schema", "{schema.toml}", "--out", "{out}"),
     "predict": ("predict", "{run}", "{clicks.csv}", "--out", "{out}"),
-    "drift": ("drift", "{run}", "{clicks.csv}", "--out", "{out}"),
+    "apply": ("pull", "{old hub}", "{out}"),
     "pull": ("pull", "{old hub}", "{out}"),
 }
 """What made the output that stands there."""
@@ -108,7 +108,7 @@ class Injected:
 
     @staticmethod
     def _must(ended: tuple[int, str]) -> None:
-        if ended[0] not in (0, 3):  # `recap drift` found something.
+        if ended[0]:
             raise SystemExit(ended[1])
 
     def fail(self, name: str, outputs: Outputs, rng: random.Random) -> tuple[str, list[str]]:
@@ -126,7 +126,7 @@ class Injected:
         whole = {path: value for path, value in got.items() if path.partition(":")[0] not in left}
         is_old, is_new = _same(whole, outputs.old), _same(whole, outputs.new)
         wrong = []
-        if not (is_new if code in (0, 3) else is_old or is_new):
+        if not (is_new if code == 0 else is_old or is_new):
             wrong.append(f"{name}: {inject}: exit code {code}, and neither output is whole\n{errors[-300:]}")
         if code == HUNG:
             wrong.append(f"{name}: {inject}: it did not end within {HANGS:.0f} s")
@@ -138,7 +138,7 @@ class Injected:
             "hung"
             if code == HUNG
             else "made"
-            if code in (0, 3)
+            if code == 0
             else "died by a signal"
             if code < 0 or code > 128
             else "refused"
