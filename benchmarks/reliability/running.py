@@ -41,7 +41,8 @@ class Server:
             self.log.append(json.loads(line))
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        return [event for event in self.log if event["event"] == name]
+        """Return what happened to workers and offers; requests that were refused have a status."""
+        return [event for event in self.log if event["event"] == name and "status" not in event]
 
     def wait(self, name: str, count: int = 1, seconds: float = 60.0) -> dict[str, Any]:
         """The event, once it has happened so often."""

@@ -62,10 +62,10 @@ def replace(target: Path, source: Path, *, damaged: bool = False) -> None:
 
 def change(server: Server, model: Path, offers: list[Path], bad: Path, seconds: float) -> None:
     """Offer versions, and in the middle a bad one, spread over the time."""
-    pause = seconds / (len(offers) + 2)
+    begun, pause = time.monotonic(), seconds / (len(offers) + 2)
     done = 0
     for number in range(len(offers) + 1):
-        time.sleep(pause)
+        time.sleep(max(begun + pause * (number + 1) - time.monotonic(), 0.0))
         if number == len(offers) // 2:
             replace(model, bad, damaged=not is_delta(bad))
             server.signal(signal.SIGHUP)
