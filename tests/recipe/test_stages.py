@@ -25,7 +25,8 @@ from recap_ctr.jobs.executor import InThisProcess
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe.config import recipe_config
 from recap_ctr.recipe.probe import FURTHER, Arm
-from recap_ctr.recipe.stages import Plan, Recipe, Runner
+from recap_ctr.recipe.runner import Runner
+from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.files import read_json
 from recap_ctr.storage.hashes import sha256
 from recap_ctr.training.report import FitReport, read_report

@@ -6,7 +6,8 @@ from typing import Any
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.jobs.executor import InThisProcess
 from recap_ctr.recipe.config import recipe_config
-from recap_ctr.recipe.stages import Recipe, Runner
+from recap_ctr.recipe.runner import Runner
+from recap_ctr.recipe.stages import Recipe
 
 TINY: dict[str, Any] = {
     "model_settings": {"dim": 4, "depth": 2, "train_depths": [2], "depth_weights": [1.0], "num_adapters": 4},

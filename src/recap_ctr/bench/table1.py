@@ -22,7 +22,8 @@ from recap_ctr.models.catalogue import MODELS, model_class, parse_model, short_n
 from recap_ctr.plugins import is_dotted
 from recap_ctr.recipe.ablation import Cell, ablation_cells, train_cells
 from recap_ctr.recipe.config import RecipeConfig
-from recap_ctr.recipe.stages import Plan, Recipe, StageRunner
+from recap_ctr.recipe.runner import StageRunner
+from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.files import make_directory
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.training.config import RunConfig, RunSettings, default_threads, read_settings

@@ -7,9 +7,8 @@ and no others, and going back to an earlier setting finds the earlier stages aga
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from recap_ctr.axes.logits import table_checksum
 from recap_ctr.config import Frozen, TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
@@ -23,6 +22,7 @@ from recap_ctr.recipe.clock import Clock
 from recap_ctr.recipe.config import TEACHER_SEEDS, RecipeConfig, training_of
 from recap_ctr.recipe.probe import FURTHER, Arm, ProbeConfig, ProbeResult, Race
 from recap_ctr.recipe.report import fit_report
+from recap_ctr.recipe.runner import Runner, StageRunner
 from recap_ctr.recipe.ship import INTERRUPTED, has_finished_fit, ship, ship_best
 from recap_ctr.storage.files import make_directory, read_object, write_json
 from recap_ctr.storage.hashes import fingerprint
@@ -30,7 +30,7 @@ from recap_ctr.storage.locks import locked
 from recap_ctr.training import trees
 from recap_ctr.training.breakdown import check_slices
 from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig, default_threads
-from recap_ctr.training.parallel import Runs, packed_early, run_many, teacher_tables
+from recap_ctr.training.parallel import Runs, packed_early, teacher_tables
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
 from recap_ctr.training.report import FitReport, write_report
 from recap_ctr.training.run import epoch_seconds
@@ -65,75 +65,6 @@ class Plan:
     def arm(self) -> Arm:
         """Return the settings that the probe found."""
         return Arm(self.l2, self.learning_rate, self.horizon, self.dropout, self.dim)
-
-
-class StageRunner(Protocol):
-    """Whatever does the work of the stages: for real, or as a rehearsal that only counts what is missing."""
-
-    @property
-    def workers(self) -> int:
-        """Return how many runs are trained at a time."""
-        ...
-
-    @property
-    def keeps_plans(self) -> bool:
-        """Return whether decisions may be recorded; those of a rehearsal may rest on guesses."""
-        ...
-
-    def probe(self, race: Race) -> ProbeResult:
-        """Find settings by a probe."""
-        ...
-
-    def train(
-        self, configs: dict[Path, RunConfig], data: PreparedData, title: str, deadline: float | None = None
-    ) -> Runs:
-        """Do the runs side by side, each in its directory; read the reports of those that are finished.
-
-        At the `deadline`, a time of `time.time`, training ends with what it has.
-        """
-        ...
-
-    def run(self, jobs: Sequence[Job], title: str) -> list[Any]:
-        """Run other jobs and return their results in order."""
-        ...
-
-    def checksum(self, table: Path) -> str:
-        """Return the checksum of a logit table, which names what is learnt from it."""
-        ...
-
-
-@dataclass(frozen=True)
-class Runner:
-    """Do the work of the stages for real."""
-
-    executor: Executor
-    quiet: bool = False
-    keeps_plans: bool = True
-
-    @property
-    def workers(self) -> int:
-        """Return how many runs are trained at a time."""
-        return self.executor.workers
-
-    def probe(self, race: Race) -> ProbeResult:
-        """Find settings by a probe."""
-        return race.run(self.executor, quiet=self.quiet)
-
-    def train(
-        self, configs: dict[Path, RunConfig], data: PreparedData, title: str, deadline: float | None = None
-    ) -> Runs:
-        """Do the runs side by side, each in its directory; read the reports of those that are finished."""
-        return run_many(
-            configs, data, title=title, executor=self.executor, quiet=self.quiet, deadline=deadline
-        )
-
-    def run(self, jobs: Sequence[Job], title: str) -> list[Any]:
-        """Run other jobs and return their results in order."""
-        return self.executor.run(jobs, title=title, quiet=self.quiet)
-
-    def checksum(self, table: Path) -> str:
-        """Return the checksum of a logit table, which names what is learnt from it."""
-        return table_checksum(table)
 
 
 class Recipe:
