@@ -126,6 +126,9 @@ class TrainConfig(Frozen):
     kd_from: Literal["mean", "column"] = "mean"
     """What a student learns from: its teachers' mean logit (Eq. 12), or, for RECAP whose rows have columns of their own
     (sampling `fixed`), column m from teacher m, so that the columns keep what the teachers disagree in."""
+    recombined: NonNegativeInt = 0
+    """Recombined rows for each training row, from which a student learns by its teachers' logits alone. Both come in
+    one random order; an epoch has as many steps as without them, so that a student passes over fewer real rows."""
     window_rows: NonNegativeInt | None = None
     """Rows that are shuffled together in memory, while the next are read. 0: all rows. None: 1,048,576 where training
     rows take more than 16 GiB or half of the machine's memory, otherwise all; see docs/decisions/0031."""
@@ -153,6 +156,7 @@ class TrainConfig(Frozen):
             "net_l2": 0.0,
             "validations": 1,
             "kd_from": "mean",
+            "recombined": 0,
             "window_rows": None,
             "precision": "float32",
         }

@@ -78,6 +78,18 @@ class TestWithoutABudget:
         assert len(taught) == 2 and {len(student.teachers) for student in taught} == {len(taken)}
         assert len(students) == 3, "and one that learns beside click rates, from labels alone"
 
+    def test_taught_students_learn_from_recombined_rows(
+        self, done: tuple[Path, FitReport], prepared: PreparedData
+    ) -> None:
+        students = [read_report(path) for path in done[0].iterdir() if path.name.startswith("student-recap")]
+        for student in students:
+            if student.teachers:
+                assert student.pool is not None and student.train.recombined == 3
+                assert student.pool.rows == 3 * len(prepared.train)
+                assert 1 <= student.pool.teachers <= len(set(student.teachers))
+            else:
+                assert student.pool is None, "nobody has scored rows for it"
+
     def test_members_stand_next_to_their_tables(
         self, done: tuple[Path, FitReport], prepared: PreparedData
     ) -> None:

@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from recap_ctr.axes.logits import LogitTable
+from recap_ctr.axes.logits import Estimator, LogitTable, LogitWriter
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.evaluation.metrics import sigmoid
 from recap_ctr.jobs.executor import InThisProcess
 from recap_ctr.models.catalogue import parse_model
+from recap_ctr.recipe import probe
 from recap_ctr.recipe.probe import (
     Arm,
     ProbeConfig,
@@ -27,6 +30,7 @@ from recap_ctr.recipe.probe import (
     train_arm,
 )
 from recap_ctr.storage.files import read_json
+from recap_ctr.training.pool import Recombination
 
 SMALL: dict[str, Any] = {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1}
 TRAINING = TrainConfig(batch_size=256, schedule="constant", ema_epochs=(2.0,), learning_rate=5e-3)
@@ -221,6 +225,38 @@ def test_an_arm_goes_on_where_it_stopped(prepared: PreparedData, tmp_path: Path)
     assert first["aucs"] == second["aucs"][:1]
     assert second["aucs"] == straight["aucs"]
     assert len(second["aucs"]) == 3
+
+
+def test_an_arm_on_some_rows_has_the_recombined_rows_that_stand_for_them(
+    prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recombination, teacher = Recombination(prepared, 2), tmp_path / "teacher"
+    table = recombination.table_of(teacher)
+    for path, split, rows in [
+        (teacher / "logits" / "train", "train", prepared.train),
+        (table, "recombined", recombination.rows()),
+    ]:
+        writer = LogitWriter(path, prepared, split, [Estimator("t")], recombination.inputs, rows)
+        with writer:
+            writer.write(np.asarray(rows.ids[:, :1] % 7, np.float32))
+    seen: dict[str, Any] = {}
+
+    def note(*arguments: Any, **keywords: Any) -> None:
+        seen.update(keywords, rows=arguments[3])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(probe, "train_weights", note)
+    training = TRAINING.model_copy(update={"recombined": 2}).model_dump(mode="json")
+    with pytest.raises(KeyboardInterrupt):
+        train_arm(
+            *(str(prepared.path), "fcn", SMALL, training, 1, 500, 1, "cpu", str(tmp_path / "arm")),
+            teachers=[str(teacher / "logits" / "train")],
+            pool=[str(table)],
+        )
+    drawn, pool = seen["rows"].train, seen["pool"]
+    assert len(drawn) == 500 and len(pool.rows) == 1_000
+    np.testing.assert_array_equal(pool.rows.ids[:500, 0], drawn.ids[:, 0])  # The first side stays in its row.
+    np.testing.assert_allclose(pool.targets, sigmoid(pool.rows.ids[:, 0] % 7), rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -29,8 +29,10 @@ from recap_ctr.recipe.runner import Runner
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.files import read_json
 from recap_ctr.storage.hashes import sha256
+from recap_ctr.training import pool
 from recap_ctr.training.report import FitReport, read_report
 from tests.conftest import Recap
+from tests.support.tiny_recipe import tiny_recipe
 
 SMALL: dict[str, Any] = {
     "model_settings": {"dim": 4, "depth": 2, "train_depths": [2], "depth_weights": [1.0], "num_adapters": 4},
@@ -423,3 +425,31 @@ def test_the_plan_of_a_rehearsal_is_not_recorded(prepared: PreparedData, tmp_pat
     plan = Recipe(config, prepared, tmp_path / "model", runner=rehearsal, quiet=True).plan()
     assert (plan.l2, plan.teachers, plan.given_up) == (0.01, 2, ())
     assert not (tmp_path / "model").exists()
+
+
+def test_students_learn_from_recombined_rows_that_teachers_scored_once(
+    prepared: PreparedData, tmp_path: Path
+) -> None:
+    out = tmp_path / "fit"
+    report = tiny_recipe(prepared, out, teachers=2, recombined=2).run()
+    assert report.pool is not None
+    assert (report.pool.rows, report.pool.teachers) == (2 * len(prepared.train), 2)
+    assert report.train.recombined == 2
+    tables = {path: path.stat().st_mtime_ns for path in out.glob("teachers-*/*/logits/recombined-*/*.npy")}
+    assert len({path.parent for path in tables}) == 2
+    students = set(out.glob("student-*"))
+
+    other = tiny_recipe(prepared, out, teachers=2, recombined=2, seed=2).run()
+    assert other.pool == report.pool
+    plain = tiny_recipe(prepared, out, teachers=2).run()
+    assert plain.pool is None and plain.metrics != report.metrics
+    assert {path: path.stat().st_mtime_ns for path in tables} == tables, "no teacher scored them again"
+    assert len(set(out.glob("student-*")) - students) == 2
+    assert len(list(out.glob("teachers-*/teacher-*"))) == 2
+
+
+def test_with_one_side_students_learn_from_training_rows_alone(
+    prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "sides_of", lambda train, layout: (("site", "ad"),))
+    assert tiny_recipe(prepared, tmp_path / "fit", recombined=1).run().pool is None

@@ -2,22 +2,25 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from recap_ctr.axes.logits import LogitTable
+from recap_ctr.axes.logits import Estimator, LogitTable, LogitWriter
 from recap_ctr.axes.predict import predict
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.whole import WholeLog
 from recap_ctr.evaluation.metrics import sigmoid
 from recap_ctr.models.catalogue import parse_model
+from recap_ctr.training import refit
 from recap_ctr.training.config import LOGITS, RunConfig
 from recap_ctr.training.linear import fit_logistic
 from recap_ctr.training.loop import train
 from recap_ctr.training.parallel import run_many, teacher_tables
+from recap_ctr.training.pool import RECOMBINED, Recombination
 from recap_ctr.training.refit import Refit, config_of, length_of, train_again
 from recap_ctr.training.report import read_report
 
@@ -121,6 +124,32 @@ def test_a_taught_run_learns_from_the_same_teachers_on_all_rows(
     taught = predict(refit.model(WholeLog(prepared.path)), prepared.test, CPU)
     wanted = np.asarray(LogitTable(tmp_path / "teacher" / LOGITS / "test").logits_NM[:, 0])
     assert np.corrcoef(sigmoid(taught), sigmoid(wanted))[0, 1] > 0.9
+
+
+def test_a_taught_run_has_the_same_recombined_rows(
+    run_config: RunConfig, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are made of the training rows, though all rows train."""
+    recombination, teacher = Recombination(prepared, 2), tmp_path / "teacher"
+    shards = {"train": prepared.train, "valid": prepared.valid, "test": prepared.test}
+    tables = {teacher / LOGITS / split: (split, rows) for split, rows in shards.items()}
+    tables[recombination.table_of(teacher)] = (RECOMBINED, recombination.rows())
+    for path, (split, rows) in tables.items():
+        with LogitWriter(path, prepared, split, [Estimator("t")], recombination.inputs, rows) as writer:
+            writer.write(np.asarray(rows.ids[:, :1] % 7, np.float32))
+    seen: dict[str, Any] = {}
+
+    def note(*_: Any, **keywords: Any) -> None:
+        seen.update(keywords)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(refit, "train", note)
+    student = replace(run_config, teachers=teacher_tables([teacher], "train"))
+    with pytest.raises(KeyboardInterrupt):
+        again(recombination.taught(student, [teacher]), 1.0, prepared, tmp_path / "again")
+    np.testing.assert_array_equal(seen["pool"].rows.ids, recombination.rows().ids)
+    np.testing.assert_allclose(seen["pool"].targets, sigmoid(seen["pool"].rows.ids[:, 0] % 7), rtol=1e-5)
+    assert len(seen["targets"]) == sum(len(rows) for rows in shards.values())
 
 
 def test_the_prior_weighs_the_same_against_all_rows(run_config: RunConfig, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from recap_ctr.data.shards import PreparedData
+from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.errors import InputError
 from recap_ctr.storage.arrays import NpyFile
 from recap_ctr.storage.files import atomic_directory, read_json, write_json
@@ -58,6 +58,7 @@ class LogitTable:
         self.path = path
         self.data: str = manifest["data"]
         self.split: str = manifest["split"]
+        self.inputs: str | None = manifest.get("inputs")
         self.checksum: str = manifest["files"][LOGITS]
         self.estimators = tuple(Estimator(**entry) for entry in manifest["estimators"])
         self.logits_NM: Floats = np.load(path / LOGITS, mmap_mode="r", allow_pickle=False)
@@ -78,7 +79,8 @@ class LogitTable:
 class LogitWriter:
     """Write a table batch by batch. The table appears at `path` only when all rows are written.
 
-    `inputs` is a fingerprint of what the table is made from, which `storage.claims.is_made` compares.
+    `inputs` is a fingerprint of what the table is made from, which `storage.claims.is_made` compares. `rows` are the rows
+    that are scored, if they are not those of a split of the data.
     """
 
     def __init__(
@@ -88,11 +90,12 @@ class LogitWriter:
         split: str,
         estimators: Sequence[Estimator],
         inputs: str | None = None,
+        rows: Shard | None = None,
     ) -> None:
         if len(set(estimators)) < len(estimators):
             raise InputError(f"{path}: an estimator is listed twice")
         self._data, self._split, self._estimators = data, split, tuple(estimators)
-        self._shard = getattr(data, split)
+        self._shard: Shard = getattr(data, split) if rows is None else rows
         self._inputs, self._directory = inputs, atomic_directory(path)
         self._written = 0
 

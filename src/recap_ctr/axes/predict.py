@@ -40,12 +40,12 @@ def write_logits(
 ) -> None:
     """Write the logits over a whole split to a logit table, with one column per estimator.
 
-    `rows` are the split's rows if they are not those of the prepared data; `inputs` are those of `LogitWriter`. Workers
-    of a group compute their shares, and the first of them writes.
+    `rows` are the rows to score if they are not those of a split of the prepared data; `inputs` are those of
+    `LogitWriter`. Workers of a group compute their shares, and the first of them writes.
     """
     shard: Shard = getattr(data, split) if rows is None else rows
     group = current_group()
-    table = LogitWriter(path, data, split, list(models), inputs) if group.is_first else nullcontext()
+    table = LogitWriter(path, data, split, list(models), inputs, shard) if group.is_first else nullcontext()
     with table as writer, torch.inference_mode():
         for model in models.values():
             model.eval()

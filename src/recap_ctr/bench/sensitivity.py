@@ -96,7 +96,7 @@ def _distillation(base: RunConfig, untaught: RunConfig) -> Iterator[Variant]:
     total = len(base.teachers)
     for count in sorted({*TEACHERS, total}):
         if count <= total:
-            yield Variant("teachers", count, replace(base, teachers=base.teachers[:count]))
+            yield Variant("teachers", count, base.taught_by(base.teachers[:count]))
 
 
 def _adapters(base: RunConfig, layout: Layout) -> Iterator[Variant]:

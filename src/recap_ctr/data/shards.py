@@ -52,7 +52,8 @@ class Shard:
 
     ids: Ints
     values: Floats
-    labels: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.uint8] | Floats
+    """0 or 1; of a recombined row that a student learns from, its teachers' probability."""
     rows: npt.NDArray[np.int64]
     """Each row's number in the source, counted from 0: its identity in every logit table."""
     weights: Floats | None

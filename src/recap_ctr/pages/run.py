@@ -400,6 +400,7 @@ def _configuration(report: RunReport | FitReport, command: str) -> Section:
         *((f"version of {key}", str(value)) for key, value in report.versions.items()),
         *((f"machine: {key}", str(value)) for key, value in report.machine.items()),
         *([] if report.route_gain is None else [("routes", report.route_gain.sentence)]),
+        *([] if report.pool is None else [("recombined rows", report.pool.sentence)]),
         ("date", report.date),
     )
     text = (

@@ -11,7 +11,7 @@ from recap_ctr.models.catalogue import parse_model
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.training.config import RunConfig
-from recap_ctr.training.parallel import Runs, teacher_tables
+from recap_ctr.training.parallel import Runs
 from recap_ctr.training.report import REPORT, read_report
 from recap_ctr.training.routes import MAX_ROUTES
 from recap_ctr.training.run import is_finished
@@ -47,7 +47,7 @@ class Cell:
         if not count:
             return run
         numbers = range(seed - 1, seed - 1 + len(run.teachers))
-        return replace(run, teachers=tuple(self.all_teachers[number % count] for number in numbers))
+        return run.taught_by(tuple(self.all_teachers[number % count] for number in numbers))
 
 
 def ablation_cells(
@@ -96,9 +96,9 @@ def student_run(
     if "ema" not in words:
         changes = RAW if "raw" in words else PLAIN
         settings = parse(TrainConfig, {**settings.model_dump(), **changes}, "bench")
+    run = recipe.run_config(plan, student, model_config, settings)
     return replace(
-        recipe.run_config(plan, student, model_config, settings),
-        teachers=teacher_tables(teachers, "train") if "kd" in words else (),
+        recipe.taught(run, teachers) if "kd" in words else run,
         routes=routes if isinstance(model_config, RecapConfig) else 1,
         route_choice=recipe.config.route_choice,
     )

@@ -47,6 +47,10 @@ class RecipeConfig(Frozen):
     """Training settings that differ from the recipe's own."""
     teacher_train: dict[str, Any] = Field(default_factory=dict)
     """Training settings that differ for teachers only."""
+    recombined: NonNegativeInt | None = None
+    """Recombined rows for each training row, that students learn from by their teachers' logits alone; 0: none. By
+    default three where a portfolio has networks that teach, fewer or none where scoring them would take long. With a
+    number of teachers, none."""
     probe: ProbeConfig = ProbeConfig()
     """What the probe tries, and for how long."""
     student_factors: tuple[PositiveFloat, ...] = (1.0, 10**-0.5, 0.1)
@@ -74,7 +78,7 @@ class RecipeConfig(Frozen):
     def _check(self) -> Self:
         for table in ("train", "teacher_train"):
             for name in getattr(self, table):
-                if name in ("l2", "learning_rate", "seed"):
+                if name in ("l2", "learning_rate", "seed", "recombined"):
                     raise ValueError(f"{name} is a setting of the recipe itself: move it out of [{table}]")
         return self
 
@@ -109,6 +113,7 @@ PAPER = {
     "teachers": 5,
     "routes": 8,
     "route_choice": "random",
+    "recombined": 0,
     "student_factors": [],
     "probe": {"horizon_factors": [], "dropouts": [], "dim_factors": []},
     "train": {

@@ -28,6 +28,7 @@ from recap_ctr.jobs.progress import brief, overall
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe.choice import Choice, choose_shipped, prefer_simple
 from recap_ctr.recipe.entrants import RACE, Standing, time_epoch, train_slice
+from recap_ctr.recipe.pool import ScoredPool, scored_pool
 from recap_ctr.recipe.probe import three_digits
 from recap_ctr.recipe.race import HALF_DECADE, Race
 from recap_ctr.recipe.refit import LastStage, RawRows
@@ -114,6 +115,8 @@ class Portfolio:
         self.references: dict[str, Path] = {}
         self.students: dict[Path, RunConfig] = {}
         """The runs of students that have begun."""
+        self.pool: ScoredPool | None = None
+        """The recombined rows that taught students learn from, too."""
         self.race.refits = self.last.is_wanted
 
     def run(self) -> FitReport:
@@ -350,6 +353,8 @@ class Portfolio:
 
     def _train_students(self, ensemble: "Ensemble") -> Runs:
         """Train students side by side; validation chooses among them, because the best differs between logs."""
+        networks = [self.race.entrants[name] for name in ensemble.members if name in self.race.entrants]
+        self.pool = scored_pool(self.work, networks)
         configs = self._student_runs(tuple(path / "train" for path in self._tables_of(ensemble)))
         if not self._has_time_for_a_student():
             configs = {path: config for path, config in configs.items() if (path / STATE).is_file()}
@@ -433,9 +438,9 @@ class Portfolio:
             base = self.work.run_config(
                 student, settings, self.work.student_training.model_copy(update=changes)
             )
+            run = replace(base.with_seed(self.config.seed), teachers=() if on_top else teachers)
             return replace(
-                base.with_seed(self.config.seed),
-                teachers=() if on_top else teachers,
+                run if self.pool is None else self.pool.taught(run),
                 routes=self.config.routes if isinstance(base.model_config, RecapConfig) else 1,
                 route_choice=self.config.route_choice,
                 beside=tuple(run for run in self.counted if on_top is None or run != on_top),

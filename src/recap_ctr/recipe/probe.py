@@ -44,6 +44,7 @@ from recap_ctr.storage.claims import claim
 from recap_ctr.storage.files import read_object, write_json
 from recap_ctr.storage.locks import locked
 from recap_ctr.training.loop import train as train_weights
+from recap_ctr.training.pool import read_pool
 
 RESULT, VALID = "probe.json", "valid"
 CONFIRM_STEP = 4
@@ -258,6 +259,8 @@ class Race:
     device: str
     probe_rate: bool = True
     teachers: tuple[Path, ...] = ()
+    pool: tuple[Path, ...] = ()
+    """The teachers' logits of recombined rows, if it learns from these, too."""
     seconds: float | None = None
     deadline: float | None = None
     """The time, of `time.time`, at which every arm ends with what it has."""
@@ -283,6 +286,8 @@ class Race:
         }
         if self.teachers:
             inputs["teachers"] = [LogitTable(path).checksum for path in self.teachers]
+        if self.pool:
+            inputs["pool"] = [LogitTable(path).checksum for path in self.pool]
         if self.seconds is not None:
             inputs["seconds"] = self.seconds
         return inputs
@@ -330,6 +335,7 @@ class Race:
             "device": self.device,
             "out": str(self.out / "arms" / arm.name),
             "teachers": [str(path) for path in self.teachers],
+            "pool": [str(path) for path in self.pool],
             "deadline": self.deadline,
         }
 
@@ -536,6 +542,7 @@ def train_arm(
     device: str,
     out: str,
     teachers: Sequence[str] = (),
+    pool: Sequence[str] = (),
     deadline: float | None = None,
 ) -> dict[str, Any]:
     """Train one arm to the end of epoch `until`, from its saved state. The arguments are plain, for a job."""
@@ -545,8 +552,10 @@ def train_arm(
     fixed = {key: value for key, value in train.items() if key != "max_epochs"}
     claim(directory, {"train": fixed, "rows": rows}, finished=RESULT, force=False)
     targets = teacher_targets([Path(path) for path in teachers], prepared)[:] if teachers else None
+    recombined = read_pool([Path(path) for path in pool], training.recombined, prepared)
     if rows < len(prepared.train):
         drawn = np.random.default_rng([training.seed, rows]).choice(len(prepared.train), rows, replace=False)
+        recombined = None if recombined is None else recombined.take(np.sort(drawn), len(prepared.train))
         prepared.train = prepared.train.take(np.sort(drawn))
         targets = targets if targets is None else targets[np.sort(drawn)]
     on = torch.device(device)
@@ -559,6 +568,7 @@ def train_arm(
             directory,
             device=on,
             targets=targets,
+            pool=recombined,
             until=until,
             deadline=deadline,
         )

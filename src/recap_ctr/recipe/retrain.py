@@ -196,6 +196,7 @@ class Retraining:
             "validations": 1,
             "checkpoints": 0,
             "kd_from": "mean",
+            "recombined": 0,
             "ema": None,
             "ema_epochs": (self.config.horizon,),
             "seed": recipe.seed + self.state.updates + 1,

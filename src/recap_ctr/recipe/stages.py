@@ -31,6 +31,7 @@ from recap_ctr.training import trees
 from recap_ctr.training.breakdown import check_slices
 from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig, default_threads
 from recap_ctr.training.parallel import Runs, packed_early, teacher_tables
+from recap_ctr.training.pool import ONE_SIDE, Recombination
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
 from recap_ctr.training.report import FitReport, write_report
 from recap_ctr.training.run import epoch_seconds
@@ -100,6 +101,8 @@ class Recipe:
         self.clock = Clock(budget, started=started)
         self.begun: dict[str, dict[Path, RunConfig]] = {}
         """The runs of each stage so far, by its title."""
+        self.recombination = Recombination(data, config.recombined) if config.recombined else None
+        """The recombined rows that students learn from, too; None if there are none."""
         self.linear: Runs = {}
         """The run of the logistic regression, once it is trained."""
         self.references: dict[str, Path] = {}
@@ -217,7 +220,17 @@ class Recipe:
 
     @property
     def _plan_file(self) -> Path:
-        later = {"seed", "ship", "routes", "route_choice", "calibration", "negative_rate", "slices", "card"}
+        later = {
+            "seed",
+            "ship",
+            "recombined",
+            "routes",
+            "route_choice",
+            "calibration",
+            "negative_rate",
+            "slices",
+            "card",
+        }
         inputs = {
             "recipe": self.config.model_dump(mode="json", exclude=later)
             | {"probe": self.config.probe.identity()},
@@ -315,6 +328,7 @@ class Recipe:
         *,
         probe_rate: bool = False,
         teachers: tuple[Path, ...] = (),
+        pool: tuple[Path, ...] = (),
         seconds: float | None = None,
     ) -> Race:
         return Race(
@@ -328,6 +342,7 @@ class Recipe:
             device=self.device,
             probe_rate=probe_rate,
             teachers=teachers,
+            pool=pool,
             seconds=seconds,
             deadline=self.clock.deadline(self.clock.until(SEARCH_SHARE)),
         )
@@ -410,7 +425,26 @@ class Recipe:
             for number in range(1, plan.teachers + 1)
         }
         self.say(f"teachers: {plan.teachers} × {self.config.teacher_model}, {self.runner.workers} at a time")
-        return self.train(configs, TEACHERS, TEACHERS_SHARE)
+        runs = self.train(configs, TEACHERS, TEACHERS_SHARE)
+        self._score_recombined_rows(list(configs))
+        return runs
+
+    def _score_recombined_rows(self, teachers: Sequence[Path]) -> None:
+        """Let all teachers score the recombined rows, if students are to learn from some."""
+        if self.recombination is None:
+            return
+        if len(self.recombination.sides) == 1:
+            self.say(f"recombined rows: none, as {ONE_SIDE}")
+            self.recombination = None
+            return
+        self.say(f"recombined rows: {self.recombination.summary(teachers).sentence}")
+        jobs = self.recombination.jobs(teachers, threads=self.threads, device=self.device)
+        self.runner.run(jobs, "scoring recombined rows")
+
+    def taught(self, run: RunConfig, teachers: Sequence[Path]) -> RunConfig:
+        """Return the run as a student of some teachers, by their logits of training rows and of recombined rows."""
+        student = replace(run, teachers=teacher_tables(teachers, "train"))
+        return student if self.recombination is None else self.recombination.taught(student, teachers)
 
     def train_references(self) -> None:
         """Train what the result is compared with; the logistic regression is the first to be shipped."""
@@ -453,8 +487,7 @@ class Recipe:
             l2 = self.student_l2(plan, student, model_config, teachers)
             base = self.run_config(replace(plan, l2=l2), student, model_config, self.student_training)
             config = replace(
-                base.with_seed(self.config.seed),
-                teachers=teacher_tables(teachers, "train"),
+                self.taught(base.with_seed(self.config.seed), teachers),
                 routes=self.config.routes if isinstance(model_config, RecapConfig) else 1,
                 route_choice=self.config.route_choice,
             )
@@ -481,7 +514,7 @@ class Recipe:
         if not teachers or len(self.config.student_factors) < 2 or self.budget is not None:
             return plan.l2
         run = self.run_config(plan, student, model_config, self.student_training)
-        return self.own_l2(plan, replace(run, teachers=teacher_tables(teachers, "train")))
+        return self.own_l2(plan, self.taught(run, teachers))
 
     def own_l2(self, plan: Plan, run: RunConfig) -> float:
         """Return the regulariser that a probe finds for exactly this kind of run, starting from the plan's. A strength
@@ -503,11 +536,21 @@ class Recipe:
             "settings": run.model_config.model_dump(mode="json"),
             "teachers": [self.runner.checksum(table) for table in run.teachers],
         }
+        if run.pool:
+            inputs["pool"] = [self.runner.checksum(table) for table in run.pool]
         # The arms have strengths of their own; that of the run must not name their directory.
         training = run.train.model_copy(update={"l2": self.student_training.l2})
         directory = self._race_directory(f"probe-{short_name(run.model)}", probe, run.model, training, inputs)
         result = self.runner.probe(
-            self._race(directory, probe, run.model, run.model_config, training, teachers=run.teachers)
+            self._race(
+                directory,
+                probe,
+                run.model,
+                run.model_config,
+                training,
+                teachers=run.teachers,
+                pool=run.pool,
+            )
         )
         self.say(f"probe of {run.model}: l2 {result.l2:g}; {result.verdict}")
         return result.l2

@@ -76,6 +76,8 @@ class RunConfig:
     device: str = "cpu"
     teachers: tuple[Path, ...] = ()
     """Logit tables over the training rows; with them the run is a student."""
+    pool: tuple[Path, ...] = ()
+    """Logit tables over the recombined rows, of those teachers that can score them; see `training.pool`."""
     routes: int | None = 1
     """K of Eq. 15: how many routes the artifact averages. One is the home route, unless it is chosen greedily.
 
@@ -101,14 +103,34 @@ class RunConfig:
                 f"kd_from is column, and rows have no columns of their own in {self.model}",
                 fix='train recap with binding = "columns" and sampling = "fixed"',
             )
+        self._check_pool()
         if self.routes is not None and self.routes < 1:
             raise InputError(f"{self.routes} routes: at least one is needed")
         if (self.routes or 1) > 1 and not isinstance(self.model_config, RecapConfig):
             raise InputError(f"{self.model} has no routes", fix="remove --routes, or train recap")
 
+    def _check_pool(self) -> None:
+        """Refuse recombined rows without teachers that have scored them."""
+        if bool(self.train.recombined) != bool(self.teachers and self.pool):
+            raise InputError(
+                f"recombined is {self.train.recombined}, and teachers have"
+                f" {'' if self.pool else 'not '}scored recombined rows for this run",
+                fix="let `recap fit` train teachers and student: --set recombined=3",
+            )
+        if self.pool and self.train.kd_from == "column":
+            raise InputError(
+                "kd_from is column, and recombined rows are scored by all teachers together",
+                fix="set recombined=0",
+            )
+
     def with_seed(self, seed: int) -> "RunConfig":
         """Return the same run from another seed."""
         return replace(self, train=self.train.model_copy(update={"seed": seed}))
+
+    def taught_by(self, teachers: tuple[Path, ...]) -> "RunConfig":
+        """Return the same student with other teachers, which have scored the same recombined rows, if there are any."""
+        pool = tuple(table.with_name(self.pool[0].name) for table in teachers) if self.pool else ()
+        return replace(self, teachers=teachers, pool=pool)
 
     def to_json(self) -> dict[str, Any]:
         """Return the config as plain JSON values, for a job."""
@@ -117,6 +139,7 @@ class RunConfig:
             "model_config": self.model_config.model_dump(mode="json"),
             "train": self.train.model_dump(mode="json"),
             "teachers": [str(path) for path in self.teachers],
+            "pool": [str(path) for path in self.pool],
             "beside": [str(path) for path in self.beside],
             "on_top": None if self.on_top is None else str(self.on_top),
         }
@@ -129,6 +152,7 @@ class RunConfig:
             "train": parse(TrainConfig, values["train"], "run"),
             "slices": None if values["slices"] is None else tuple(values["slices"]),
             "teachers": tuple(Path(path) for path in values["teachers"]),
+            "pool": tuple(Path(path) for path in values["pool"]),
             "beside": tuple(Path(path) for path in values["beside"]),
             "on_top": None if values["on_top"] is None else Path(values["on_top"]),
         }
@@ -145,6 +169,7 @@ class RunConfig:
             "threads": self.threads,
             "device": self.device,
             "teachers": [checksum(path) for path in self.teachers],
+            **({"pool": [checksum(path) for path in self.pool]} if self.pool else {}),
             **(
                 {"parts": [sha256(run / ARTIFACT / WEIGHTS) for run in self.beside]}
                 if self.model == "blend"

@@ -42,6 +42,7 @@ from recap_ctr.training.breakdown import held_out_breakdown
 from recap_ctr.training.config import ARTIFACT, HISTORY, RunConfig
 from recap_ctr.training.linear import train_linear
 from recap_ctr.training.loop import Trained
+from recap_ctr.training.pool import Recombination
 from recap_ctr.training.references import (
     LOGISTIC,
     TREES,
@@ -219,6 +220,9 @@ def _origin(config: RunConfig, data: PreparedData) -> dict[str, Any]:
         "threads": config.threads,
         "device": config.device,
         "teachers": [table_checksum(path) for path in config.teachers],
+        **(
+            {"pool": Recombination(data, config.train.recombined).summary(config.pool)} if config.pool else {}
+        ),
         "calibration": config.calibration,
         "negative_rate": config.negative_rate,
         "routes": RouteSummary(count=config.routes, choice=config.route_choice),

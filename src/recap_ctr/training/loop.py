@@ -38,6 +38,7 @@ from recap_ctr.training import checkpoint
 from recap_ctr.training.ahead import Batches, Place, batches_of
 from recap_ctr.training.feed import Feed, Targets, choose_window, derive_seed, feed_of
 from recap_ctr.training.optimizer import Update
+from recap_ctr.training.pool import Pool, with_pool
 from recap_ctr.training.record import DIVERGED, StepRecord, require_finite
 from recap_ctr.training.report import Epoch, PartGain
 
@@ -142,9 +143,11 @@ class Trainer:
         targets: Targets | None = None,
         start: Start | None = None,
         length: float | None = None,
+        pool: Pool | None = None,
     ) -> None:
         """Build the model and its update; `targets` are the teachers' probabilities, one for each training row.
 
+        The rows of a `pool` are mixed with the training rows; an epoch has as many steps as these alone would fill.
         With a `length`, in epochs, the run ends there with the weights that it then has, and selects none by
         validation.
         """
@@ -152,7 +155,9 @@ class Trainer:
         compute_reproducibly(device.type)
         self.config, self.data, self.device = config, data, device
         self.group = current_group()
-        self.targets, self.window_rows = targets, choose_window(data.train, config, self.group)
+        self.taught, self.targets = with_pool(data.train, targets, pool, config.kd_weight)
+        """All rows to learn from: the training rows, and those of the pool."""
+        self.window_rows = choose_window(self.taught, config, self.group)
         seed(derive_seed(config.seed, _INITIAL), device)
         self.model = build(name, model_config, data.layout)
         self.start = start or Start({})
@@ -166,6 +171,7 @@ class Trainer:
         loss_name = str(self.model.config.loss)  # type: ignore[union-attr]
         self.loss, self.distillation = LOSSES[loss_name], distillation(loss_name)
         self.steps_per_epoch = -(-len(data.train) // config.batch_size)
+        self.steps_per_pass = -(-len(self.taught) // config.batch_size)
         parts = min(config.validations, self.steps_per_epoch)
         self.validated_at = [self.steps_per_epoch * part // parts for part in range(1, parts + 1)]
         """The steps of an epoch after which the model is validated; the last one ends the epoch."""
@@ -187,7 +193,7 @@ class Trainer:
     @cached_property
     def feed(self) -> Feed:
         """Return the rows in the order of training. Call this only when it is known where the run goes on."""
-        return feed_of(self.data.train, self.config, self.targets, self.group, self.window_rows)
+        return feed_of(self.taught, self.config, self.targets, self.group, self.window_rows)
 
     @cached_property
     def batches(self) -> Batches:
@@ -199,8 +205,7 @@ class Trainer:
         """Update the weights on the next batch, and return its number of rows."""
         epoch, at = divmod(self.progress.step, self.steps_per_epoch)
         self._enter(epoch, begins=at == 0)
-        size = self.config.batch_size
-        num_rows = min(size, len(self.data.train) - at * size)
+        num_rows = self._rows_of(self.progress.step)
         self.group.enter_batch(num_rows)
         rows = self.batches.take(self.progress.step)
         seed(derive_seed(self.config.seed, self.progress.step), self.device)
@@ -238,10 +243,13 @@ class Trainer:
         return self.progress.loss_sum / max(self.steps_since_validation - len(self.record), 1)
 
     def _place_of(self, step: int) -> Place:
-        """Return where the rows of a step are."""
-        epoch, at = divmod(step, self.steps_per_epoch)
+        """Return where the rows of a step are, in which pass over all of them."""
+        return Place(*divmod(step, self.steps_per_pass), self.group.share(self._rows_of(step)))
+
+    def _rows_of(self, step: int) -> int:
+        """Return how many rows a step has: the last one of a pass may have fewer."""
         size = self.config.batch_size
-        return Place(epoch, at, self.group.share(min(size, len(self.data.train) - at * size)))
+        return min(size, len(self.taught) - step % self.steps_per_pass * size)
 
     def _enter(self, epoch: int, *, begins: bool) -> None:
         """Tell models that change with the epoch which one it is."""
@@ -425,6 +433,7 @@ def train(
     targets: Targets | None = None,
     start: Start | None = None,
     length: float | None = None,
+    pool: Pool | None = None,
     until: int | None = None,
     deadline: float | None = None,
     quiet: bool = False,
@@ -437,9 +446,9 @@ def train(
     there. There is always a validation before a pause, so that there are weights to go on with. `on_step` is called
     with the number of each step, `on_epoch` with each epoch once its state is saved, after resuming also with the
     epochs before. An exception that `on_epoch` raises stops the run, which can be resumed. `length` sets the end of a
-    run in advance; see `Trainer`.
+    run in advance; for that and the `pool` see `Trainer`.
     """
-    trainer = Trainer(name, model_config, config, data, device, targets, start, length)
+    trainer = Trainer(name, model_config, config, data, device, targets, start, length, pool)
     group = trainer.group
     quiet = quiet or not group.is_first
     if (out / STATE).is_file():

@@ -1,7 +1,8 @@
 """Train a run again on all rows, with the settings and the length that the held-out rows have shown to be best.
 
 For each run, the held-out rows have decided one number: the epochs of a network, the trees of a forest, or the strength
-of a regression. A student learns from the same teachers as before, whose logits of the held-out rows exist, too.
+of a regression. A student learns from the same teachers as before, whose logits of the held-out rows exist, too, and from
+the same recombined rows, which are made of the training rows.
 """
 
 import json
@@ -31,6 +32,7 @@ from recap_ctr.training.boosted import BOOSTED, train_boosted
 from recap_ctr.training.config import ARTIFACT, RunConfig
 from recap_ctr.training.linear import train_linear
 from recap_ctr.training.loop import Start, Trained, train
+from recap_ctr.training.pool import read_pool
 from recap_ctr.training.rates import RATES, train_rates, with_rates
 from recap_ctr.training.report import RunReport
 
@@ -172,6 +174,7 @@ def _train(
         targets=_targets(config, measured),
         start=start,
         length=length,
+        pool=read_pool(config.pool, config.train.recombined, measured, whole),
         deadline=deadline,
     )
 

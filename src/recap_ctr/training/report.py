@@ -118,6 +118,23 @@ class PartGain(Record):
         return f"the shipped logit is {listed}, which changes the validation logloss by {-self.logloss:+.5f}"
 
 
+class PoolSummary(Record):
+    """The recombined rows that a student has learnt from, beside the training rows."""
+
+    rows: int
+    sides: list[list[str]]
+    """The fields that stayed together."""
+    teachers: int
+    """How many teachers have scored them."""
+
+    @property
+    def sentence(self) -> str:
+        """Return how many rows there were, and what they were made of, in words."""
+        sides = " | ".join(" ".join(side) for side in self.sides)
+        scored = "one teacher" if self.teachers == 1 else f"{self.teachers} teachers"
+        return f"{self.rows:,}, scored by {scored}; made of {len(self.sides)} sides of random rows: {sides}"
+
+
 class Reference(Record):
     """A reference model's figures on one split, and how far the reported model is ahead of it there."""
 
@@ -152,6 +169,8 @@ class RunReport(Record):
     device: str
     teachers: list[str] = Field(default_factory=list)
     """Checksums of the teachers' logit tables."""
+    pool: PoolSummary | None = None
+    """The recombined rows of a student that has learnt from some."""
     calibration: str
     negative_rate: float
     reference: dict[str, dict[str, Reference]] | None = None

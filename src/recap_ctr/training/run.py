@@ -29,6 +29,7 @@ from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig
 from recap_ctr.training.finish import finish
 from recap_ctr.training.linear import train_linear
 from recap_ctr.training.loop import Start, Trained, Trainer, train
+from recap_ctr.training.pool import read_pool
 from recap_ctr.training.rates import RATES, train_rates, with_rates
 from recap_ctr.training.report import REPORT, RunReport, read_report
 
@@ -174,6 +175,7 @@ def _train(
         device=device,
         targets=targets,
         start=start,
+        pool=read_pool(config.pool, config.train.recombined, data),
         until=until,
         deadline=deadline,
         quiet=quiet,
