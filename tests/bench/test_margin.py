@@ -18,7 +18,9 @@ from recap_ctr.evaluation import metrics
 def write_run(directory: Path, data: PreparedData, signal: float, seed: int) -> np.ndarray:
     """Write the logits of a run that knows `signal` of the label, and return them."""
     rng = np.random.default_rng(seed)
-    logits = (signal * np.asarray(data.test.labels) + rng.normal(size=len(data.test))).astype(np.float32)
+    logits = (signal * np.asarray(data.test.labels, np.float64) + rng.normal(size=len(data.test))).astype(
+        np.float32
+    )
     with LogitWriter(directory / "logits" / "test", data, "test", [Estimator(f"run-{seed}")]) as writer:
         writer.write(logits[:, None])
     return logits

@@ -87,7 +87,7 @@ def test_folds_by_time_are_stretches_that_hide_all_clicks_of_their_rows() -> Non
     order = np.argsort(times)
     folds = rates._fold_N[order]
     assert (np.diff(folds) >= 0).all() and np.bincount(folds).tolist() == [80] * 5
-    flipped = rows.labels.copy()
+    flipped = rows.labels.astype(np.uint8)
     flipped[order[:80]] ^= 1
     changed = Rates(replace(rows, labels=flipped), LAYOUT, by_time=True)
     changed.rate = rates.rate
@@ -98,7 +98,7 @@ def test_folds_by_time_are_stretches_that_hide_all_clicks_of_their_rows() -> Non
 
 def test_its_own_click_changes_nothing_that_a_row_sees() -> None:
     rows = random_shard(300)
-    flipped = rows.labels.copy()
+    flipped = rows.labels.astype(np.uint8)
     flipped[7] ^= 1
     crosses = [("f0",), ("f1", "f2")]
     rates, changed = Rates(rows, LAYOUT), Rates(replace(rows, labels=flipped), LAYOUT)

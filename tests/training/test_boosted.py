@@ -99,7 +99,7 @@ def test_training_rows_bring_codes_along_that_lack_their_own_click(
     assert isinstance(model, Boosted)
     rows = with_codes(model.config, data)
     assert rows.values.shape[1] == data.layout.num_values + 2
-    labels = np.array(data.train.labels)
+    labels = np.array(data.train.labels, np.uint8)
     labels[5] ^= 1
     rates = count_rates(data)
     flipped = type(rates)(replace(data.train, labels=labels), data.layout)

@@ -4,6 +4,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -278,7 +279,7 @@ class TestConfig:
 
     @pytest.mark.parametrize("changes", [{"teachers": (Path("a"),)}, {"pool": (Path("b"),)}])
     def test_recombined_rows_need_teachers_that_have_scored_them(
-        self, run_config: RunConfig, changes: dict[str, tuple[Path, ...]]
+        self, run_config: RunConfig, changes: dict[str, Any]
     ) -> None:
         training = run_config.train.model_copy(update={"recombined": 1})
         with pytest.raises(InputError, match="recombined is 1"):

@@ -96,9 +96,7 @@ def _codes(rows: Shard, field: FieldLayout) -> Codes:
     if field.value_column is not None:
         columns.append(rows.values[:, field.value_column].view(np.uint32).astype(np.uint64))
     factors = np.random.default_rng(len(columns)).integers(0, 2**64, len(columns), np.uint64) | np.uint64(1)
-    codes: Codes = sum(
-        (column * factor for column, factor in zip(columns, factors, strict=True)), np.uint64(0)
-    )
+    codes: Codes = np.stack(columns, axis=1) @ factors
     return codes
 
 

@@ -312,7 +312,7 @@ class _Update:
             data={
                 **recorded["data"],
                 "fingerprint": retraining.data.fingerprint,
-                **self._totals(retraining.fresh.shard.labels),
+                **self._totals(retraining.fresh.shard),
             },
             training={
                 **recorded["training"],
@@ -323,8 +323,8 @@ class _Update:
         checksum = read_json(directory / MANIFEST)["files"][WEIGHTS]["sha256"]
         write_state(directory / TRAINING_STATE, retraining.next_state(), checksum)
 
-    def _totals(self, labels: npt.NDArray[np.uint8]) -> dict[str, int]:
+    def _totals(self, rows: Shard) -> dict[str, int]:
         """Return the training rows so far, with these new ones, and their clicks if those of before are known."""
         data = self.shipped.manifest["data"]
-        clicks = {"clicks": data["clicks"] + int(np.sum(labels))} if "clicks" in data else {}
-        return {"rows": data["rows"] + len(labels), **clicks}
+        clicks = {"clicks": data["clicks"] + int(np.sum(rows.labels))} if "clicks" in data else {}
+        return {"rows": data["rows"] + len(rows), **clicks}
