@@ -120,6 +120,25 @@ def test_an_update_goes_on_from_all_rows(done: FitResult, log: pl.DataFrame, tmp
     assert "late" not in result.report.added
 
 
+def test_an_update_knows_a_hashed_field_that_is_spelt_otherwise(
+    log: pl.DataFrame, click_schema: Schema, tmp_path: Path
+) -> None:
+    """No rows are pending after the last stage, so what buckets held before is kept beside them."""
+    hashed = {"site": {"hash_buckets": 2_000}}
+    fields = tuple(field.model_copy(update=hashed.get(field.name, {})) for field in click_schema.fields)
+    schema = click_schema.model_copy(update={"fields": fields})
+    result = fitted(log, schema, tmp_path / "fit", keep_state=True)
+    assert result.report.refit is not None
+    rows = log.sample(600, seed=1).with_columns(row=pl.int_range(600) + 10_000)
+    respelt = rows.with_columns(pl.col("site").str.to_uppercase())
+    said = [
+        recap_ctr.update(result.out, new, out=tmp_path / name, settings={"passes": 1}).report.gate.reasons
+        for name, new in (("same", rows), ("respelt", respelt))
+    ]
+    is_told = [any(reason.startswith("field 'site'") for reason in reasons) for reasons in said]
+    assert is_told == [False, True]
+
+
 def test_switched_off_the_measured_model_ships(
     log: pl.DataFrame, click_schema: Schema, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ from recap_ctr.recipe.state import (
     TrainingState,
     count_rows,
     counted_crosses,
+    empty_bucket_shares,
     last_seen,
     newest,
     optimizer_state,
@@ -372,6 +373,7 @@ class Retraining:
         """Return the training state of the trained model."""
         layout, valid = self.data.layout, self.data.valid
         moments, steps = optimizer_state(self.work / "student" / STATE)
+        seen_V = self._seen_before() + count_rows(self.fresh.shard, layout)
         return TrainingState(
             steps=self.state.steps + steps,
             updates=self.state.updates + 1,
@@ -379,9 +381,12 @@ class Retraining:
             moments=moments,
             replay=self._next_replay(),
             pending=KeptRows(replace(valid.take(newest(valid, PENDING_ROWS)), groups=None)),
-            seen_V=self._seen_before() + count_rows(self.fresh.shard, layout),
+            seen_V=seen_V,
             last_V=self._last_seen(),
-            unknown=unknown_shares(self.shipped_ids_G[np.asarray(valid.ids)], self.shipped.encoder.layout),
+            unknown={
+                **unknown_shares(self.shipped_ids_G[np.asarray(valid.ids)], self.shipped.encoder.layout),
+                **empty_bucket_shares(valid.ids, self.data.encoder, seen_V),
+            },
             rare=load_rare(self.data.path, self.data.encoder),
             entries=self._entries,
             teachers=tuple(self._next_teacher(number) for number in range(len(self.state.teachers))),

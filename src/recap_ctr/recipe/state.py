@@ -107,7 +107,7 @@ class TrainingState:
     last_V: Floats | None = None
     """The moment when each value was last seen, in seconds since 1970; None where rows have no times."""
     unknown: Mapping[str, float] = field(default_factory=dict)
-    """The share of values without a vector of their own in the newest rows, by field."""
+    """The share of values that training rows lacked in the newest rows, by field."""
     rare: Rare = field(default_factory=dict)
     entries: Entries | None = None
     """The counts behind the table of click rates."""
@@ -253,13 +253,19 @@ def write_fit_state(fit: Path, report: FitReport, data: PreparedData) -> Path:
         pending=pending,
         seen_V=count_rows(train, data.layout),
         last_V=last_seen([train, held_out], data.layout, data.time_unit),
-        unknown=unknown_shares(joined([measured_on.valid, measured_on.test]).ids, measured_on.layout),
+        unknown=_unknown_before(measured_on),
         rare=load_rare(data.path, data.encoder),
         entries=counted.entries(crosses) if counted else None,
         teachers=_teachers(fit, report, row_map(measured_on.encoder, data.encoder)),
     )
     write_state(directory, state, checksum)
     return directory
+
+
+def _unknown_before(data: PreparedData) -> dict[str, float]:
+    """Return for each field the share of values in the held-out rows that the training rows lack."""
+    ids, seen_V = joined([data.valid, data.test]).ids, count_rows(data.train, data.layout)
+    return unknown_shares(ids, data.layout) | empty_bucket_shares(ids, data.encoder, seen_V)
 
 
 def optimizer_state(file: Path) -> tuple[dict[str, Array], int]:

@@ -244,10 +244,9 @@ class _Update:
         """Return the shares of each field in the newest rows and, as far as they are known, when the model shipped."""
         encoder, profile = self.shipped.encoder, self.shipped.profile
         now = unknown_shares(newest.ids, encoder.layout)
-        before = {**now, **self.state.unknown}
-        if self.state.seen_V is not None and self.state.pending is not None:
-            before |= empty_bucket_shares(self.state.pending.shard.ids, encoder, self.state.seen_V)
+        if self.state.seen_V is not None:
             now |= empty_bucket_shares(newest.ids, encoder, self.state.seen_V)
+        before = {**now, **self.state.unknown}
         counts = retraining.data.manifest["splits"]["valid"]["missing"]
         missing = {name: counts[name] / len(newest) for name in now}
         missing |= empty_row_shares(newest.ids, encoder.layout)
