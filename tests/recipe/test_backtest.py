@@ -86,7 +86,11 @@ def test_a_log_is_replayed_and_resumed(tmp_path: Path, monkeypatch: pytest.Monke
         for name, (_, when) in contents(tmp_path / "replay").items()
         if name.endswith("state.safetensors")
     }
+    (cut,) = (tmp_path / "replay").glob("updates-*")
+    (cut / "update-0003").mkdir()
+    (cut / "update-0003" / "half").touch()  # Its CPU time would not be known, so it is made anew.
     result = backtest(rows, **options)  # type: ignore[arg-type]
+    assert not (cut / "update-0003" / "half").exists()
     after = {name: when for name, (_, when) in contents(tmp_path / "replay").items()}
     assert made and made.items() <= after.items()  # Nothing is trained twice.
     first, second = result.report.periods
@@ -98,6 +102,13 @@ def test_a_log_is_replayed_and_resumed(tmp_path: Path, monkeypatch: pytest.Monke
     gap = result.report.forgotten["refit"]
     oldest = result.report.oldest
     assert gap.mean == pytest.approx(oldest["update"] - oldest["refit"]) and gap.error > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(replays, "fit", lambda *_, **__: pytest.fail("the fits are there"))
+        other = backtest(rows, **options, update_settings={"passes": 1})  # type: ignore[arg-type]
+        assert backtest(rows, **options).report == result.report  # type: ignore[arg-type]
+    other_second = other.report.periods[1]
+    assert other_second.figures["refit"] == second.figures["refit"]
+    assert other_second.figures["update"] != second.figures["update"]
     with pytest.raises(InputError, match="'f1' does not hold moments"):
         backtest(rows, **{**options, "out": tmp_path / "other", "time": "f1"})  # type: ignore[arg-type]
     with pytest.raises(InputError, match="periods; at least 3"):

@@ -224,6 +224,14 @@ def backtest(
     ] = None,
     budget: Annotated[float | None, typer.Option("--budget", min=0.1, help="Minutes of each fit.")] = None,
     settings: Set = None,
+    update_settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--update",
+            metavar="KEY=VALUE",
+            help="A setting of the updates, such as passes=3; repeatable.",
+        ),
+    ] = None,
     confidence: Confidence = None,
     max_churn: MaxChurn = None,
     max_calibration_error: MaxCalibrationError = None,
@@ -238,7 +246,8 @@ def backtest(
     """Replay a log period by period, to compare updating with refitting every time and with doing neither.
 
     Every model is judged on the period after the rows that it has seen: AUC, logloss, calibration, churn and CPU time,
-    on one page. After an interruption, the same command goes on. --set takes any key of a recipe, for all fits.
+    on one page. After an interruption, the same command goes on. --set takes any key of a recipe, for all fits, and
+    --update what --set takes at an update. With other settings of the updates, the fits of before are used again.
 
     Example: recap backtest log.csv --label click --time ts --every 1d --budget 2 --out replay
     """
@@ -258,7 +267,7 @@ def backtest(
         first=first,
         settings=parse_settings(settings),
         budget=budget,
-        update_settings=drop_unset({"forget_after": forget_after}),
+        update_settings={**parse_settings(update_settings), **drop_unset({"forget_after": forget_after})},
         gate=_limits(confidence, max_churn, max_calibration_error, max_unknown, min_ranking),
         threads=threads or 1,
         force=force,

@@ -1,9 +1,11 @@
 """Replay a log period by period, to compare updating with refitting every time and with doing neither.
 
 Every model is judged on the period after the rows that it has seen. Each period's figures are written when they are
-known, and every model has a directory of its own, so an interrupted replay goes on where it was.
+known, and every model has a directory of its own, so an interrupted replay goes on where it was. Updates are in a
+directory that is named after their settings: others can be tried on the same fits.
 """
 
+import gc
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -35,7 +37,8 @@ from recap_ctr.recipe.retrain import UpdateConfig
 from recap_ctr.recipe.update import update
 from recap_ctr.schema import Schema
 from recap_ctr.storage.claims import claim
-from recap_ctr.storage.files import atomic_file, make_directory, read_json, write_json
+from recap_ctr.storage.files import atomic_file, make_directory, read_json, remove_directory, write_json
+from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.storage.locks import locked
 
 REPORT = "backtest.json"
@@ -87,7 +90,8 @@ def backtest(
     """Replay a log: fit its `first` periods (by default half of them), then update each period, or refit, or neither.
 
     `time` is the column of moments, `every` the length of a period. `settings` and `budget` are those of the fits,
-    `update_settings` and `gate` those of the updates. Rows of an update that the gate refuses are part of the next one.
+    `update_settings` and `gate` those of the updates: with others, the fits of before are used again. Rows of an update
+    that the gate refuses are part of the next one.
     """
     directory, seconds = Path(out), read_period(every)
     update_config = parse(UpdateConfig, update_settings or {}, "update")
@@ -101,8 +105,6 @@ def backtest(
         "first": first,
         "settings": dict(settings or {}),
         "budget": budget,
-        "update": update_config.model_dump(mode="json"),
-        "gate": limits.model_dump(mode="json"),
         "threads": threads,
     }
     claim(directory, inputs, finished=REPORT, force=force)
@@ -163,33 +165,37 @@ class _Replay:
     ) -> None:
         self.files, self.starts, self.schema, self.out = files, starts, schema, out
         self.options, self.update_config, self.limits, self.quiet = options, update_config, limits, quiet
+        named_after = {
+            "update": update_config.model_dump(mode="json"),
+            "gate": limits.model_dump(mode="json"),
+        }
+        self.updates = out / f"updates-{fingerprint(named_after)[:10]}"
 
     def run(self, every: str, first: int) -> Backtest:
         if not 0 < first < len(self.files):
             raise InputError(
                 f"{first} periods to fit, of {len(self.files)}", fix="leave at least one period to judge on"
             )
-        begun = self._stage("first", self._fit, self.out / "fit", first, True)
+        make_directory(self.updates)
+        begun = self._make(self._fit, self.out / "fit", first, True)
         models: dict[Strategy, str] = dict.fromkeys(STRATEGIES, str(self.out / "fit"))
         before, since, periods = dict(models), first, []
         idle = {"cpu_seconds": 0.0, "shipped": False}
         for at in range(first, len(self.files)):
             made: dict[Strategy, dict[str, Any]] = dict.fromkeys(STRATEGIES, idle)
             if at > first:
-                refit, updated = (self.out / f"{stage}-{at:04d}" for stage in ("refit", "update"))
-                made["refit"] = self._stage(refit.name, self._fit, refit, at, False)
+                refit, updated = self.out / f"refit-{at:04d}", self.updates / f"update-{at:04d}"
+                made["refit"] = self._make(self._fit, refit, at, False)
                 models["refit"] = str(refit)
-                made["update"] = self._stage(
-                    updated.name, self._update, models["update"], self.files[since:at], updated
-                )
+                made["update"] = self._make(self._update, updated, models["update"], self.files[since:at])
                 if made["update"]["shipped"]:
                     models["update"], since = str(updated), at
-            judged = self._stage(f"period-{at:04d}", self._judge, at, models, before)
+            judged = self._judged(f"period-{at:04d}", self._judge, at, models, before)
             figures = {name: PeriodFigures(**judged[name], **made[name]) for name in STRATEGIES}
             periods.append(Period(start=self.starts[at], rows=judged["rows"], figures=figures))
             self._say(periods[-1])
             before = dict(models)
-        oldest = self._stage("oldest-rows", self._judge_oldest, models)
+        oldest = self._judged("oldest-rows", self._judge_oldest, models)
         return Backtest(
             every=every,
             first_rows=sum(
@@ -201,19 +207,27 @@ class _Replay:
             forgotten=oldest["forgotten"],
         )
 
-    def _stage(self, name: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-        """Return the result of a stage, and the CPU seconds that it took; the result of a finished stage is read
-        back."""
-        file = self.out / f"{name}.json"
+    def _make(self, work: Callable[..., dict[str, Any]], out: Path, *arguments: Any) -> dict[str, Any]:
+        """Return what is known of a model in `out`, and the CPU seconds that it took; make it if it isn't there.
+
+        A model whose making was interrupted is made anew: what it had taken by then is not known.
+        """
+        file = out.with_name(f"{out.name}.json")
         if not file.is_file():
+            remove_directory(out)
+            gc.collect()  # Workers end with the objects that hold them, and only then is their CPU time known.
             started = _cpu_seconds()
-            record = work(*arguments)
-            write_json(
-                file, record | {"cpu_seconds": _cpu_seconds() - started} if "shipped" in record else record
-            )
-        record = read_json(file)
-        assert isinstance(record, dict)
-        return record
+            record = work(out, *arguments)
+            gc.collect()
+            write_json(file, {**record, "cpu_seconds": _cpu_seconds() - started})
+        return _read_record(file)
+
+    def _judged(self, name: str, judge: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+        """Return what a judgement found; one that is finished is read back."""
+        file = self.updates / f"{name}.json"
+        if not file.is_file():
+            write_json(file, judge(*arguments))
+        return _read_record(file)
 
     def _fit(self, out: Path, periods: int, keep_state: bool) -> dict[str, Any]:
         fit(
@@ -227,7 +241,7 @@ class _Replay:
         )
         return {"shipped": True}
 
-    def _update(self, model: str, rows: list[Path], out: Path) -> dict[str, Any]:
+    def _update(self, out: Path, model: str, rows: list[Path]) -> dict[str, Any]:
         result = update(
             model,
             rows,
@@ -292,6 +306,12 @@ class _Replay:
 def _logits(scores: Floats) -> Floats:
     """Return the logits of probabilities, none of them infinite."""
     return np.asarray(metrics.logit(np.clip(scores, 1e-12, 1 - 1e-12)))
+
+
+def _read_record(file: Path) -> dict[str, Any]:
+    record = read_json(file)
+    assert isinstance(record, dict)
+    return record
 
 
 def _cpu_seconds() -> float:
