@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from recap_ctr.config import TrainConfig
 from recap_ctr.data.drifting import DriftConfig, DriftingData
 from recap_ctr.data.grow import row_map
 from recap_ctr.data.moments import DAY
@@ -274,7 +275,6 @@ def test_values_are_forgotten(log: Log, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["lr", "rates", "boosted", "blend", "recap"])
 def test_every_kind_that_ships_is_updated(log: Log, tmp_path: Path, model: str) -> None:
     """The parts of a portfolio: a regression, click rates, trees, their sum, and RECAP with all beside its towers."""
-    from recap_ctr.config import TrainConfig
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.models.catalogue import parse_model
     from recap_ctr.training.config import RunConfig
@@ -384,6 +384,23 @@ def test_killed_in_each_stage_it_ends_with_the_same_bits(log: Log, tmp_path: Pat
     assert bits(out) == bits(whole)
     assert bits(tmp_path / "new-delta") == bits(tmp_path / "whole-delta")
     assert {path.name for path in tmp_path.iterdir()} == {"new", "new-delta", "whole", "whole-delta"}
+
+
+@pytest.mark.parametrize(("settings", "size"), [({}, 128), ({"batch_size": 200}, 200)])
+def test_few_rows_come_in_small_batches(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], size: int
+) -> None:
+    """The recipe's 256 rows a step are for six days; a day would be over in a few steps."""
+    asked: list[TrainConfig] = []
+
+    def stop(_name: str, _config: object, training: TrainConfig, *_: object, **__: object) -> None:
+        asked.append(training)
+        pytest.fail("cut")
+
+    monkeypatch.setattr(retrain, "train", stop)
+    with pytest.raises(pytest.fail.Exception):
+        update(log.fit, log.days[FITTED], out=tmp_path / "new", settings=settings)
+    assert [training.batch_size for training in asked] == [size]
 
 
 def test_an_output_of_something_else_stays(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ from recap_ctr.models.recap import Recap, RecapConfig
 from recap_ctr.nn.mlp import Wide
 from recap_ctr.nn.table import Table
 from recap_ctr.nn.weights import load_tensors, save_tensors, to_arrays
+from recap_ctr.recipe.config import batch_size
 from recap_ctr.recipe.state import (
     PENDING_ROWS,
     REPLAY_ROWS,
@@ -71,6 +72,8 @@ class UpdateConfig(Frozen):
     """How often each new row is trained on."""
     replay: NonNegativeFloat = 0.25
     """How many earlier rows are trained on for each new one, in each pass."""
+    batch_size: PositiveInt | None = None
+    """Rows of a step; by default as many as a fit of so few rows takes, but no more than the recipe's."""
     kd_weight: NonNegativeFloat | None = None
     """The weight of the loss against the shipped model and its teachers; by default the recipe's."""
     horizon: PositiveFloat = 0.25
@@ -132,11 +135,21 @@ class Retraining:
     @cached_property
     def epoch(self) -> KeptRows:
         """Return all rows of the one epoch: new ones several times, and replayed ones."""
-        fresh = self.fresh.take(np.tile(np.arange(len(self.fresh)), self.config.passes))
-        wanted = round(self.config.replay * len(fresh))
+        return self.each.take(self._order)
+
+    @cached_property
+    def each(self) -> KeptRows:
+        """Return the rows of the epoch, each of them once: new ones, then those that are replayed."""
+        wanted = round(self.config.replay * self.config.passes * len(self.fresh))
         if self.replay is None or not wanted:
-            return fresh
-        return fresh.plus(self.replay.take(np.sort(sample(len(self.replay), wanted, self._seed))))
+            return self.fresh
+        return self.fresh.plus(self.replay.take(np.sort(sample(len(self.replay), wanted, self._seed))))
+
+    @property
+    def _order(self) -> npt.NDArray[np.int64]:
+        """Return which of these rows are those of the epoch."""
+        new = np.arange(len(self.fresh))
+        return np.concatenate([np.tile(new, self.config.passes), np.arange(len(new), len(self.each))])
 
     @property
     def _seed(self) -> int:
@@ -204,6 +217,8 @@ class Retraining:
         }
         if self.config.kd_weight is not None:
             changes["kd_weight"] = self.config.kd_weight
+        size = self.config.batch_size or min(recipe.batch_size, batch_size(len(self.fresh)))
+        changes["batch_size"] = size
         return recipe.model_copy(update=changes)
 
     def _grown(self, name: str, config: Frozen, weights: Mapping[str, Array]) -> nn.Module:
@@ -312,14 +327,14 @@ class Retraining:
 
     def _targets(self, model: nn.Module, teachers: list[tuple[nn.Module, float]]) -> npt.NDArray[np.float32]:
         """Return σ of the mean logit of the shipped model and of its teachers' mean, for each row of the epoch."""
-        rows = self._as_input(self.model_config, self.epoch)
+        rows = self._as_input(self.model_config, self.each)
         logits_N = predict(self.routed(model), rows, self.device).astype(np.float64)
         if teachers:
             total = sum(share for _, share in teachers)
             for teacher, share in teachers:
-                logits_N += share / total * predict(teacher, self.epoch.shard, self.device)
+                logits_N += share / total * predict(teacher, self.each.shard, self.device)
             logits_N /= 2
-        return sigmoid(logits_N).astype(np.float32)
+        return sigmoid(logits_N).astype(np.float32)[self._order]
 
     def routed(self, model: nn.Module) -> nn.Module:
         """Return the model on the routes that the shipped one averages."""
