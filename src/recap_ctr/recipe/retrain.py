@@ -57,7 +57,7 @@ from recap_ctr.recipe.state import (
 )
 from recap_ctr.storage.arrays import Array
 from recap_ctr.storage.files import make_directory
-from recap_ctr.training.linear import go_on
+from recap_ctr.training.linear import ALONE, BESIDE, go_on
 from recap_ctr.training.loop import STATE, Start, train
 
 TRAINED = "trained.safetensors"
@@ -286,6 +286,7 @@ class Retraining:
             self.fresh.shard,
             self.data.layout,
             beside_N=beside_N,
+            strength=ALONE if isinstance(model, LR) else BESIDE,
         )
         with torch.no_grad():
             wide.embedding.table.weight.copy_(torch.from_numpy(moved_V).unsqueeze(1))
