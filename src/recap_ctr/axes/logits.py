@@ -79,8 +79,8 @@ class LogitTable:
 class LogitWriter:
     """Write a table batch by batch. The table appears at `path` only when all rows are written.
 
-    `inputs` is a fingerprint of what the table is made from, which `storage.claims.is_made` compares. `rows` are the rows
-    that are scored, if they are not those of a split of the data.
+    `inputs` is a fingerprint of what the table is made from, which `storage.claims.is_made` compares. `rows` are the
+    rows that are scored, if they are not those of a split of the data.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Train a run again on all rows, with the settings and the length that the held-out rows have shown to be best.
 
 For each run, the held-out rows have decided one number: the epochs of a network, the trees of a forest, or the strength
-of a regression. A student learns from the same teachers as before, whose logits of the held-out rows exist, too, and from
-the same recombined rows, which are made of the training rows.
+of a regression. A student learns from the same teachers as before, whose logits of the held-out rows exist, too, and
+from the same recombined rows, which are made of the training rows.
 """
 
 import json
