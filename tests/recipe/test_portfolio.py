@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -17,6 +17,7 @@ from recap_ctr.recipe.entrants import Standing, train_slice
 from recap_ctr.recipe.portfolio import Portfolio
 from recap_ctr.recipe.refit import LastStage
 from recap_ctr.recipe.work import Work
+from recap_ctr.training import pool, trees
 from recap_ctr.training.parallel import Runs
 from recap_ctr.training.report import FitReport, read_report
 from tests.support.tiny_recipe import TINY
@@ -78,18 +79,6 @@ class TestWithoutABudget:
         assert len(taught) == 2 and {len(student.teachers) for student in taught} == {len(taken)}
         assert len(students) == 3, "and one that learns beside click rates, from labels alone"
 
-    def test_taught_students_learn_from_recombined_rows(
-        self, done: tuple[Path, FitReport], prepared: PreparedData
-    ) -> None:
-        students = [read_report(path) for path in done[0].iterdir() if path.name.startswith("student-recap")]
-        for student in students:
-            if student.teachers:
-                assert student.pool is not None and student.train.recombined == 3
-                assert student.pool.rows == 3 * len(prepared.train)
-                assert 1 <= student.pool.teachers <= len(set(student.teachers))
-            else:
-                assert student.pool is None, "nobody has scored rows for it"
-
     def test_members_stand_next_to_their_tables(
         self, done: tuple[Path, FitReport], prepared: PreparedData
     ) -> None:
@@ -124,6 +113,44 @@ class TestWithoutABudget:
     def test_a_set_strength_is_the_only_one(self, prepared: PreparedData, tmp_path: Path) -> None:
         report = portfolio(prepared, tmp_path / "fit", l2=0.01, portfolio=[]).run()
         assert {arm.name.partition(" rate")[0] for arm in report.arms} == {"fcn l2=0.01"}
+
+
+class TestRecombinedRows:
+    """Trees are left out here: in the fit above they may teach alone, and they can't score rows."""
+
+    ONE_STRENGTH: ClassVar[dict[str, Any]] = {"l2": 0.01, "learning_rate": 0.002, "portfolio": []}
+
+    @pytest.fixture(autouse=True)
+    def without_trees(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(trees, "is_installed", lambda: False)
+
+    def test_taught_students_learn_from_those_that_networks_have_scored(
+        self, prepared: PreparedData, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "fit"
+        report = portfolio(prepared, out, **self.ONE_STRENGTH).run()
+        students = [read_report(path) for path in out.glob("student-recap-*")]
+        taught = [student for student in students if student.teachers]
+        assert taught and not report.plan["given_up"]
+        for student in taught:
+            assert student.pool is not None and student.train.recombined == 3
+            assert student.pool.rows == 3 * len(prepared.train)
+            assert student.pool.teachers == len(set(student.teachers))
+        assert all(student.pool is None for student in students if not student.teachers)
+
+        files = {path: path.stat().st_mtime_ns for path in out.rglob("*.npy")}
+        again = portfolio(prepared, out, **self.ONE_STRENGTH).run()
+        assert again.model_copy(update={"date": report.date}) == report
+        assert {path: path.stat().st_mtime_ns for path in out.rglob("*.npy")} == files
+
+    def test_they_are_left_out_where_all_fields_belong_together(
+        self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pool, "sides_of", lambda train, layout: (("site", "ad"),))
+        report = portfolio(prepared, tmp_path / "fit", refit=False, **self.ONE_STRENGTH).run()
+        students = [read_report(path) for path in (tmp_path / "fit").glob("student-recap-*")]
+        assert students and all(student.pool is None for student in students)
+        assert any("all fields belong together" in what for what in report.plan["given_up"])
 
 
 class TestBudget:

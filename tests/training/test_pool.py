@@ -43,43 +43,43 @@ def pool_for(data: PlainRows, ratio: int = 2) -> tuple[Floats, Pool]:
     return rng.random(len(data.train), np.float32), Pool(rows, rng.random(len(rows), np.float32))
 
 
-class TestLoss:
-    @pytest.mark.parametrize("is_weighted", [False, True])
-    def test_it_is_that_of_a_loop(self, is_weighted: bool) -> None:
-        """A training row has its label and its target, a recombined row its target alone."""
-        data, kd_weight = plain_rows(40), 2.0
-        if is_weighted:
-            weights = np.random.default_rng(1).random(40, np.float32) + 0.5
-            object.__setattr__(data.train, "weights", weights)
-        targets, pool = pool_for(data)
-        config = TrainConfig(batch_size=120, kd_weight=kd_weight)
-        trainer = Trainer("lr", parse_model("lr", {}), config, data, CPU, targets, pool=pool)
-        with torch.no_grad():
-            for parameter in trainer.model.parameters():
-                parameter.normal_(generator=torch.Generator().manual_seed(0))
-        logits = [predict(trainer.model, shard, CPU).astype(float) for shard in (data.train, pool.rows)]
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_the_loss_of_recombined_rows_is_that_of_a_loop(is_weighted: bool) -> None:
+    """A training row has its label and its target, a recombined row its target alone."""
+    data, kd_weight = plain_rows(40), 2.0
+    if is_weighted:
+        weights = np.random.default_rng(1).random(40, np.float32) + 0.5
+        object.__setattr__(data.train, "weights", weights)
+    targets, pool = pool_for(data)
+    config = TrainConfig(batch_size=120, kd_weight=kd_weight)
+    trainer = Trainer("lr", parse_model("lr", {}), config, data, CPU, targets, pool=pool)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(0))
+    logits = [predict(trainer.model, shard, CPU).astype(float) for shard in (data.train, pool.rows)]
 
-        def cost(logit: float, wanted: float) -> float:
-            return math.log1p(math.exp(logit)) - wanted * logit
+    def cost(logit: float, wanted: float) -> float:
+        return math.log1p(math.exp(logit)) - wanted * logit
 
-        total = weight = 0.0
-        for row in range(40):
-            w = float(data.train.weights[row]) if data.train.weights is not None else 1.0
-            labelled = cost(logits[0][row], float(data.train.labels[row]))
-            total += w * (labelled + kd_weight * cost(logits[0][row], float(targets[row])))
-            weight += w
-        for row in range(80):
-            w = float(pool.rows.weights[row]) if pool.rows.weights is not None else 1.0
-            total += w * kd_weight * cost(logits[1][row], float(pool.targets[row]))
-            weight += w * kd_weight / (1 + kd_weight)
-        trainer.step()
-        assert trainer.progress.loss_sum == pytest.approx(total / weight, rel=1e-5)
+    total = weight = 0.0
+    for row in range(40):
+        w = float(data.train.weights[row]) if data.train.weights is not None else 1.0
+        labelled = cost(logits[0][row], float(data.train.labels[row]))
+        total += w * (labelled + kd_weight * cost(logits[0][row], float(targets[row])))
+        weight += w
+    for row in range(80):
+        w = float(pool.rows.weights[row]) if pool.rows.weights is not None else 1.0
+        total += w * kd_weight * cost(logits[1][row], float(pool.targets[row]))
+        weight += w * kd_weight / (1 + kd_weight)
+    trainer.step()
+    assert trainer.progress.loss_sum == pytest.approx(total / weight, rel=1e-5)
 
-    def test_without_a_pool_nothing_changes(self) -> None:
-        data = plain_rows(40)
-        targets, _ = pool_for(data)
-        trainer = Trainer("lr", parse_model("lr", {}), TrainConfig(), data, CPU, targets)
-        assert trainer.taught is data.train and trainer.targets is targets
+
+def test_without_a_pool_nothing_changes() -> None:
+    data = plain_rows(40)
+    targets, _ = pool_for(data)
+    trainer = Trainer("lr", parse_model("lr", {}), TrainConfig(), data, CPU, targets)
+    assert trainer.taught is data.train and trainer.targets is targets
 
 
 class TestSteps:
