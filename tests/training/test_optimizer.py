@@ -191,6 +191,7 @@ def test_a_setting_that_came_later_leaves_no_trace_where_it_is_not_used() -> Non
         "ema_warmup",
         "validations",
         "kd_from",
+        "recombined",
         "window_rows",
         "precision",
     }

@@ -217,11 +217,7 @@ def prepare(
     _check_for_dataset({"--raw": raw, "--no-check": not check}, dataset)
     public, notes = None, []
     if dataset is not None:
-        if sources or schema or label or positive or separator or drop_unlabelled or ignore:
-            raise InputError(
-                "--dataset has its own files and schema",
-                fix="remove SOURCE, --schema, --label, --positive, --separator, --ignore and --drop-unlabelled",
-            )
+        _refuse_own_files(sources, schema, label, positive, separator, drop_unlabelled, ignore)
         public = find_protocol(dataset)
         preparation: Preparation = public.preparation(required(raw, "--raw"), check=check)
     else:
@@ -263,6 +259,15 @@ def prepare(
     if public is not None and data.name != public.name:
         tell(quiet, f"Not checked against the published rows: reports call them {data.name}.")
     tell(quiet, f"Next: recap fit {shown(target)} --out model")
+
+
+def _refuse_own_files(*options: object) -> None:
+    """Refuse options that name files or say how they are to be read."""
+    if any(options):
+        raise InputError(
+            "--dataset has its own files and schema",
+            fix="remove SOURCE, --schema, --label, --positive, --separator, --ignore and --drop-unlabelled",
+        )
 
 
 def _summary(data: "PreparedData") -> dict[str, Any]:

@@ -100,7 +100,7 @@ class RayTasks:
     per_gpu: int = 1
     """How many jobs share a GPU. Those that need each other don't."""
     reserved: Any = None
-    """The placement group of jobs that run at the same time, a bundle for each. None of them is begun again alone."""
+    """The placement group of jobs that run at the same time, one of its parts for each. None of them is begun again alone."""
 
     @property
     def workers(self) -> int:
@@ -128,8 +128,8 @@ class RayTasks:
 
         Either all of them get their cores and GPUs or none does, so that two such groups never wait for each other.
         """
-        bundle = {"CPU": self.num_cpus} | ({"GPU": self.num_gpus} if self.num_gpus else {})
-        group = placement_group([bundle] * count)
+        part = {"CPU": self.num_cpus} | ({"GPU": self.num_gpus} if self.num_gpus else {})
+        group = placement_group([part] * count)
         try:
             if not group.wait(timeout_seconds=WAIT_SECONDS):
                 say(f"waiting for nodes with room for {count} workers of {self.needs} each")

@@ -210,7 +210,7 @@ class _Replay:
     def _make(self, work: Callable[..., dict[str, Any]], out: Path, *arguments: Any) -> dict[str, Any]:
         """Return what is known of a model in `out`, and the CPU seconds that it took; make it if it isn't there.
 
-        A model whose making was interrupted is made anew: what it had taken by then is not known.
+        A model whose making was interrupted is made again from the start: what it had taken by then is not known.
         """
         file = out.with_name(f"{out.name}.json")
         if not file.is_file():

@@ -167,16 +167,9 @@ def fit(
         if keep_state:
             _keep_state(directory, report, prepared, quiet=quiet)
         shown = page(report, command, read_diagnosis(directory, prepared.fingerprint))
-        result = FitResult(
-            out=directory,
-            data=prepared,
-            report=report,
-            page=shown.write(directory),
-            summary=shown.lead,
-            forecast_check=check_forecast(directory, report),
-        )
+        written, checked = shown.write(directory), check_forecast(directory, report)
         log_report(report)
-        return result
+        return FitResult(directory, prepared, report, written, shown.lead, checked)
 
 
 def _train(
