@@ -100,7 +100,7 @@ class RayTasks:
     per_gpu: int = 1
     """How many jobs share a GPU. Those that need each other don't."""
     reserved: Any = None
-    """The placement group of jobs that run at the same time, one of its parts for each. None of them is begun again alone."""
+    """The placement group of jobs that run at the same time, one part for each. None begins again alone."""
 
     @property
     def workers(self) -> int:
