@@ -82,7 +82,7 @@ def test_scoring_takes_a_small_part_of_the_time_left(prepared: PreparedData, tmp
 
 def test_what_was_decided_stays(prepared: PreparedData, tmp_path: Path) -> None:
     first = work_in(prepared, tmp_path / "fit", budget=10.0)
-    scored_pool(first, entrants(first, 40.0))
+    scored_pool(first, entrants(first, 80.0))
     again = work_in(prepared, tmp_path / "fit", budget=10.0)
     assert again.journal.recombined == first.journal.recombined not in (0, 3, None)
     scored = scored_pool(again, entrants(again, 1e-3))

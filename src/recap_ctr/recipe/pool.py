@@ -12,7 +12,7 @@ from recap_ctr.training.pool import ONE_SIDE, Recombination
 
 RATIO = 3  # For each training row, where there is time.
 TIME_SHARE = 0.1  # Of the time that is left, to score them.
-FORWARD = 0.5
+FORWARD = 0.3
 """Scoring rows takes at most this share of the time that training on them takes."""
 TITLE = "recombined rows"
 
