@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recap_ctr.data import source
-from recap_ctr.data.infer import Inferred, infer
+from recap_ctr.data.infer import infer
+from recap_ctr.data.inferred import Inferred
 from recap_ctr.data.moments import write_moments
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.source import FileSource, FrameSource

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import tomli_w
 
 from recap_ctr.config import parse
 from recap_ctr.data.clock import clock_fields
+from recap_ctr.data.inferred import LEFT_OUT, WEIGHT, Finding, Inferred
 from recap_ctr.data.moments import find_unit, read_seconds
 from recap_ctr.data.roles import (
     drop_unlabelled,
@@ -38,7 +38,6 @@ ROW_ID_ROWS, ROW_ID_SHARE = 100, 0.995
 COINCIDENCE = 1e-9  # a column that gives the label away by chance is less probable than this
 WEIGHT_NAMES = {"weight", "weights", "sample_weight", "sampleweight", "row_weight"}
 IDS_BY_VALUES = "ids: spread evenly, and each predicts clicks where its neighbours do not"
-LEFT_OUT = "left out: "
 LISTS_OF_NUMBERS = (
     "fractions, such as those of an embedding, are no categories; if some of them matter, write each as a numeric"
     " column"
@@ -48,83 +47,9 @@ NUMBERS_WITH_COMMAS = (
     " separator ','"
 )
 LISTS_AS_TEXT = "write the values as a|b for a multi field, or save real lists (Parquet, Arrow or JSON lines)"
-WEIGHT = f"{LEFT_OUT}weight"
 TIME_WORDS = {"time", "timestamp", "ts", "date", "datetime"}
 TIME_HINTS = {"dt", "hour", "day", "created", "at", "stamp", "when"}  # these need values that look like dates
 SAMPLE_ROWS = 1_000  # of a block, to compare columns row by row
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a column was taken for, and why."""
-
-    column: str
-    verdict: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Inferred:
-    """A schema and the findings it follows from: for each column in the table's order, then for derived fields."""
-
-    schema: Schema
-    findings: tuple[Finding, ...]
-    origin: str
-    rows: int
-    notes: tuple[str, ...] = ()
-    """What a user should know before anything else: which value of the label was taken for a click."""
-    untimed: str | None = None
-    """Why no column can order the rows, though one holds moments: it has gaps."""
-
-    def describe_left_out(self) -> str:
-        """Return in a sentence which columns are not used, each with the kind of reason; "" if all are."""
-        verdicts = {
-            finding.column: finding.verdict.removeprefix(LEFT_OUT)
-            for finding in self.findings
-            if finding.verdict.startswith(LEFT_OUT)
-        }
-        listed = ", ".join(f"{column!r} ({verdict})" for column, verdict in verdicts.items())
-        return f"{LEFT_OUT}{listed}" if listed else ""
-
-    def to_toml(self) -> str:
-        """Return the schema as a file to be read by people: each line comes with its reason above it."""
-        reasons = {finding.column: _comment(finding.reason) for finding in self.findings}
-        lines = [
-            f"# Inferred from {self.rows:,} rows of {_comment(self.origin)}.",
-            "# Check each reason: what you know of the columns counts for more.",
-            f"format = {self.schema.format}",
-        ]
-        for role, name in self.schema.roles.items():
-            lines += ["", f"# {reasons[name]}", _toml_line(role, name)]
-            if role == "label":
-                values = {"positive": self.schema.positive, "negative": self.schema.negative}
-                lines += [_toml_line(key, value) for key, value in values.items() if value is not None]
-        for finding in self.findings:
-            if finding.verdict == WEIGHT:
-                lines += ["", f"# {_comment(finding.reason)}", f"# {_toml_line('weight', finding.column)}"]
-        if self.schema.columns is not None:
-            lines += ["", "# The files have no header line.", _toml_line("columns", self.schema.columns)]
-        if self.schema.separator is not None:
-            lines += ["", "# What separates the columns.", _toml_line("separator", self.schema.separator)]
-        left_out = [finding for finding in self.findings if finding.verdict.startswith(LEFT_OUT)]
-        if left_out:
-            lines += ["", "# Columns left out:"]
-        for finding in left_out:
-            why = f"{finding.verdict.removeprefix(LEFT_OUT)} ({finding.reason})"
-            lines.append(f"#   {finding.column!r}: {_comment(why)}")
-        for field in self.schema.fields:
-            values = field.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-            lines += ["", f"# {reasons[field.name]}", "[[fields]]", tomli_w.dumps(values).rstrip()]
-        return "\n".join(lines) + "\n"
-
-
-def _toml_line(name: str, value: str | Sequence[str]) -> str:
-    return tomli_w.dumps({name: value}).rstrip()
-
-
-def _comment(text: str) -> str:
-    """Return text on one line: a column's name or value may hold line ends, which a comment can't."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 @dataclass(frozen=True)

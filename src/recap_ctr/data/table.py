@@ -9,7 +9,8 @@ import polars as pl
 
 from recap_ctr.data.frames import as_frame
 from recap_ctr.data.grow import Base
-from recap_ctr.data.infer import Inferred, infer
+from recap_ctr.data.infer import infer
+from recap_ctr.data.inferred import Inferred
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FileSource, FrameSource, Source

@@ -10,7 +10,7 @@ import polars as pl
 from sklearn.utils import assert_all_finite, check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 
-from recap_ctr.data.infer import LEFT_OUT
+from recap_ctr.data.inferred import LEFT_OUT
 from recap_ctr.data.prepare import Preparation
 from recap_ctr.data.source import FrameSource
 from recap_ctr.data.split import Split
