@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from recap_ctr.data.recombine import num_cells
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.jobs.executor import Job
 from recap_ctr.recipe import pool
@@ -110,7 +111,7 @@ def test_with_one_side_there_are_none_and_that_is_said(
 def test_rows_that_would_not_fit_in_memory_are_fewer(
     prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "MAX_ROWS", 2 * len(prepared.train) + 1)
+    monkeypatch.setattr(pool, "MAX_CELLS", 2 * num_cells(prepared.train) + 1)
     work = work_in(prepared, tmp_path / "fit")
     scored = scored_pool(work, entrants(work, 1.0))
     assert scored is not None and scored.recombination.ratio == 1

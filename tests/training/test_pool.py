@@ -14,7 +14,7 @@ from recap_ctr.axes.logits import Estimator, LogitTable
 from recap_ctr.axes.predict import predict, write_logits
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.layout import Layout
-from recap_ctr.data.recombine import recombined
+from recap_ctr.data.recombine import num_cells, recombined
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.data.whole import WholeLog
 from recap_ctr.errors import InputError
@@ -223,7 +223,7 @@ class TestTables:
             read_pool([recombination.table_of(teacher)], 1, prepared)
 
     def test_too_many_rows_are_refused(self, prepared: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pools, "MAX_ROWS", 3 * len(prepared.train))
+        monkeypatch.setattr(pools, "MAX_CELLS", 3 * num_cells(prepared.train))
         Recombination(prepared, 2)
         with pytest.raises(InputError, match="recombined is 3: training and recombined rows"):
             Recombination(prepared, 3)

@@ -18,11 +18,17 @@ Bools = npt.NDArray[np.bool_]
 Sides = tuple[tuple[str, ...], ...]
 """The names of all fields, side by side."""
 
-MAX_ROWS = 20_000_000  # Of training and recombined rows together, which are held in memory.
+MAX_CELLS = 250_000_000
+"""Ids and numbers of training and recombined rows together: a gigabyte that every student's process holds in memory."""
 SAMPLE = 200_000
 MIN_PAIRS = 50
 """With fewer pairs of rows that have the same value of a field, nothing is known of what goes with that field."""
 LINKED = 0.5
+
+
+def num_cells(rows: Shard) -> int:
+    """Return how many ids and numbers some rows have."""
+    return rows.ids.size + rows.values.size
 
 
 def sides_of(train: Shard, layout: Layout) -> Sides:

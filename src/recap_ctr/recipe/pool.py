@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recap_ctr.data.recombine import MAX_ROWS
+from recap_ctr.data.recombine import MAX_CELLS, num_cells
 from recap_ctr.recipe.entrants import Entrant
 from recap_ctr.recipe.work import Work
 from recap_ctr.training.config import RunConfig
@@ -58,7 +58,7 @@ def scored_pool(work: Work, teachers: Sequence[Entrant]) -> ScoredPool | None:
 
 def _affordable_ratio(work: Work, teachers: Sequence[Entrant], wanted: int) -> int:
     """Return how many rows for each training row fit in memory, and can be scored in a small part of the time left."""
-    rows, standings = len(work.data.train), work.journal.standings
+    standings = work.journal.standings
     seconds = sum(
         FORWARD * standings[teacher.name].seconds / max(standings[teacher.name].epochs, 1e-9)
         for teacher in dict.fromkeys(teachers)
@@ -66,4 +66,4 @@ def _affordable_ratio(work: Work, teachers: Sequence[Entrant], wanted: int) -> i
     waves = max(seconds / min(work.executor.workers, len(set(teachers))), 1e-9)
     left = TIME_SHARE * work.clock.until(1.0, work.student_reserve())
     affordable = int(min(left / waves, wanted))
-    return max(min(affordable, MAX_ROWS // rows - 1), 0)
+    return max(min(affordable, MAX_CELLS // num_cells(work.data.train) - 1), 0)

@@ -16,7 +16,7 @@ import torch
 from recap_ctr.axes.logits import Estimator, Floats, LogitTable, is_table
 from recap_ctr.axes.predict import write_logits
 from recap_ctr.axes.teachers import TeacherTargets
-from recap_ctr.data.recombine import MAX_ROWS, Sides, recombined, sides_of
+from recap_ctr.data.recombine import MAX_CELLS, Sides, num_cells, recombined, sides_of
 from recap_ctr.data.shards import PreparedData, Shard, joined
 from recap_ctr.errors import InputError
 from recap_ctr.inference.torch_backend import load_artifact
@@ -53,11 +53,11 @@ class Recombination:
     ratio: int
 
     def __post_init__(self) -> None:
-        total = (1 + self.ratio) * len(self.data.train)
-        if total > MAX_ROWS:
+        total = (1 + self.ratio) * num_cells(self.data.train)
+        if total > MAX_CELLS:
             raise InputError(
-                f"recombined is {self.ratio}: training and recombined rows would be {total:,} together, and at most"
-                f" {MAX_ROWS:,} are held in memory",
+                f"recombined is {self.ratio}: training and recombined rows would have {total:,} values together, and at"
+                f" most {MAX_CELLS:,} are held in memory",
                 fix="choose a smaller number, or 0",
             )
 
