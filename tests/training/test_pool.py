@@ -84,7 +84,7 @@ def test_without_a_pool_nothing_changes() -> None:
 
 class TestSteps:
     def test_an_epoch_is_as_long_as_without_a_pool(self) -> None:
-        """So validations, averages and patience count the same steps."""
+        """So validations and averages count the same steps."""
         data = plain_rows(1_000)
         targets, pool = pool_for(data, 3)
         config = TrainConfig(batch_size=100, ema_epochs=(2.0,), validations=2)
@@ -247,6 +247,7 @@ class TestTables:
         student = replace(run_config, teachers=_train_table(teacher, prepared), train_baseline=False)
         taught = recombination.taught(student, [teacher])
         assert RunConfig.from_json(taught.to_json()) == taught
+        assert taught.train.patience == 3 * student.train.patience, "for as many passes over the training rows"
         report = run(taught, prepared, tmp_path / "run", quiet=True)
         assert report.pool is not None and report.pool.rows == 2 * len(prepared.train)
         assert report.pool.sides == [["site"], ["ad"], ["user"], ["price"], ["tags"]]

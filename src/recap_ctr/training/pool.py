@@ -94,10 +94,14 @@ class Recombination:
         ]
 
     def taught(self, student: RunConfig, teachers: Sequence[Path]) -> RunConfig:
-        """Return the run as one that learns from these rows, too, by the logits of the runs `teachers`."""
+        """Return the run as one that learns from these rows, too, by the logits of the runs `teachers`.
+
+        In an epoch it sees a share of the training rows. Its patience is for as many passes over these as before.
+        """
         if not teachers:
             return student
-        training = student.train.model_copy(update={"recombined": self.ratio})
+        changes = {"recombined": self.ratio, "patience": (1 + self.ratio) * student.train.patience}
+        training = student.train.model_copy(update=changes)
         return replace(student, pool=tuple(self.table_of(teacher) for teacher in teachers), train=training)
 
     def summary(self, tables: Sequence[Path]) -> PoolSummary:
