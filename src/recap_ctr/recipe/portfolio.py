@@ -472,6 +472,9 @@ class Portfolio:
         simpler = [self.references[LOGISTIC].parent, *self.blend]
         if choice.path in simpler:
             simpler = simpler[: simpler.index(choice.path)]
+        elif teachers and self.last.is_wanted and self.configs[choice.path].teachers:
+            # A teacher gains more from learning all rows than a student, which it holds to what it thought of them.
+            simpler.append(max(teachers, key=lambda path: teachers[path].metrics.valid.raw.auc))
         choice = prefer_simple(choice, simpler, self.data)
         if ensemble is not None:
             choice = self._with_time_for_all_rows(choice, {**students, **others})
