@@ -247,7 +247,9 @@ class TestTables:
         student = replace(run_config, teachers=_train_table(teacher, prepared), train_baseline=False)
         taught = recombination.taught(student, [teacher])
         assert RunConfig.from_json(taught.to_json()) == taught
-        assert taught.train.patience == 3 * student.train.patience, "for as many passes over the training rows"
+        assert taught.train.patience == 3 * student.train.patience, (
+            "for as many passes over the training rows"
+        )
         report = run(taught, prepared, tmp_path / "run", quiet=True)
         assert report.pool is not None and report.pool.rows == 2 * len(prepared.train)
         assert report.pool.sides == [["site"], ["ad"], ["user"], ["price"], ["tags"]]
