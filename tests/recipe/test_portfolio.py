@@ -315,6 +315,27 @@ def test_interrupted_within_a_budget_the_race_is_not_lost(prepared: PreparedData
     assert again.students == report.students and again.plan == report.plan
 
 
+def test_a_taught_student_has_to_be_clearly_ahead_of_its_best_teacher(
+    prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it learns from all rows is held back by teachers that have not learnt from them."""
+    simpler_than: list[list[str]] = []
+
+    def choose(data: PreparedData, students: Runs, others: Runs) -> Choice:
+        return Choice(next(path for path, run in students.items() if run.teachers), None)
+
+    def prefer(choice: Choice, simpler: list[Path], data: PreparedData) -> Choice:
+        simpler_than.append([path.name.partition("-")[0] for path in simpler])
+        return choice
+
+    monkeypatch.setattr("recap_ctr.recipe.portfolio.choose_shipped", choose)
+    monkeypatch.setattr("recap_ctr.recipe.portfolio.prefer_simple", prefer)
+    portfolio(prepared, tmp_path / "fit").run()
+    assert simpler_than[-1][:2] == ["lr", "blend"] and simpler_than[-1][2] in ("fcn", "fm")
+    portfolio(prepared, tmp_path / "fit", refit=False).run()
+    assert simpler_than[-1] == ["lr", "blend"], "without the last stage, what was measured ships"
+
+
 def test_a_slow_starter_stays_in_the_race_if_there_is_time() -> None:
     fast = Standing([0.70, 0.71, 0.712, 0.713], [0.6] * 4, 4, 1.0, finished=False)
     slow = Standing([0.60, 0.65, 0.68, 0.70], [0.6] * 4, 4, 1.0, finished=False)
