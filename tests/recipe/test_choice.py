@@ -13,7 +13,7 @@ from recap_ctr.evaluation import halves, metrics
 from recap_ctr.recipe.choice import Choice, choose_shipped, prefer_simple
 from recap_ctr.training.config import LOGITS
 from recap_ctr.training.parallel import Runs
-from recap_ctr.training.report import ModelSummary, RunReport, read_report
+from recap_ctr.training.report import ModelSummary, PartGain, RunReport, read_report, write_report
 
 
 def run_with(
@@ -29,7 +29,9 @@ def run_with(
         "metrics": reports.metrics.model_copy(update={"valid": valid}),
         "model": ModelSummary(name=model, config={}),
     }
-    return {directory: reports.model_copy(update=changes)}
+    report = reports.model_copy(update=changes)
+    write_report(directory, report)
+    return {directory: report}
 
 
 @pytest.fixture(name="report")
@@ -126,6 +128,26 @@ class TestPreferSimple:
         lead = metrics.Difference(errors * 0.001, 0.001)
         monkeypatch.setattr(metrics, "logloss_difference", lambda *_: lead)
         assert self.leads(prepared, report, tmp_path, 1.0).path == tmp_path / ships
+
+    @pytest.mark.parametrize(("optimism", "ships"), [(0.0, "student"), (0.002, "lr")])
+    def test_rows_that_fitted_the_proportions_flatter(
+        self,
+        optimism: float,
+        ships: str,
+        prepared: PreparedData,
+        report: RunReport,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A lead of 0.002 is none if proportions are worse by as much on rows that did not fit them."""
+        monkeypatch.setattr(metrics, "logloss_difference", lambda *_: metrics.Difference(0.002, 0.001))
+        beside = PartGain(factors={"towers": 1.0}, logloss=0.0, optimism=optimism)
+        mixed = report.model_copy(update={"beside": beside})
+        labels = prepared.valid.labels.astype(float)
+        run_with(tmp_path / "lr", labels, prepared, report, "lr")
+        run_with(tmp_path / "student", labels, prepared, mixed)
+        choice = Choice(tmp_path / "student", "why")
+        assert prefer_simple(choice, [tmp_path / "lr"], prepared).path == tmp_path / ships
 
     def test_better_probabilities_alone_are_a_lead(
         self, prepared: PreparedData, report: RunReport, tmp_path: Path

@@ -149,6 +149,21 @@ def test_a_part_without_weight_is_left_out(prepared: PreparedData) -> None:
     assert 1 not in chosen.parts and min(chosen.mixture.factors) >= beside.SMALLEST_FACTOR
 
 
+def test_parts_that_fit_the_validation_rows_by_chance_are_left_out(prepared: PreparedData) -> None:
+    """On the rows that fit the proportions more parts are never worse; on other rows noise is."""
+    labels = np.asarray(prepared.valid.labels, np.float64)
+    taken = []
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        good = 2 * labels - 1 + rng.normal(size=len(labels))
+        noise = rng.normal(size=(2, len(labels)))
+        chosen = beside._choose(prepared.valid, np.stack([good, *noise]), always=())
+        assert 0 in chosen.parts
+        assert chosen.optimism >= 0
+        taken.append(len(chosen.parts) - 1)
+    assert np.mean(taken) < 0.7, "by chance half of the noise helps on the rows that it is fitted to"
+
+
 @pytest.mark.slow
 def test_towers_are_trained_beside_rates_that_know_no_rows_own_click(
     prepared: PreparedData, counted_runs: tuple[Path, Path], tmp_path: Path

@@ -25,7 +25,6 @@ from recap_ctr.data.layout import Layout
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.calibrate import fit_affine
-from recap_ctr.evaluation.halves import halves
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.blend import Blend, BlendConfig
 from recap_ctr.models.boosted import Boosted
@@ -38,6 +37,11 @@ from recap_ctr.training.report import Epoch, PartGain
 Floats = npt.NDArray[np.float64]
 BLEND, TOWERS = "blend", "towers"
 SMALLEST_FACTOR = 0.01  # A part whose logit counts with a smaller factor is left out.
+FOLDS, MAX_COMPARED, SEED = (
+    5,
+    200_000,
+    1,
+)  # Sets of parts are compared by cross-validation on so many rows at most.
 USUAL_LOGIT = 12.0  # Towers that give a validation row a larger logit are limited,
 LIMITS = (4.0, 6.0, 8.0, 12.0)  # to what of these gives the validation rows the lowest logloss.
 NAMES: dict[type[torch.nn.Module], str] = {LR: "regression", Rates: "rates", Boosted: "trees"}
@@ -165,48 +169,82 @@ class _Chosen:
     parts: tuple[int, ...]
     mixture: Mixture
     gain: float
+    optimism: float
+    """How much higher the logloss is on rows that did not fit the proportions than on those that did."""
 
     def as_gain(self, names: Sequence[str], tower_limit: float | None = None) -> PartGain:
         """Return the choice as reports show it; `names` are those of the parts."""
         factors = dict(zip(names, self.mixture.factors, strict=True))
         limited = {} if tower_limit is None else {"tower_limit": tower_limit}
-        return PartGain(factors=factors, logloss=self.gain, constant=self.mixture.constant, **limited)
+        return PartGain(
+            factors=factors,
+            logloss=self.gain,
+            constant=self.mixture.constant,
+            optimism=self.optimism,
+            **limited,
+        )
 
 
 def _choose(valid: Shard, parts_PN: Floats, always: tuple[int, ...]) -> _Chosen:
-    """Choose among all sets of parts that contain `always`.
-
-    One half of the validation rows fits the proportions of each set, and the other half says which has the lowest
-    logloss.
-    """
+    """Choose among all sets of parts that contain `always`, by cross-validation on the validation rows."""
     others = [part for part in range(len(parts_PN)) if part not in always]
     sets = [(*always, *chosen) for count in range(len(others) + 1) for chosen in combinations(others, count)]
-    losses = {parts: _confirmed_loss(valid, parts_PN[list(parts)]) for parts in sets if parts}
+    rows = _Rows(valid, parts_PN)
+    losses = {parts: rows.cross_validated_loss(parts) for parts in sets if parts}
     best = min(losses, key=lambda parts: losses[parts])
     alone = min(loss for parts, loss in losses.items() if len(parts) == 1)
-    mixture = fit_mixture(valid.labels, parts_PN[list(best)], valid.weights)
+    mixture = rows.fit(best)
     counting = tuple(
         part
         for part, factor in zip(best, mixture.factors, strict=True)
         if part in always or factor >= SMALLEST_FACTOR
     )
     if counting and counting != best:  # A part without weight would only cost time and bytes.
-        mixture = fit_mixture(valid.labels, parts_PN[list(counting)], valid.weights)
+        mixture = rows.fit(counting)
     else:
         counting = best
-    return _Chosen(counting, mixture, alone - losses[best])
+    optimism = losses[best] - rows.compared_loss(counting)
+    return _Chosen(counting, mixture, alone - losses[best], max(optimism, 0.0))
 
 
-def _confirmed_loss(valid: Shard, parts_PN: Floats) -> float:
-    """Return the logloss on one half of the rows of the proportions that are best on the other."""
-    first, second = halves(valid.labels)
+class _Rows:
+    """The validation rows with the logits of all parts."""
 
-    def weights(rows: npt.NDArray[np.intp]) -> npt.NDArray[np.generic] | None:
-        return None if valid.weights is None else np.asarray(valid.weights)[rows]
+    def __init__(self, valid: Shard, parts_PN: Floats) -> None:
+        """Divide at most `MAX_COMPARED` random rows into folds, for comparisons."""
+        self._labels, self._parts_PN = np.asarray(valid.labels), parts_PN
+        self._weights = np.ones(len(valid)) if valid.weights is None else np.asarray(valid.weights)
+        order = np.random.default_rng(SEED).permutation(len(valid))[:MAX_COMPARED]
+        self._all = np.arange(len(valid))
+        self._compared = order
+        self._folds = np.array_split(order, FOLDS)
 
-    labels = np.asarray(valid.labels)
-    mixture = fit_mixture(labels[first], parts_PN[:, first], weights(first))
-    return metrics.logloss(labels[second], mixture.logits(parts_PN[:, second]), weights(second))
+    def fit(self, parts: tuple[int, ...]) -> Mixture:
+        """Return the best proportions on all rows."""
+        return self._fit(parts, self._all)
+
+    def cross_validated_loss(self, parts: tuple[int, ...]) -> float:
+        """Return the logloss of the compared rows, each by proportions that other folds have fitted."""
+        logits_N = np.empty(len(self._labels))
+        for fold in self._folds:
+            others = self._compared[~np.isin(self._compared, fold)]
+            logits_N[fold] = self._logits(self._fit(parts, others), parts, fold)
+        return self._loss(logits_N[self._compared])
+
+    def compared_loss(self, parts: tuple[int, ...]) -> float:
+        """Return the logloss of the compared rows by the proportions that are best on them."""
+        return self._loss(self._logits(self._fit(parts, self._compared), parts, self._compared))
+
+    def _fit(self, parts: tuple[int, ...], rows: npt.NDArray[np.intp]) -> Mixture:
+        return fit_mixture(self._labels[rows], self._parts_PN[np.ix_(list(parts), rows)], self._weights[rows])
+
+    def _logits(self, mixture: Mixture, parts: tuple[int, ...], rows: npt.NDArray[np.intp]) -> Floats:
+        return mixture.logits(self._parts_PN[np.ix_(list(parts), rows)])
+
+    def _loss(self, logits_N: Floats) -> float:
+        """Return the logloss of the compared rows' logits."""
+        labels, weights = self._labels[self._compared], self._weights[self._compared]
+        return metrics.logloss(labels, logits_N, weights)
 
 
 def combined(model: Recap, gain: PartGain, parts: Sequence[torch.nn.Module], layout: Layout) -> Recap:

@@ -102,6 +102,8 @@ class PartGain(Record):
     """The constant that is added to the sum."""
     tower_limit: float | None = None
     """The largest logit that a tower may have before its factor, if there is a limit."""
+    optimism: float = 0.0
+    """How much higher the logloss is on rows that did not fit the proportions than on those that did."""
 
     @property
     def has_towers(self) -> bool:
