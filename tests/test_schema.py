@@ -18,8 +18,8 @@ def fields(draw: st.DrawFn, name: str) -> Field:
     if draw(st.booleans()):
         values["missing"] = draw(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=2))
     if kind == "numeric":
-        values["transform"] = draw(st.sampled_from(["value", "log-square", "quantiles"]))
-        if values["transform"] == "quantiles":
+        values["transform"] = draw(st.sampled_from(["value", "log-square", "quantiles", "linear"]))
+        if values["transform"] in ("quantiles", "linear"):
             values["num_buckets"] = draw(st.integers(2, 65_536))
     elif draw(st.booleans()):
         values["hash_buckets"] = draw(st.integers(2, 2**31 - 3))
@@ -98,6 +98,14 @@ GOOD = 'label = "y"\n[[fields]]\nname = "u"\nkind = "categorical"\n'
             "min_count applies to fields with a vocabulary",
         ),
         (
+            GOOD.replace("categorical", "numeric") + 'transform = "linear"\nmin_count = 2',
+            "min_count applies to fields with a vocabulary",
+        ),
+        (
+            GOOD.replace("categorical", "numeric") + 'transform = "linear"\nnum_buckets = 1',
+            "fields.0.num_buckets: Input should be greater than or equal to 2 (value: 1)",
+        ),
+        (
             GOOD.replace("categorical", "numeric") + "num_buckets = 9",
             "num_buckets applies to numeric fields with",
         ),
@@ -137,6 +145,12 @@ def test_mistakes_are_named(text: str, message: str, tmp_path: Path) -> None:
     assert message in str(error.value)
 
 
+def test_a_number_between_quantiles_may_say_how_many(tmp_path: Path) -> None:
+    path = tmp_path / "schema.toml"
+    path.write_text(GOOD.replace("categorical", "numeric") + 'transform = "linear"\nnum_buckets = 8')
+    assert read_schema(path).fields == (Field(name="u", kind="numeric", transform="linear", num_buckets=8),)
+
+
 def test_broken_text_is_no_toml(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_bytes(b'label = "\xff"')
     with pytest.raises(InputError, match="is not valid TOML"):
@@ -154,16 +168,17 @@ def test_time_and_group_may_be_fields_as_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "width", "is_value"),
+    ("field", "width", "is_value", "has_number"),
     [
-        (Field(name="x", kind="categorical"), 1, False),
-        (Field(name="x", kind="multi", max_len=7), 7, False),
-        (Field(name="x", kind="numeric"), 1, True),
-        (Field(name="x", kind="numeric", transform="quantiles"), 1, False),
+        (Field(name="x", kind="categorical"), 1, False, False),
+        (Field(name="x", kind="multi", max_len=7), 7, False, False),
+        (Field(name="x", kind="numeric"), 1, True, True),
+        (Field(name="x", kind="numeric", transform="quantiles"), 1, False, False),
+        (Field(name="x", kind="numeric", transform="linear"), 1, False, True),
     ],
 )
-def test_width(field: Field, width: int, is_value: bool) -> None:
-    assert (field.width, field.is_value) == (width, is_value)
+def test_width(field: Field, width: int, is_value: bool, has_number: bool) -> None:
+    assert (field.width, field.is_value, field.has_number) == (width, is_value, has_number)
 
 
 def test_derived_fields_name_their_column_and_leave_other_fields_as_they_were() -> None:

@@ -46,8 +46,9 @@ class Field(Frozen):
 
     - `categorical`: one value a row, looked up in the field's vocabulary.
     - `multi`: several values a row, joined by `separator` (or a list column), pooled by mean or sum.
-    - `numeric`: `value` (standardised, times a learnt vector), or cut into categories: `log-square`
-      (⌊ln² x⌋ above 2, as in Criteo_x4) or `quantiles` of the training rows.
+    - `numeric`: `value` (standardised, times a learnt vector), `linear` (between the vectors of the two nearest
+      quantiles of the training rows, in proportion), or cut into categories: `log-square` (⌊ln² x⌋ above 2, as in
+      Criteo_x4) or `quantiles` of the training rows.
 
     A categorical field may be derived from a column of moments: `derive` is `hour` ("0" to "23") or `weekday` ("0" for
     Monday to "6"), both in UTC. A moment with an offset is converted to UTC, one without is taken to be in UTC already.
@@ -69,10 +70,10 @@ class Field(Frozen):
     """How many values of a multi field are kept in a row, from the first."""
     pooling: Literal["mean", "sum"] = "mean"
     """How the vectors of a multi field are pooled."""
-    transform: Literal["value", "log-square", "quantiles"] = "value"
+    transform: Literal["value", "log-square", "quantiles", "linear"] = "value"
     """How a number enters the model."""
     num_buckets: int = Constraint(64, ge=2, le=65_536)
-    """Into how many quantiles numbers are cut."""
+    """How many quantiles of equally many rows there are."""
     missing: tuple[str, ...] = ()
     """Values that mean a missing value, such as "NA" or "-1"."""
     derive: Literal["hour", "weekday"] | None = None
@@ -94,11 +95,11 @@ class Field(Frozen):
             ("transform", numeric, "numeric fields"),
             (
                 "num_buckets",
-                numeric and self.transform == "quantiles",
-                "numeric fields with transform = 'quantiles'",
+                numeric and self.transform in ("quantiles", "linear"),
+                "numeric fields with transform = 'quantiles' or 'linear'",
             ),
             ("hash_buckets", not numeric, "categorical and multi fields"),
-            ("min_count", not (numeric and self.transform == "value"), "fields with a vocabulary"),
+            ("min_count", not (numeric and self.has_number), "fields with a vocabulary"),
             ("derive", self.kind == "categorical", "categorical fields"),
             ("source", derived, "derived fields"),
             ("unit", derived, "derived fields"),
@@ -124,6 +125,11 @@ class Field(Frozen):
     def is_value(self) -> bool:
         """Return whether the field enters as a number times a vector rather than through a vocabulary."""
         return self.kind == "numeric" and self.transform == "value"
+
+    @property
+    def has_number(self) -> bool:
+        """Return whether a row brings a number along besides its id."""
+        return self.kind == "numeric" and self.transform in ("value", "linear")
 
     @property
     def width(self) -> int:

@@ -1,5 +1,6 @@
 import math
 from decimal import ROUND_CEILING, Decimal, localcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from recap_ctr.data.encode import (
     as_numbers,
     categories,
     hash_codes,
+    interpolate,
     log_square,
     pieces,
     standardise,
@@ -118,6 +120,67 @@ def test_log_square_is_the_published_table() -> None:
     assert dict(zip(table, log_square(np.array(list(table), float)).tolist(), strict=True)) == table
     assert log_square(np.array([-2.9, -1, -0.5, 0, 0.9, 1, 2])).tolist() == [-2, -1, 0, 0, 0, 1, 2]
     assert log_square(np.array([-1e300, 1e300])).tolist() == [-(2**63), 477_170]
+
+
+class TestInterpolate:
+    """The place of a number among the edges is that of `np.interp`."""
+
+    FIELD = Field(name="x", kind="numeric", transform="linear")
+
+    def places(self, edges: list[float], numbers: list[float | None]) -> tuple[list[int], list[float]]:
+        """Return the id of each number, and where it is among the edges: its id's number plus its share."""
+        field = fitted(self.FIELD, [str(number) for number in range(len(edges))], edges=tuple(edges))
+        encoder = Encoder(Schema(label="y", fields=(self.FIELD,)), [field])
+        encoded = encoder.encode(block(numbers, pl.Float64))
+        assert ((encoded.values_BN >= 0) & (encoded.values_BN <= 1)).all()
+        is_missing = encoded.ids_BW[:, 0] == field.oov
+        assert encoded.num_missing[0] == numbers.count(None) and not encoded.values_BN[is_missing].any()
+        in_layout = encoder.layout.fields[0].numbers(encoded.ids_BW, encoded.values_BN)
+        assert np.array_equal(np.isnan(in_layout), is_missing) and in_layout.dtype == np.float32
+        places = encoded.ids_BW[:, 0] - 1 + encoded.values_BN[:, 0]
+        np.testing.assert_allclose(in_layout[~is_missing], places[~is_missing])
+        return encoded.ids_BW[:, 0].tolist(), places.tolist()
+
+    @settings(derandomize=True, deadline=None, max_examples=60)
+    @given(
+        st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, max_size=6, unique=True),
+        st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=6),
+    )
+    def test_any_numbers(self, edges: list[float], others: list[float]) -> None:
+        edges = sorted(edges)
+        numbers = [*others, *edges, *((low / 2 + high / 2) for low, high in pairwise(edges))]
+        scale = max(abs(edges[0]), abs(edges[-1]), 2.0**-100)  # `np.interp` itself overflows.
+        expected = np.interp(np.array(numbers) / scale, np.array(edges) / scale, np.arange(len(edges)))
+        exact = np.diff(np.array(edges) / scale) > 1e-9  # Between closer edges it has no digits left.
+        ids, places = self.places(edges, list(numbers))
+        for number, value_id, place, right in zip(numbers, ids, places, expected, strict=True):
+            assert 1 <= value_id < len(edges)
+            if exact[value_id - 1]:
+                assert place == pytest.approx(right, abs=1e-6), number
+
+    def test_below_between_beyond_and_missing(self) -> None:
+        ids, places = self.places([1.0, 2.0, 6.0], [0.0, 1.0, 1.25, 2.0, 5.0, 6.0, 7.0, None])
+        assert ids == [1, 1, 1, 2, 2, 2, 2, 4]
+        assert places[:-1] == [0.0, 0.0, 0.25, 1.0, 1.75, 2.0, 2.0]
+
+    def test_a_last_edge_that_is_there_twice_has_an_id_of_its_own(self) -> None:
+        ids, places = self.places([0.0, 1.0, 1.0], [0.0, 0.5, 1.0, 2.0, -1.0])
+        assert (ids, places) == ([1, 1, 2, 2, 1], [0.0, 0.5, 1.0, 1.0, 0.0])
+        assert self.places([3.0, 3.0], [3.0, 4.0, -1e308, None]) == ([1, 1, 1, 3], [0.0, 0.0, 0.0, 2.0])
+
+    def test_huge_and_tiny_numbers(self) -> None:
+        huge = 1.7e308
+        ids, places = self.places([-huge, 0.0, huge], [-huge, -huge / 2, 0.0, huge / 4, huge])
+        assert (ids, places) == ([1, 1, 2, 2, 2], [0.0, 0.5, 1.0, 1.25, 2.0])
+        tiny = 5e-324
+        assert self.places([0.0, tiny, 2 * tiny], [0.0, tiny, 2 * tiny])[0] == [1, 2, 2]
+
+    def test_without_edges_all_is_unseen_or_missing(self) -> None:
+        field = fitted(self.FIELD)
+        encoded = Encoder(Schema(label="y", fields=(self.FIELD,)), [field]).encode(block([1.0, None, 3.0]))
+        assert encoded.ids_BW.tolist() == [[1]] * 3 == [[field.oov]] * 3
+        assert encoded.values_BN.tolist() == [[0.0]] * 3
+        assert (encoded.num_missing.tolist(), encoded.num_unseen.tolist()) == ([1], [2])
 
 
 class TestCategories:
@@ -263,7 +326,8 @@ class TestEncoder:
     def test_saved_and_loaded(self, tmp_path: Path) -> None:
         cat, hashed = Field(name="c", kind="categorical"), Field(name="h", kind="multi", hash_buckets=7)
         number, cut = Field(name="n", kind="numeric"), Field(name="q", kind="numeric", transform="quantiles")
-        schema = Schema(label="y", fields=(cat, hashed, number, cut))
+        line = Field(name="e", kind="numeric", transform="linear", num_buckets=2)
+        schema = Schema(label="y", fields=(cat, hashed, number, cut, line))
         encoder = Encoder(
             schema,
             [
@@ -271,6 +335,7 @@ class TestEncoder:
                 fitted(hashed),
                 fitted(number, mean=0.1, scale=1 / 3),
                 fitted(cut, ["1", "0"], edges=(0.1 + 0.2,)),
+                fitted(line, ["0", "1", "2"], edges=(-1 / 3, 0.1 + 0.2, 1e308)),
             ],
         )
         entries = encoder.save(tmp_path)
@@ -281,12 +346,14 @@ class TestEncoder:
                 "h": ["x y", None, "z"],
                 "n": ["1", "2.5", ""],
                 "q": ["0.3", "0.31", "-1"],
+                "e": ["0.3", "", "1e300"],
             }
         )
         before, after = (e.encode(Block(frame, 1, "t")) for e in (encoder, loaded))
         np.testing.assert_array_equal(before.ids_BW, after.ids_BW)
         np.testing.assert_array_equal(before.values_BN, after.values_BN)
-        assert loaded.layout == encoder.layout
+        assert loaded.layout == encoder.layout and loaded.layout.fields[4].is_linear
+        assert loaded.fields[4].edges == encoder.fields[4].edges
         entries[0]["size"] += 1
         with pytest.raises(InputError, match="the vocabulary of field 'c' does not match the manifest"):
             Encoder.load(tmp_path, schema, entries)
@@ -313,7 +380,8 @@ def one_by_one(encoder: Encoder, block: Block) -> Encoded:
             numbers = as_numbers(block, fitted.field)
             is_missing = numbers.is_null().to_numpy()
             filled = numbers.fill_null(0.0).to_numpy()
-            field_ids = standardise(filled, is_missing, fitted, values[:, place.value_column])[:, None]
+            read = interpolate if fitted.field.transform == "linear" else standardise
+            field_ids = read(filled, is_missing, fitted, values[:, place.value_column])[:, None]
             missing[i] = is_missing.sum()
         else:
             text = categories(block, fitted.field, fitted.edges)
@@ -352,6 +420,7 @@ def test_fields_encode_together_as_one_by_one(data: st.DataObject, height: int) 
             drawn("value", NUMBERS, pl.Float64),
             drawn("square", NUMBERS, pl.Float64),
             drawn("cut", NUMBERS, pl.Float64),
+            drawn("line", NUMBERS, pl.Float64),
         ]
     )
     kept = pl.Series(["7", "a", "true", "x", "z", "-1", "0", "1"])
@@ -368,6 +437,7 @@ def test_fields_encode_together_as_one_by_one(data: st.DataObject, height: int) 
         Field(name="value", **numeric),
         Field(name="square", transform="log-square", **numeric),
         Field(name="cut", transform="quantiles", num_buckets=4, **numeric),
+        Field(name="line", transform="linear", num_buckets=2, **numeric),
     )
     nothing = pl.Series([], dtype=pl.String)
     learnt = [
@@ -377,7 +447,7 @@ def test_fields_encode_together_as_one_by_one(data: st.DataObject, height: int) 
             np.ones(len(kept), np.int64),
             mean=0.5,
             scale=2.0,
-            edges=(-1.0, 0.0, 3.0) if field.name == "cut" else (),
+            edges=(-1.0, 0.0, 3.0) if field.name in ("cut", "line") else (),
         )
         for field in fields
     ]

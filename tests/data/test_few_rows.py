@@ -24,6 +24,11 @@ def fitted(field: Field, values: list[str] | None = None, **learnt: Any) -> Fitt
     return FittedField(field, kept, np.ones(len(kept), np.int64), **learnt)
 
 
+def line(name: str, *edges: float, missing: tuple[str, ...] = ()) -> FittedField:
+    field = Field(name=name, kind="numeric", transform="linear", missing=missing)
+    return fitted(field, [str(number) for number in range(len(edges))], edges=edges)
+
+
 def make_encoder() -> Encoder:
     buckets = [str(bucket) for bucket in range(-2, 30)]
     hours = [str(hour) for hour in range(20)]
@@ -40,6 +45,9 @@ def make_encoder() -> Encoder:
         fitted(Field(name="count", kind="numeric", transform="log-square", missing=("0", "-1")), buckets),
         fitted(Field(name="total", kind="numeric", transform="log-square"), [*buckets, "-900", "1100"]),
         fitted(Field(name="rank", kind="numeric", transform="quantiles"), ["0", "1"], edges=(1.0, 5.0)),
+        line("share", 0.0, 0.3, 1.0, 1.0),
+        line("never"),
+        line("debt", -1.7e308, -1.0, 0.0, 1e6, 1.7e308, missing=("-1", "NA")),
         fitted(Field(name="hour", kind="categorical", derive="hour", source="ts", unit="s"), hours),
         fitted(Field(name="day", kind="categorical", derive="weekday", source="ts", unit="s"), ["0", "3"]),
         fitted(
@@ -77,7 +85,9 @@ KINDS: dict[str, tuple[st.SearchStrategy[Any], Any]] = {
 ALLOWED = {
     **dict.fromkeys(("word", "empty", "na", "hashed"), ("text", "whole", "floats", "flags", "nothing")),
     **dict.fromkeys(("tags", "bag"), ("text", "words", "whole", "nothing")),
-    **dict.fromkeys(("price", "count", "total", "rank"), ("floats", "whole", "flags", "nothing")),
+    **dict.fromkeys(
+        ("price", "count", "total", "rank", "share", "never", "debt"), ("floats", "whole", "flags", "nothing")
+    ),
     **dict.fromkeys(("ts", "at", "d"), ("moments", "whole", "floats", "text", "nothing")),
 }
 
@@ -123,6 +133,9 @@ class TestAgainstTheEncoder:
             "count": [0.0, -3.5, 1e4],
             "total": [1e300, -900.0, math.exp(math.sqrt(1100.5))],
             "rank": [0.0, 1.0, 99.0],
+            "share": [1.0, 0.1, None],
+            "never": [0.0, 7.0, None],
+            "debt": [-1e308, -1.0, 3e5],
             "ts": ["1700000000", "1", None],
             "at": ["2026-01-31T10:11:12Z", "2026-01-31", "no"],
             "d": [26013107, 26013199, None],
@@ -150,6 +163,7 @@ class TestAgainstTheEncoder:
             ("price", ["1", "x"]),
             ("price", [1.0, math.inf]),
             ("rank", [-math.inf, 1.0]),
+            ("share", [0.5, math.inf]),
             ("tags", [[1.0, math.inf], [2.0]]),
             ("word", [[1], [2]]),
         ],

@@ -138,7 +138,7 @@ class TestNumbers:
 
     def test_too_large_to_standardise(self, tmp_path: Path) -> None:
         with pytest.raises(
-            InputError, match=r"field 'n': .* too large to standardise\n  fix: set transform = \"quantiles\""
+            InputError, match=r"field 'n': .* too large to standardise\n  fix: set transform = \"linear\""
         ):
             self.fit([1e200, -1e200, 3.0], tmp_path)
 
@@ -166,6 +166,63 @@ class TestNumbers:
         numbers = np.random.default_rng(0).permutation(4_000) * 1.0
         _, fitted = self.fit(numbers.tolist(), tmp_path, transform="quantiles", num_buckets=2)
         assert fitted.edges[0] == pytest.approx(2_000, rel=0.15)
+
+    def test_edges_are_between_equal_shares(self, tmp_path: Path) -> None:
+        numbers = np.random.default_rng(0).permutation(401) * 1.0
+        data, fitted = self.fit(numbers.tolist(), tmp_path, transform="linear", num_buckets=4)
+        assert fitted.edges == (0.0, 100.0, 200.0, 300.0, 400.0)
+        assert fitted.values.to_list() == ["0", "1", "2", "3", "4"] and fitted.oov == 6
+        assert fitted.counts.tolist() == [100, 100, 100, 101, 0], "rows from each edge to the next"
+        assert data.train.ids[:, 0].tolist() == (1 + np.minimum(numbers // 100, 3)).tolist()
+        np.testing.assert_allclose(
+            data.train.ids[:, 0] - 1 + data.train.values[:, 0], numbers / 100, rtol=1e-6
+        )
+
+    def test_rows_at_the_top_have_their_own_id_if_they_are_as_many_as_a_quantile(
+        self, tmp_path: Path
+    ) -> None:
+        data, fitted = self.fit([0.0] * 60 + [1.0] * 40, tmp_path, transform="linear")
+        assert fitted.edges == (0.0, 1.0, 1.0) and fitted.counts.tolist() == [60, 40, 0]
+        assert data.train.ids[:, 0].tolist() == [1] * 60 + [2] * 40
+        assert not data.train.values.any()
+
+    def test_each_of_few_numbers_is_an_edge(self, tmp_path: Path) -> None:
+        """A number that few rows have would fall between two quantiles."""
+        numbers = [1.0] * 90 + [2.0] * 6 + [5.0] * 3 + [9.0]
+        data, fitted = self.fit(numbers, tmp_path, transform="linear", num_buckets=4)
+        assert fitted.edges == (1.0, 2.0, 5.0, 9.0, 9.0) and fitted.counts.tolist() == [90, 6, 3, 1, 0]
+        assert data.train.ids[:, 0].tolist() == [1] * 90 + [2] * 6 + [3] * 3 + [4]
+        assert not data.train.values.any()
+
+    def test_edges_of_a_constant(self, tmp_path: Path) -> None:
+        data, fitted = self.fit([0.1, 0.1, None, 0.1], tmp_path, transform="linear")
+        assert fitted.edges == (0.1, 0.1) and fitted.counts.tolist() == [3, 0]
+        assert data.train.ids[:, 0].tolist() == [1, 1, 3, 1]
+        later = data.encoder.encode(Block(pl.DataFrame({"n": [-5.0, 0.1, 7.0]}), 1, ""))
+        assert later.ids_BW.tolist() == [[1]] * 3 and later.values_BN.tolist() == [[0.0]] * 3
+
+    def test_edges_without_numbers(self, tmp_path: Path) -> None:
+        data, fitted = self.fit([None] * 5, tmp_path, transform="linear")
+        assert fitted.edges == () and data.train.ids[:, 0].tolist() == [fitted.oov] * 5 == [1] * 5
+        assert data.manifest["splits"]["train"]["missing"] == {"n": 5}
+        later = data.encoder.encode(Block(pl.DataFrame({"n": [3.0]}), 1, ""))
+        assert later.ids_BW.tolist() == [[1]] and later.num_unseen.tolist() == [1]
+
+    def test_edges_of_missing_and_huge_numbers(self, tmp_path: Path) -> None:
+        numbers = [1e308, None, -1e308, 0.0, 1.7e308, -1.7e308, None]
+        data, fitted = self.fit(numbers, tmp_path, transform="linear", num_buckets=4)
+        assert fitted.edges == (-1.7e308, -1e308, 0.0, 1e308, 1.7e308)
+        places = data.train.ids[:, 0] - 1 + data.train.values[:, 0]
+        assert places.tolist() == [3, 5, 1, 2, 4, 0, 5], "the fifth edge is the last; OOV comes after it"
+        data, fitted = self.fit(numbers, tmp_path / "cut", transform="quantiles", num_buckets=2)
+        assert fitted.edges == (0.0,)
+
+    def test_numbers_that_held_out_rows_alone_have_are_unseen(self, tmp_path: Path) -> None:
+        table, split = by_column("rrvvv", n=[None, None, 3.0, None, 4.0])
+        field = Field(name="n", kind="numeric", transform="linear")
+        data = prepared(table, tmp_path / "out", Schema(label="y", fields=(field,)), split)
+        kinds = {kind: data.manifest["splits"]["valid"][kind]["n"] for kind in ("oov", "missing", "rare")}
+        assert kinds == {"oov": 5, "missing": 3, "rare": 0}
 
     def test_log_square(self, tmp_path: Path) -> None:
         data, fitted = self.fit([3, 4, 1, 100, 0, None], tmp_path, transform="log-square", missing=("0",))

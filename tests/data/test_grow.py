@@ -27,6 +27,7 @@ SCHEMA = Schema(
         Field(name="tags", kind="multi", max_len=2),
         Field(name="price", kind="numeric"),
         Field(name="site", kind="categorical", hash_buckets=7),
+        Field(name="stay", kind="numeric", transform="linear", num_buckets=6),
     ),
 )
 NONE = np.zeros(0, np.int64)
@@ -47,6 +48,7 @@ def day(number: int, rows: int = 80) -> pl.DataFrame:
             "tags": tags,
             "price": rng.random(rows),
             "site": [f"s{value}" for value in rng.integers(0, 30, rows)],
+            "stay": rng.gamma(2.0, 10.0 + number, rows),
         }
     )
 
@@ -79,7 +81,7 @@ def test_ids_stay_through_ten_updates_and_counts_add_up(tmp_path: Path) -> None:
         for field, (old, new) in enumerate(zip(before.fields, data.encoder.fields, strict=True)):
             if old.grows:
                 assert ids_of(before, field).items() <= ids_of(data.encoder, field).items()
-            assert (old.oov, old.mean, old.scale) == (new.oov, new.mean, new.scale)
+            assert (old.oov, old.mean, old.scale, old.edges) == (new.oov, new.mean, new.scale, new.edges)
         kept = ids_of(data.encoder, 0)
         # All values that are frequent by now have an id, whenever their rows came.
         assert {value for value, count in counted.items() if count >= MIN_COUNT} <= kept.keys()
@@ -96,8 +98,20 @@ def test_rows_are_encoded_as_the_encoder_alone_would(tmp_path: Path) -> None:
     data = prepared(day(0), tmp_path / "0")
     grown = prepared(day(3), tmp_path / "1", base_of(data))
     numbers = np.concatenate([grown.train.rows, grown.valid.rows])
-    ids = np.concatenate([grown.train.ids, grown.valid.ids])[np.argsort(numbers)]
-    assert (grown.encoder.encode(Block(day(3), 1, "test")).ids_BW == ids).all()
+    order = np.argsort(numbers)
+    encoded = grown.encoder.encode(Block(day(3), 1, "test"))
+    for name, matrix in (("ids", encoded.ids_BW), ("values", encoded.values_BN)):
+        parts = [getattr(shard, name) for shard in (grown.train, grown.valid)]
+        np.testing.assert_array_equal(matrix, np.concatenate(parts)[order])
+
+
+def test_numbers_beyond_the_edges_of_before_stay_at_the_outermost(tmp_path: Path) -> None:
+    data = prepared(day(0), tmp_path / "0")
+    grown = prepared(day(3).with_columns(stay=pl.col("stay") + 1e4), tmp_path / "1", base_of(data))
+    field, place = grown.encoder.fields[-1], grown.layout.fields[-1]
+    assert field.edges == data.encoder.fields[-1].edges and max(field.edges) < 1e3
+    assert (grown.train.ids[:, place.start] == place.last - 1).all()
+    assert (grown.train.values[:, place.number_column] == 1).all()
 
 
 def test_a_grown_table_reads_as_before(tmp_path: Path) -> None:

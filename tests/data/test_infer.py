@@ -50,10 +50,10 @@ def round_trip(proposal: Inferred, directory: Path) -> Schema:
 @pytest.mark.parametrize(
     ("name", "values", "expected"),
     [
-        ("price", RNG.random(ROWS) * 100, Field(name="price", kind="numeric", transform="quantiles")),
+        ("price", RNG.random(ROWS) * 100, Field(name="price", kind="numeric", transform="linear")),
         ("score", RNG.integers(0, 9, ROWS) / 2, Field(name="score", kind="categorical")),
         ("clicks_30d", RNG.integers(0, 9, ROWS), Field(name="clicks_30d", kind="categorical")),
-        ("income", RNG.integers(0, 10**6, ROWS), Field(name="income", kind="numeric", transform="quantiles")),
+        ("income", RNG.integers(0, 10**6, ROWS), Field(name="income", kind="numeric", transform="linear")),
         ("user_id", RNG.integers(0, 600, ROWS), Field(name="user_id", kind="categorical")),
         ("ZipCode", RNG.integers(501, 900, ROWS), Field(name="ZipCode", kind="categorical")),
         ("h", RNG.integers(0, 600, ROWS) + 2**60, Field(name="h", kind="categorical")),
@@ -72,7 +72,7 @@ def test_words_for_missing_do_not_hide_a_numeric_column(tmp_path: Path) -> None:
     values = as_words(RNG.random(ROWS))
     values[3], values[5] = "NULL", "\\N"
     _, reason, field = verdict(values)
-    assert field == Field(name="x", kind="numeric", transform="quantiles", missing=("NULL", "\\N"))
+    assert field == Field(name="x", kind="numeric", transform="linear", missing=("NULL", "\\N"))
     assert "'NULL'" in reason
 
 
@@ -482,7 +482,7 @@ def test_the_proposal_can_be_prepared(tmp_path: Path) -> None:
         ("tags", "multi"),
     ]
     data, _ = write_prepared_data(Preparation(schema, {"all": source}), tmp_path / "out", quiet=True)
-    assert [field.size for field in data.layout.fields] == [32, 66, 5]
+    assert [field.size for field in data.layout.fields] == [32, 67, 5]
 
 
 def test_toml_reads_as_a_document() -> None:
@@ -563,6 +563,30 @@ def test_ids_with_no_name_of_an_id_are_seen_by_what_they_predict() -> None:
     assert kind_of(np.sin(drawn / 500), drawn)[0] == "numeric"
     assert kind_of(by_itself, drawn**3)[0] == "numeric", "uneven numbers are measurements"
     assert kind_of(np.zeros(rows), drawn)[0] == "numeric"
+
+
+def test_whole_numbers_are_numbers_if_their_order_counts() -> None:
+    """Neighbouring ages are clicked alike; neighbouring codes are not, and a few values need no order."""
+    rng = np.random.default_rng(1)
+    rows = 20_000
+
+    def choice_for(values: Any, logit: Any, name: str = "x") -> tuple[str, str]:
+        click = (rng.random(rows) < 1 / (1 + np.exp(-logit))).astype(int)
+        proposal = infer(FrameSource(pl.DataFrame({"click": click, name: values})), "click")
+        finding = next(finding for finding in proposal.findings if finding.column == name)
+        return finding.verdict, finding.reason
+
+    ages = rng.integers(15, 90, rows)
+    verdict, reason = choice_for(ages, np.sin(ages / 15))
+    assert verdict == "numeric" and "clicked as often as those next to them" in reason
+    assert choice_for(ages, np.sin(ages / 15), "age_id")[0] == "categorical", "the name is that of an id"
+    codes = rng.integers(0, 300, rows)
+    assert choice_for(codes, rng.normal(0, 1, 300)[codes])[0] == "categorical"
+    assert choice_for(codes, np.zeros(rows))[0] == "categorical", "nothing says that their order counts"
+    weekdays = rng.integers(0, 7, rows)
+    assert choice_for(weekdays, weekdays / 3)[0] == "categorical"
+    views = np.floor(rng.lognormal(3, 1.2, rows))  # Some three hundred different ones, the large ones rare.
+    assert choice_for(views, np.log1p(views) - 4)[0] == "numeric"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("user", "categorical"), ("clicks_of_user", "numeric")])

@@ -131,8 +131,8 @@ def test_what_is_written(reference: PreparedData) -> None:
         "float32",
         "uint8",
     ]
-    assert train.ids.shape == (400, 7 + 3 + 2)
-    assert train.values.shape == (400, 1)
+    assert train.ids.shape == (400, 8 + 3 + 2)
+    assert train.values.shape == (400, 2)
     for shard, split in zip(shards(reference), SPLITS, strict=True):
         rows = table[shard.rows]
         assert shard.weights is not None and shard.groups is not None and shard.times is not None
@@ -184,6 +184,8 @@ MIXED = Schema(
         Field(name="l", kind="numeric", transform="log-square", min_count=2, missing=("0", "NA")),
         Field(name="q", kind="numeric", transform="quantiles", num_buckets=5, missing=("0", "1", "2")),
         Field(name="q2", kind="numeric", transform="quantiles", num_buckets=64, min_count=2),
+        Field(name="e", kind="numeric", transform="linear", num_buckets=5, missing=("0", "1", "2")),
+        Field(name="e2", kind="numeric", transform="linear"),
         Field(name="float", kind="categorical"),
     ),
 )
@@ -203,7 +205,7 @@ def tables(draw: st.DrawFn) -> pl.DataFrame:
     columns["lists"] = pl.Series(some(st.none() | st.lists(CELLS, max_size=4)), dtype=pl.List(pl.String))
     integers = some(st.none() | st.lists(st.none() | st.integers(-2, 3), max_size=3))
     columns["hashed_lists"] = pl.Series(integers, dtype=pl.List(pl.Int64))
-    for name in ("v", "v2", "l", "q", "q2", "float"):
+    for name in ("v", "v2", "l", "q", "q2", "e", "e2", "float"):
         columns[name] = pl.Series(some(NUMBERS), dtype=pl.Float64)
     return pl.DataFrame(columns)
 

@@ -71,6 +71,32 @@ def test_numbers_are_cut_into_equal_shares(data: PreparedData) -> None:
     assert np.abs(shares - 1 / NUM_BINS).max() < 0.01
 
 
+def test_quantiles_of_a_linear_field_are_joined_in_order(data: PreparedData) -> None:
+    profile, train = data.profile, daily_log(14).head(len(data.train))
+    assert profile is not None and profile.seconds is not None
+    number = [field.name for field in profile.fields].index("stay")
+    fitted, field = data.encoder.fields[number], profile.fields[number]
+    assert len(fitted.edges) == 33 and np.shape(field.bins)[1] == NUM_BINS + 1 and field.edges == []
+    periods = ((train["ts"] - START) // profile.seconds).to_numpy()
+    places = np.searchsorted(fitted.edges[2:-1:2], train["stay"].to_numpy(), side="right")
+    expected = np.zeros_like(field.bins)
+    np.add.at(expected, (periods, places), 1)
+    np.testing.assert_array_equal(field.bins, expected)
+
+
+def test_rows_at_the_top_have_a_bin_of_their_own(tmp_path: Path) -> None:
+    """A column of zeros and ones has two edges."""
+    flags = [float(row % 5 == 0) for row in range(2_000)]
+    schema = Schema(label="y", fields=(Field(name="flag", kind="numeric", transform="linear"),))
+    data = prepared(simple(2_000, flag=flags), tmp_path / "data", schema)
+    assert data.profile is not None
+    (field,) = data.profile.fields
+    assert np.shape(field.bins)[1] == 2 + 1
+    ones = sum(flags[row] == 1.0 for row in data.train.rows)
+    assert np.sum(field.bins, axis=0).tolist() == [len(data.train) - ones, ones, 0]
+    assert np.mean(field.top) == pytest.approx(0.8, abs=0.03)
+
+
 def test_unseen_values_are_those_that_the_earlier_half_lacks(tmp_path: Path) -> None:
     rows = 4_000
     values = ["new" if i >= 3_000 and i % 4 == 0 else f"v{i % 7}" for i in range(rows)]

@@ -7,7 +7,7 @@ from recap_ctr.data.layout import FieldLayout, Layout
 from recap_ctr.data.recombine import link_strengths, recombined, sides_of
 from recap_ctr.data.shards import Shard
 
-# user, gender, film, two genres, the hour, a number.
+# user, gender, film, two genres, the hour, a number, a number between two edges.
 LAYOUT = Layout(
     (
         FieldLayout("user", 0, 102, 0, 1, None, None),
@@ -16,9 +16,10 @@ LAYOUT = Layout(
         FieldLayout("genres", 158, 10, 3, 2, "mean", None),
         FieldLayout("hour", 168, 26, 5, 1, None, None),
         FieldLayout("price", 194, 3, 6, 1, None, 0),
+        FieldLayout("stay", 197, 12, 7, 1, None, 1, is_linear=True),
     )
 )
-SIDES = (("user", "gender"), ("film", "genres"), ("hour",), ("price",))
+SIDES = (("user", "gender"), ("film", "genres"), ("hour",), ("price",), ("stay",))
 
 
 def log(rows: int = 4_000, *, hour_of_user: bool = False, rare: float = 0.0, seed: int = 0) -> Shard:
@@ -33,9 +34,10 @@ def log(rows: int = 4_000, *, hour_of_user: bool = False, rare: float = 0.0, see
     hour = user % 24 if hour_of_user else np.repeat(rng.integers(0, 24, rows // 10), 10)
     user[rng.random(rows) < rare], film[rng.random(rows) < rare] = 100, 50
     columns = [user + 1, gender + 103, film + 107, *(genres.T + 159), hour + 169, np.full(rows, 195)]
+    price, stay = rng.normal(size=rows), rng.uniform(0, 9, rows)
     return Shard(
-        ids=np.stack(columns, axis=1).astype(np.int32),
-        values=rng.normal(size=(rows, 1)).astype(np.float32),
+        ids=np.stack([*columns, stay.astype(int) + 198], axis=1).astype(np.int32),
+        values=np.stack([price, stay % 1], axis=1).astype(np.float32),
         labels=np.ones(rows, np.uint8),
         rows=np.arange(rows),
         weights=None,
@@ -71,7 +73,16 @@ class TestSides:
         assert sides_of(log(hour_of_user=True), LAYOUT)[0] == ("user", "gender", "hour")
 
     def test_a_value_that_never_comes_twice_decides_nothing(self) -> None:
-        assert sides_of(log(60), LAYOUT)[-1] == ("price",)
+        assert sides_of(log(60), LAYOUT)[-2:] == (("price",), ("stay",))
+
+    def test_a_number_between_two_edges_decides_what_goes_with_it(self) -> None:
+        """A film's length says which film it is; the id of the edge below alone does not."""
+        rows = log()
+        length = rows.ids[:, 2] - 106
+        rows.ids[:, 7], rows.values[:, 1] = 198 + length // 10, (length % 10) / 10
+        assert ("film", "genres", "stay") in sides_of(rows, LAYOUT)
+        strengths = link_strengths(rows, LAYOUT)
+        assert strengths[6, 2] == pytest.approx(1.0) and strengths[2, 6] == pytest.approx(1.0)
 
 
 class TestRows:
@@ -92,7 +103,17 @@ class TestRows:
             np.testing.assert_array_equal(
                 np.sort(made.ids[copy], axis=0), np.sort(np.asarray(rows.ids), axis=0)
             )
-            np.testing.assert_array_equal(np.sort(made.values[copy, 0]), np.sort(rows.values[:, 0]))
+            np.testing.assert_array_equal(np.sort(made.values[copy], axis=0), np.sort(rows.values, axis=0))
+
+    def test_a_number_stays_with_the_edge_below_it(self) -> None:
+        rows = log()
+        made = recombined(rows, LAYOUT, SIDES, 2, seed=1)
+        known, stays = (
+            np.unique(np.stack([shard.ids[:, 7], shard.values[:, 1]], axis=1), axis=0)
+            for shard in (rows, made)
+        )
+        np.testing.assert_array_equal(known, stays)
+        assert (made.ids[: len(rows), 7] != rows.ids[:, 7]).mean() > 0.5, "they come from other rows"
 
     def test_they_depend_on_the_seed_alone(self) -> None:
         rows = log(500)

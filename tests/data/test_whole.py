@@ -10,7 +10,7 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.split import Split
 from recap_ctr.data.table import open_table
 from recap_ctr.data.whole import WholeLog, base_of, holds_the_same_rows
-from recap_ctr.schema import Schema
+from recap_ctr.schema import Field, Schema
 
 
 def test_all_rows_train(prepared: PreparedData) -> None:
@@ -48,3 +48,21 @@ def test_values_of_held_out_rows_are_known_then(
     rows = row_map(measured.encoder, grown.encoder)
     is_known = measured.train.ids[:, 1] != before.oov + measured.layout.fields[1].offset
     assert np.array_equal(rows.target_V[measured.train.ids[is_known]], grown.train.ids[is_known])
+
+
+def test_quantiles_keep_their_edges_and_counts(tmp_path: Path) -> None:
+    """They do not grow, so without counts all of their values would pass for rare ones."""
+    fields = [
+        Field(name=name, kind="numeric", transform=name, num_buckets=4) for name in ("linear", "quantiles")
+    ]
+    numbers = np.random.default_rng(0).gamma(2.0, size=300)
+    frame = pl.DataFrame({"click": [row % 2 for row in range(300)], "linear": numbers, "quantiles": numbers})
+    table = open_table(frame, schema=Schema(label="click", fields=tuple(fields)))
+    measured, _ = table.prepared(tmp_path / "measured", Split(), quiet=True)
+    grown = table.prepared_with(base_of(measured), tmp_path / "grown", Split())
+    for before, after in zip(measured.encoder.fields, grown.encoder.fields, strict=True):
+        assert after.edges == before.edges and after.counts.tolist() == before.counts.tolist()
+        assert after.counts.sum() == len(measured.train)
+    assert holds_the_same_rows(measured, grown)
+    for name in ("ids", "values"):
+        np.testing.assert_array_equal(getattr(measured.test, name), getattr(grown.test, name))

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from recap_ctr.axes.predict import predict
+from recap_ctr.data.encode import Encoder, FittedField
 from recap_ctr.data.profile import PROFILE
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
@@ -34,7 +35,7 @@ from recap_ctr.inference.scorer import Scorer
 from recap_ctr.inference.torch_backend import PackedModel, load_artifact
 from recap_ctr.models.catalogue import MODELS, build, parse_model
 from recap_ctr.nn.weights import to_arrays
-from recap_ctr.schema import Schema, read_schema
+from recap_ctr.schema import Field, Schema, read_schema
 from recap_ctr.training.report import read_report
 from tests.conftest import contents
 from tests.support.forged_artifact import (
@@ -446,6 +447,27 @@ class TestBombs:
         )
         forge(copy, lambda manifest: manifest["fields"][1].update(size=5))
         refused(copy, "holds a value twice")
+
+    @pytest.mark.parametrize(
+        ("values", "edges", "message"),
+        [
+            (["0"], (1.0,), "not the numbers of its edges"),
+            (["0"], (1.0, 2.0), "not the numbers of its edges"),
+            (["1", "0"], (1.0, 2.0), "not the numbers of its edges"),
+            (["0", "1"], (2.0, 1.0), "out of order"),
+        ],
+    )
+    def test_edges_that_the_encoder_could_not_have_written(
+        self, packed: Path, tmp_path: Path, values: list[str], edges: tuple[float, ...], message: str
+    ) -> None:
+        artifact = load_artifact(packed)
+        fields = list(artifact.encoder.fields)
+        field = Field(name="price", kind="numeric", transform="linear")
+        fields[3] = FittedField(field, pl.Series(values), np.ones(len(values), np.int64), edges=edges)
+        schema = artifact.encoder.schema
+        schema = schema.model_copy(update={"fields": (*schema.fields[:3], field, *schema.fields[4:])})
+        pack(tmp_path / "forged", artifact, encoder=Encoder(schema, fields), profile=None)
+        refused(tmp_path / "forged", message)
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

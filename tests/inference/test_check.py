@@ -68,6 +68,8 @@ def test_rows_like_the_training_rows_have_no_findings(data: PreparedData) -> Non
         ("user", pl.lit("v") + pl.col("user"), "unseen", "such as 'vu"),
         ("price", pl.col("price") * 100, "shifted", "a number from"),
         ("age", pl.col("age") + 20, "shifted", "quantile"),
+        ("stay", pl.col("stay") * 3, "shifted", "quantile range"),
+        ("stay", pl.lit(60.0), "constant", "have a number of quantile"),
     ],
 )
 def test_faults_of_a_field(
@@ -99,6 +101,15 @@ def test_the_value_that_prevails_is_named_if_an_update_added_it(
     block = Block(window.with_columns(site=pl.lit("new.example")), 1, "rows")
     inspection.add(block, encoder.encode(block), known_labels(block, data.schema))
     assert "100% of the rows have 'new.example'" in only(inspection.result()).sentence
+
+
+def test_numbers_where_the_training_rows_had_none(window: pl.DataFrame, tmp_path: Path) -> None:
+    log = daily_log(14).with_columns(stay=pl.lit(None, pl.Float64))
+    data = prepared(log, tmp_path / "log", SCHEMA, Split(kind="time"))
+    finding = only(check(data, window))
+    assert (finding.check, finding.field, finding.usual) == ("missing", "stay", 1.0)
+    constant = only(check(data, window.with_columns(stay=pl.lit(7.5))))
+    assert constant.check == "constant" and "100% of the rows have '7.5'" in constant.sentence
 
 
 def test_a_column_that_is_absent(data: PreparedData, window: pl.DataFrame) -> None:

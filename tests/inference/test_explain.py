@@ -4,15 +4,17 @@ import json
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pytest
 
 import recap_ctr
+from recap_ctr.data.encode import Encoded, Encoder, FittedField
 from recap_ctr.data.source import Block
 from recap_ctr.errors import InputError
-from recap_ctr.inference.explain import contributions, largest
+from recap_ctr.inference.explain import contributions, largest, with_field_of
 from recap_ctr.inference.scorer import Scorer
-from recap_ctr.schema import Field
+from recap_ctr.schema import Field, Schema
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_server import JSON, serve_in_thread
 
@@ -129,6 +131,42 @@ def test_http_answers_what_predict_explains(scorer: Scorer, rows: pl.DataFrame) 
         ]
         shown = explained.row(number, named=True)
         assert texts == [shown[f"why_{at}"] for at in (1, 2, 3) if shown[f"why_{at}"] is not None]
+
+
+def test_a_number_between_two_edges_is_removed_with_the_edge_below_it() -> None:
+    """The id and the number of a linear field are those of a missing value, or of another row, together."""
+    fields = (
+        Field(name="site", kind="categorical"),
+        Field(name="age", kind="numeric", transform="linear"),
+        Field(name="price", kind="numeric"),
+    )
+    learnt = [
+        FittedField(fields[0], pl.Series(["a", "b"]), np.ones(2, np.int64)),
+        FittedField(fields[1], pl.Series(["0", "1", "2"]), np.ones(3, np.int64), edges=(10.0, 20.0, 60.0)),
+        FittedField(fields[2], pl.Series([], dtype=pl.String), np.zeros(0, np.int64), 5.0, 2.0),
+    ]
+    encoder = Encoder(Schema(label="click", fields=fields), learnt)
+    rows = pl.DataFrame({"site": ["a", "b", "z"], "age": [12.5, 60.0, None], "price": [1.0, 5.0, 7.0]})
+
+    def logits(encoded: Encoded) -> npt.NDArray[np.float64]:
+        return (encoded.ids_BW @ [1.0, 10.0, 100.0]) + encoded.values_BN @ [1000.0, 10_000.0]
+
+    def encode(frame: pl.DataFrame) -> Encoded:
+        return encoder.encode(Block(frame, 1, "rows"))
+
+    encoded = encode(rows)
+    explained = contributions(logits, encoder, encoded, logits(encoded))
+    for number, field in enumerate(fields):
+        emptied = rows.with_columns(pl.lit(None, rows[field.name].dtype).alias(field.name))
+        assert explained[:, number].tolist() == (logits(encoded) - logits(encode(emptied))).tolist()
+    (entry,) = largest(Block(rows.head(1), 1, "rows"), encoder, np.array([[0.0, 2.0, 1.0]]), 1)[0]
+    assert str(entry) == "age=12.5 (+2.00)"
+
+    other = rows.with_columns(age=pl.col("age").reverse())
+    moved = with_field_of(encoded, encoder.layout.fields[1], encoded, np.array([2, 1, 0]))
+    expected = encode(other)
+    np.testing.assert_array_equal(moved.ids_BW, expected.ids_BW)
+    np.testing.assert_array_equal(moved.values_BN, expected.values_BN)
 
 
 def test_a_derived_field_is_shown_with_what_was_derived() -> None:

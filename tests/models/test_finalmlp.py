@@ -97,23 +97,25 @@ def test_gates_without_context_start_at_one_and_only_their_last_bias_learns() ->
 def test_the_table_of_a_context_holds_only_its_fields() -> None:
     """Fields may be in any order, and multi or numeric; PAD rows move with their field."""
     torch.manual_seed(0)
-    context, whole = Context(checks.LAYOUT, ("tags", "price", "other"), 3), Embedding(checks.LAYOUT, 3)
+    names = ("tags", "age", "price", "other")
+    context, whole = Context(checks.LAYOUT, names, 3), Embedding(checks.LAYOUT, 3)
     table = context.embedding.table
-    assert table.weight.shape == (4 + 3 + 5, 3)
-    assert table.weight[[0, 4, 7]].abs().sum() == 0
+    assert table.weight.shape == (4 + 6 + 3 + 5, 3)
+    assert table.weight[[0, 4, 10, 13]].abs().sum() == 0
     assert table.pad_rows_P.tolist() == [0]
     with torch.no_grad():
         for start, field in (
             (0, checks.LAYOUT.fields[4]),
-            (4, checks.LAYOUT.fields[3]),
-            (7, checks.LAYOUT.fields[1]),
+            (4, checks.LAYOUT.fields[5]),
+            (10, checks.LAYOUT.fields[3]),
+            (13, checks.LAYOUT.fields[1]),
         ):
             whole.table.weight[field.offset : field.offset + field.size] = table.weight[
                 start : start + field.size
             ]
     inputs = checks.rows(20)
 
-    torch.testing.assert_close(context(inputs), whole(inputs)[:, [4, 3, 1]].flatten(1))
+    torch.testing.assert_close(context(inputs), whole(inputs)[:, [4, 5, 3, 1]].flatten(1))
 
 
 @pytest.mark.parametrize("update", ["exact", "fast"])
@@ -128,7 +130,7 @@ def test_context_tables_learn(update: str) -> None:
         LOSSES["bce"](model(checks.rows(64)), torch.arange(64).remainder(2).float(), None).backward()  # type: ignore[no-untyped-call]
         steps.step(1e-2)
 
-    assert [len(table.weight) for table in tables] == [25, 4 + 7, 7]
+    assert [len(table.weight) for table in tables] == [31, 4 + 7, 7]
     for table, old in zip(tables, before, strict=True):
         assert (table.weight - old).abs().max() > 1e-3
         assert table.weight[table.pad_rows_P.long()].abs().sum() == 0

@@ -43,12 +43,15 @@ def test_wide_sums_one_weight_per_value() -> None:
     wide = Wide(LAYOUT, bias=True).eval()
     inputs = rows(9)
     weight_V = wide.embedding.table.weight[:, 0]
-    numeric = next(field for field in LAYOUT.fields if field.value_column is not None)
+    price = next(field for field in LAYOUT.fields if field.is_factor)
+    age = next(field for field in LAYOUT.fields if field.is_linear)
     for i in range(9):
         expected = wide.get_parameter("bias").detach()
         for column, row in enumerate(inputs.ids_BW[i].tolist()):
-            factor = inputs.values_BN[i, 0] if column == numeric.start else 1.0
+            factor = inputs.values_BN[i, 0] if column == price.start else 1.0
             expected = expected + weight_V[row] * factor
+            if column == age.start and row < age.last:
+                expected = expected + inputs.values_BN[i, 1] * (weight_V[row + 1] - weight_V[row])
         torch.testing.assert_close(wide(inputs)[i], expected)
 
 

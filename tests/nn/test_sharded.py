@@ -15,6 +15,7 @@ LAYOUT = Layout(
         FieldLayout("a", 0, 100, 0, 1, None, None),
         FieldLayout("price", 100, 3, 1, 1, None, 0),
         FieldLayout("tags", 103, 50, 2, 2, "mean", None),
+        FieldLayout("age", 153, 8, 4, 1, None, 1, is_linear=True),
     )
 )
 
@@ -40,7 +41,7 @@ def blocks(size: int, dim: int) -> tuple[list[sharded.ShardedTable], list[Tensor
 @pytest.mark.parametrize("dim", [1, 3, 16])
 @pytest.mark.parametrize("size", [2, 5])
 def test_rows_start_as_those_of_one_worker(size: int, dim: int) -> None:
-    """A chunk of 16 rows is a small part of the table, and 153 rows don't fill whole groups of 16 numbers."""
+    """A chunk of 16 rows is a small part of the table, and 161 rows don't fill whole groups of 16 numbers."""
     torch.manual_seed(5)
     whole = Table(LAYOUT, dim).weight
     next_draw = torch.rand(3)

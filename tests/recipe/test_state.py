@@ -4,8 +4,10 @@ import numpy as np
 import polars as pl
 
 from recap_ctr.data.encode import Encoder, FittedField
+from recap_ctr.data.layout import FieldLayout, Layout
+from recap_ctr.data.shards import Shard
 from recap_ctr.data.source import Block
-from recap_ctr.recipe.state import empty_bucket_shares, empty_row_shares, unknown_shares
+from recap_ctr.recipe.state import count_rows, empty_bucket_shares, empty_row_shares, unknown_shares
 from recap_ctr.schema import Field, Schema
 
 FIELDS = (
@@ -41,3 +43,17 @@ def test_values_in_buckets_without_rows_are_unknown() -> None:
 def test_rows_without_a_value_of_several() -> None:
     ids = ids_of(["a"] * 4, ["x", None, "y y", ""], ["s"] * 4)
     assert empty_row_shares(ids, ENCODER.layout) == {"tags": 0.5}
+
+
+def test_a_number_counts_for_both_edges_beside_it() -> None:
+    layout = Layout(
+        (
+            FieldLayout("site", 0, 4, 0, 1, None, None),
+            FieldLayout("price", 4, 5, 1, 1, None, 0, is_linear=True),
+        )
+    )
+    ids = np.array([[1, 5], [1, 5], [2, 6], [3, 8]], np.int32)  # The last has no price.
+    shares = np.array([[0.25], [0.0], [1.0], [0.0]], np.float32)
+    labels = np.zeros(4, np.uint8)
+    shard = Shard(ids, shares, labels, np.arange(4), None, None, None)
+    assert count_rows(shard, layout).tolist() == [0, 2, 1, 1, 0, 1.75, 0.25, 1, 1]

@@ -19,6 +19,7 @@ from recap_ctr.data.grow import row_map
 from recap_ctr.data.moments import DAY
 from recap_ctr.data.rates import crossable
 from recap_ctr.data.source import FrameSource
+from recap_ctr.data.split import Split
 from recap_ctr.data.synthetic import SyntheticConfig
 from recap_ctr.errors import InputError
 from recap_ctr.inference.artifact import read_artifact
@@ -27,14 +28,19 @@ from recap_ctr.inference.drift import measure_drift
 from recap_ctr.inference.manifest import CARD, TRAINING_STATE, WEIGHTS, read_artifact_manifest
 from recap_ctr.inference.scorer import Scorer, evaluate_rows
 from recap_ctr.jobs.executor import InThisProcess
+from recap_ctr.models.catalogue import parse_model
 from recap_ctr.recipe import retrain
 from recap_ctr.recipe import update as updates
 from recap_ctr.recipe.fit import fit
 from recap_ctr.recipe.state import TrainingState, read_state, write_state
 from recap_ctr.recipe.update import update
+from recap_ctr.storage.arrays import load_arrays
 from recap_ctr.storage.files import read_json
-from recap_ctr.training.config import ARTIFACT
+from recap_ctr.training.config import ARTIFACT, RunConfig
+from recap_ctr.training.run import run
 from tests.conftest import Recap, contents
+from tests.support.daily_log import SCHEMA, daily_log
+from tests.support.preparing import prepared as prepare
 from tests.support.tiny_recipe import TINY
 
 pytestmark = pytest.mark.slow
@@ -272,12 +278,43 @@ def test_values_are_forgotten(log: Log, tmp_path: Path) -> None:
     assert again.shipped
 
 
+@pytest.mark.parametrize("model", ["lr", "fcn"])
+def test_the_edges_of_numbers_stay(tmp_path: Path, model: str) -> None:
+    """Later clicks depend more on a number, whose edges are those of before: their vectors learn."""
+
+    def clicked(log: pl.DataFrame, strength: float) -> pl.DataFrame:
+        rates = 1 / (1 + np.exp(1 - strength * (log["stay"].to_numpy() / 60 - 1)))
+        return log.with_columns(click=(np.random.default_rng(1).random(len(log)) < rates).astype(np.int8))
+
+    training = TrainConfig(batch_size=256, max_epochs=3, update="convex" if model == "lr" else "exact")
+    small = {"dim": 4, "num_exponential_layers": 1, "num_linear_layers": 1} if model == "fcn" else {}
+    config = RunConfig(model, parse_model(model, small), training, train_baseline=False, report_fields=False)
+    data = prepare(clicked(daily_log(14), 1.0), tmp_path / "data", SCHEMA, Split(kind="time"))
+    run(config, data, tmp_path / "run", quiet=True)
+    later, delta = clicked(daily_log(3, first_day=14), 3.0), tmp_path / "delta"
+    result = update(tmp_path / "run", later, out=tmp_path / "new", settings=ONCE, gate=OPEN, delta=delta)
+    assert result.shipped, result.report.gate.reasons
+    before, after = (read_artifact(path) for path in (tmp_path / "run" / ARTIFACT, result.out))
+    assert [fitted.edges for fitted in after.encoder.fields] == [
+        fitted.edges for fitted in data.encoder.fields
+    ]
+    vectors = []
+    for artifact in (before, after):
+        (table,) = (
+            array for name, array in load_arrays(artifact.path / WEIGHTS).items() if "table.weight" in name
+        )
+        place = next(field for field in artifact.encoder.layout.fields if field.name == "stay")
+        assert place.is_linear and place.num_added == 0
+        vectors.append(table[place.offset + 1 : place.last + 1])
+    assert (vectors[0] != vectors[1]).any(axis=1).all(), "there are rows beside every edge"
+    apply_delta(before.path, delta, tmp_path / "applied")
+    assert (tmp_path / "applied" / WEIGHTS).read_bytes() == (result.out / WEIGHTS).read_bytes()
+
+
 @pytest.mark.parametrize("model", ["lr", "rates", "boosted", "blend", "recap"])
 def test_every_kind_that_ships_is_updated(log: Log, tmp_path: Path, model: str) -> None:
     """The parts of a portfolio: a regression, click rates, trees, their sum, and RECAP with all beside its towers."""
     from recap_ctr.data.shards import PreparedData
-    from recap_ctr.models.catalogue import parse_model
-    from recap_ctr.training.config import RunConfig
     from recap_ctr.training.parallel import run_and_write_logits
     from recap_ctr.training.rates import count_rates
 

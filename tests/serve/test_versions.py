@@ -1,9 +1,13 @@
 """The rows by which a worker checks and compares versions."""
 
+import numpy as np
 import polars as pl
 import pytest
 
+from recap_ctr.data.encode import Encoder, FittedField
+from recap_ctr.data.source import Block
 from recap_ctr.errors import InputError
+from recap_ctr.schema import Field, Schema
 from recap_ctr.serve.codec import Table
 from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.versions import (
@@ -35,6 +39,17 @@ def test_sample_rows_hold_values_and_one_empty_row() -> None:
     assert rows.height == 40 and rows.head(1).select(pl.all().is_null().all()).row(0) == (True,) * rows.width
     assert encoded.num_unseen.sum() == 0 and (encoded.num_missing == 1).all()
     assert sample_rows(engine.encoder, 1).height == 1
+
+
+def test_sample_rows_cover_all_edges_however_far_apart() -> None:
+    field = Field(name="debt", kind="numeric", transform="linear")
+    edges = (-1.7e308, 0.0, 1.0, 1.7e308)
+    fitted = FittedField(field, pl.Series(["0", "1", "2", "3"]), np.ones(4, np.int64), edges=edges)
+    encoder = Encoder(Schema(label="click", fields=(field,)), [fitted])
+    rows = sample_rows(encoder, 41)
+    assert rows["debt"].null_count() == 1 and rows["debt"][-1] == edges[-1]
+    encoded = encoder.encode(Block(rows, 1, "rows"))
+    assert {*encoded.ids_BW[1:, 0].tolist()} == {1, 2, 3} and encoded.num_missing.tolist() == [1]
 
 
 class TestDerivedFields:

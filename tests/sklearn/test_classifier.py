@@ -156,7 +156,7 @@ def test_columns_become_fields_by_their_values() -> None:
     named = small(max_epochs=1).fit(X, pl.Series("click", y)).artifact_.encoder.schema
 
     assert (schema.label, schema.weight, named.label) == ("_label", "weight", "click")
-    numeric = {field.name for field in schema.fields if field.transform == "quantiles"}
+    numeric = {field.name for field in schema.fields if field.transform == "linear"}
     categorical = {field.name for field in schema.fields if field.kind == "categorical"}
     assert (numeric, categorical) == ({"price", "many"}, {"ad", "hour", "label", "few"})
 

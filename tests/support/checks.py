@@ -16,7 +16,8 @@ from recap_ctr.nn.losses import LOSSES
 from recap_ctr.nn.table import Table
 from recap_ctr.nn.weights import load_tensors, save_tensors
 
-# Two plain fields, a multi field of three pieces (mean), a numeric value, a multi field of two pieces (sum).
+# Two plain fields, a multi field of three pieces (mean), a numeric value, a multi field of two pieces (sum), a number
+# between the vectors of four edges.
 LAYOUT = Layout(
     (
         FieldLayout("plain", 0, 7, 0, 1, None, None),
@@ -24,21 +25,25 @@ LAYOUT = Layout(
         FieldLayout("genres", 12, 6, 2, 3, "mean", None),
         FieldLayout("price", 18, 3, 5, 1, None, 0),
         FieldLayout("tags", 21, 4, 6, 2, "sum", None),
+        FieldLayout("age", 25, 6, 8, 1, None, 1, is_linear=True),
     )
 )
 
 
 def rows(count: int, seed: int = 0) -> Inputs:
-    """Random encoded rows of `LAYOUT`, padding and absent numbers among them."""
+    """Random encoded rows of `LAYOUT`, padding, absent numbers and numbers at an edge among them."""
     rng = np.random.default_rng(seed)
     columns = []
     for field in LAYOUT.fields:
         low = 0 if field.pooling else 1
         columns += [rng.integers(low, field.size, count) + field.offset for _ in range(field.width)]
-    values = np.where(columns[5] == LAYOUT.fields[3].offset + 2, 1.0, rng.normal(size=count))
+    price, age = LAYOUT.fields[3], LAYOUT.fields[5]
+    prices = np.where(columns[price.start] == price.offset + price.oov, 1.0, rng.normal(size=count))
+    shares = np.clip(rng.uniform(-0.3, 1.3, count), 0, 1)
+    shares[columns[age.start] == age.offset + age.oov] = 0
     return Inputs(
         torch.from_numpy(np.stack(columns, 1).astype(np.int32)),
-        torch.from_numpy(values[:, None].astype(np.float32)),
+        torch.from_numpy(np.stack([prices, shares], 1).astype(np.float32)),
     )
 
 

@@ -24,6 +24,7 @@ SCHEMA = Schema(
         Field(name="referrer", kind="categorical", hash_buckets=50),
         Field(name="price", kind="numeric"),
         Field(name="age", kind="numeric", transform="quantiles", num_buckets=32),
+        Field(name="stay", kind="numeric", transform="linear", num_buckets=32),
         Field(name="hour", kind="categorical", derive="hour", source="ts", unit="s"),
     ),
 )
@@ -47,6 +48,7 @@ def daily_log(days: int, rows_a_day: int = 800, first_day: int = 0, seed: int = 
             "referrer": [f"r{value}" for value in common[4]],
             "price": price.set(pl.Series(rng.random(rows) < 0.1), None),
             "age": rng.integers(16, 90, rows),
+            "stay": np.round(rng.gamma(2.0, 30.0, rows), 1),
         }
     )
 

@@ -30,6 +30,7 @@ EVERY_KIND = Schema(
         Field(name="visits", kind="numeric", transform="log-square", missing=("0",)),
         Field(name="age", kind="numeric", transform="quantiles", num_buckets=4, missing=("-1", "3")),
         Field(name="t", kind="numeric", transform="quantiles", num_buckets=3),
+        Field(name="score", kind="numeric", transform="linear", num_buckets=5, missing=("-1",)),
     ),
 )
 
@@ -55,6 +56,7 @@ def every_kind(rows: int, seed: int = 0) -> pl.DataFrame:
             "price": gaps(rng.integers(-100, 100, rows) / 4),
             "visits": gaps(rng.integers(-2, 500, rows)),
             "age": gaps(rng.integers(-1, 90, rows)),
+            "score": gaps(np.minimum(rng.integers(-90, 100, rows), 70) / 4),
         }
     )
 

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,17 +14,22 @@ from recap_ctr.axes.predict import predict, to_inputs
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.rates import NEUTRAL, encode_rates
 from recap_ctr.data.shards import PreparedData
-from recap_ctr.data.source import FrameSource
+from recap_ctr.data.source import Block, FrameSource
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.calibrate import AffineCalibration
+from recap_ctr.inference.export import TOLERANCE, export_setting
+from recap_ctr.inference.setting import Setting
+from recap_ctr.inference.torch_backend import PackedModel, TorchBackend
 from recap_ctr.jobs import progress
 from recap_ctr.models.boosted import MISSING, Boosted, BoostedConfig
 from recap_ctr.nn.interface import Inputs
 from recap_ctr.schema import Field, Schema
 from recap_ctr.training import trees
-from recap_ctr.training.boosted import train_boosted, with_codes
+from recap_ctr.training.boosted import MOST_RANKED, train_boosted, with_codes
 from recap_ctr.training.loop import Trained
 from recap_ctr.training.rates import count_rates
+from tests.support.preparing import EVERY_KIND, every_kind, prepared
 
 CPU = torch.device("cpu")
 FIELDS = (
@@ -90,6 +96,89 @@ def test_trees_see_rates_of_categories_the_order_of_buckets_and_numbers(
     is_missing = sizes == MISSING
     assert 0.1 < is_missing.mean() < 0.3
     assert sizes[~is_missing].tolist() == inputs.values_BN[~is_missing, 0].tolist()
+
+
+def test_trees_see_the_place_of_a_number_among_its_edges(tmp_path: Path) -> None:
+    """The same for training and for scoring, by torch and in the exported graph; a missing number is told apart."""
+    rng = np.random.default_rng(3)
+    price = rng.lognormal(size=4_000)
+    is_missing = rng.random(4_000) < 0.2
+    logits = -2 + 3.0 * ((price > 0.9) & (price < 1.1)) + 1.0 * is_missing  # Less than a quantile of eight.
+    rows = pl.DataFrame(
+        {
+            "click": (rng.random(4_000) < metrics.sigmoid(logits)).astype(int),
+            "price": pl.Series(price).set(pl.Series(is_missing), None),
+            "size": rng.normal(size=4_000),
+            "site": [f"s{value}" for value in rng.integers(0, 9, 4_000)],
+        }
+    )
+    fields = (
+        Field(name="price", kind="numeric", transform="linear", num_buckets=8),
+        Field(name="site", kind="categorical"),
+        Field(name="size", kind="numeric", transform="value"),
+    )
+    preparation = Preparation(Schema(label="click", fields=fields), {"all": FrameSource(rows)})
+    data = write_prepared_data(preparation, tmp_path / "data", quiet=True)[0]
+    trained = train(data)
+    model = trained.model
+    assert isinstance(model, Boosted) and model.config.crosses == (("site",),)
+    columns = model.columns(to_inputs(data.valid.batch(slice(None)), CPU)).numpy()[:, -2]
+    raw = rows["price"].to_numpy()[data.valid.rows]
+    edges = data.encoder.fields[0].edges
+    expected = np.where(np.isnan(raw), MISSING, np.interp(raw, edges, np.arange(len(edges))))
+    np.testing.assert_allclose(columns, expected, atol=1e-5)
+
+    logits = predict(model, data.valid, CPU)
+    assert metrics.auc(data.valid.labels, logits) > 0.6
+    assert metrics.logloss(data.valid.labels, logits) == pytest.approx(
+        trained.history[0].valid_logloss, abs=1e-6
+    ), "LightGBM has the same logits"
+
+
+def test_trees_see_the_order_of_categories_that_are_numbers(tmp_path: Path) -> None:
+    """Ranks beside the rates; none for words, for ids, and for values that the training rows lack."""
+    rng = np.random.default_rng(4)
+    rows, values = 6_000, np.array([-2.5, 0, 1, 10, 30, 200, 1000])
+    level = rng.integers(0, len(values), rows)
+    frame = pl.DataFrame(
+        {
+            "click": (rng.random(rows) < metrics.sigmoid(level - 4.0)).astype(int),
+            "level": [f"{values[at]:g}" for at in level],
+            "word": [f"w{at}" for at in level],
+            "visit": rng.integers(0, 10 * MOST_RANKED, rows).astype(str),
+        }
+    )
+    fields = tuple(Field(name=name, kind="categorical") for name in ("level", "word", "visit"))
+    preparation = Preparation(Schema(label="click", fields=fields), {"all": FrameSource(frame)})
+    data = write_prepared_data(preparation, tmp_path / "data", quiet=True)[0]
+    trained = train(data)
+    model = trained.model
+    assert isinstance(model, Boosted) and model.config.orders == ("level",)
+    known = data.encoder.encode(Block(frame.drop("click").head(500), 1, ""))
+    ranks = model.columns(Inputs(*map(torch.from_numpy, (known.ids_BW, known.values_BN)))).numpy()[:, -1]
+    assert ranks.tolist() == (level[:500] + 1.0).tolist()
+    later = Block(pl.DataFrame({"level": ["7", None], "word": ["w1"] * 2, "visit": ["1"] * 2}), 1, "")
+    unseen = data.encoder.encode(later)
+    ranks = model.columns(Inputs(*map(torch.from_numpy, (unseen.ids_BW, unseen.values_BN)))).numpy()[:, -1]
+    assert ranks.tolist() == [MISSING] * 2
+    logits = predict(model, data.valid, CPU)
+    assert metrics.logloss(data.valid.labels, logits) == pytest.approx(
+        trained.history[0].valid_logloss, abs=1e-6
+    ), "LightGBM has the same logits"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_registry")
+def test_trees_on_every_kind_of_field_can_be_exported(tmp_path: Path) -> None:
+    data = prepared(every_kind(2_000), tmp_path / "data", EVERY_KIND)
+    model = train(data).model
+    assert isinstance(model, Boosted)
+    manifest: dict[str, Any] = {"model": {"name": "boosted", "config": {}}}
+    packed = PackedModel(
+        tmp_path, data.encoder, AffineCalibration(1.0, 0.0), {}, 0.0, manifest, model.config, model.eval()
+    )
+    exported = export_setting(packed, TorchBackend(packed), Setting(1, None))
+    assert exported.parity <= TOLERANCE
 
 
 def test_training_rows_bring_codes_along_that_lack_their_own_click(

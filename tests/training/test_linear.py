@@ -16,9 +16,13 @@ from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
 from recap_ctr.jobs import progress
 from recap_ctr.models.catalogue import parse_model
+from recap_ctr.models.lr import LR, LRConfig
+from recap_ctr.schema import Field, Schema
 from recap_ctr.training.config import RunConfig
 from recap_ctr.training.linear import STRENGTHS, design_matrix, fit_logistic, train_linear
 from recap_ctr.training.run import run
+from tests.support.preparing import EVERY_KIND, every_kind, simple
+from tests.support.preparing import prepared as prepare
 
 
 def test_the_answer_is_that_of_scikit_learn(prepared: PreparedData) -> None:
@@ -46,6 +50,25 @@ def test_the_model_lr_computes_the_same_logits(prepared: PreparedData) -> None:
     assert np.abs(predict(trained.model, prepared.test, torch.device("cpu")) - expected).max() < 1e-4
 
 
+def test_every_kind_of_field_has_the_logits_of_the_model_lr(tmp_path: Path) -> None:
+    """Linear fields included: at an edge, between two, at the last one, missing."""
+    data = prepare(every_kind(400), tmp_path / "data", EVERY_KIND)
+    model = LR(LRConfig(), data.layout).eval()
+    weights = np.random.default_rng(0).normal(size=data.layout.num_rows)
+    with torch.no_grad():
+        model.wide.embedding.table.weight.copy_(torch.from_numpy(weights).unsqueeze(1))
+        for field in data.layout.fields:
+            model.wide.embedding.table.weight[field.offset] = 0.0
+    place = data.layout.fields[-1]
+    shares, ids = data.train.values[:, place.number_column], data.train.ids[:, place.start] - place.offset
+    assert place.is_linear and {*ids} == {*range(1, place.oov - 1), place.oov}
+    assert (shares == 0).any() and ((shares > 0) & (shares < 1)).any()
+    matrix = design_matrix(data.train, data.layout)
+    assert matrix.shape[1] == data.layout.num_rows
+    expected = predict(model, data.train, torch.device("cpu"))
+    np.testing.assert_allclose(matrix @ weights, expected, atol=1e-5)
+
+
 def test_validation_chooses_the_strength(prepared: PreparedData) -> None:
     by_strength = {strength: fit_logistic(prepared, strengths=[strength]) for strength in (300.0, 10.0, 0.1)}
     best = min(by_strength.values(), key=lambda fit: fit.valid_logloss)
@@ -57,6 +80,12 @@ def test_validation_chooses_the_strength(prepared: PreparedData) -> None:
 def test_rows_beyond_the_limit_are_sampled(prepared: PreparedData) -> None:
     fit = fit_logistic(prepared, max_entries=500 * prepared.layout.num_columns)
     assert fit.rows == 500
+
+
+def test_a_row_of_a_linear_field_has_two_entries(tmp_path: Path) -> None:
+    schema = Schema(label="y", fields=(Field(name="x", kind="numeric", transform="linear"),))
+    data = prepare(simple(400, x=np.random.default_rng(0).random(400).tolist()), tmp_path / "d", schema)
+    assert fit_logistic(data, max_entries=200).rows == 100
 
 
 def test_a_convex_run_is_a_run_like_any_other(prepared: PreparedData, tmp_path: Path) -> None:

@@ -29,7 +29,9 @@ def test_buckets_of_a_number_keep_their_order(rows: pl.DataFrame, tmp_path: Path
         Field(name="site", kind="categorical"),
         Field(name="price", kind="numeric", transform="quantiles"),
         Field(name="size", kind="numeric", transform="value"),
+        Field(name="weight", kind="numeric", transform="linear", num_buckets=8),
     )
+    rows = rows.with_columns(weight=pl.col("price") * 2)
     preparation = Preparation(Schema(label="click", fields=fields), {"all": FrameSource(rows)})
     data, _ = write_prepared_data(preparation, tmp_path / "data", quiet=True)
     columns = TreeColumns(data)
@@ -40,6 +42,11 @@ def test_buckets_of_a_number_keep_their_order(rows: pl.DataFrame, tmp_path: Path
     order = np.argsort(raw[present])
     assert (np.diff(table[present, 1][order]) >= 0).all()
     assert np.corrcoef(table[:, 2], rows["size"].to_numpy()[data.train.rows])[0, 1] > 0.999
+    weight, edges = table[:, 3], data.encoder.fields[3].edges
+    np.testing.assert_array_equal(np.isnan(weight), np.isnan(raw))
+    np.testing.assert_allclose(
+        weight[present], np.interp(2 * raw[present], edges, np.arange(len(edges))), atol=1e-4
+    )
 
 
 def test_a_deadline_keeps_the_rounds_so_far(rows: pl.DataFrame, tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ class Bins:
             if fitted.edges
         }
         self._numbers = [
-            (place.start, place.value_column, _standardised(fitted, cuts), self.places[i].start)
+            (place.start, place.number_column, _standardised(fitted, cuts), self.places[i].start)
             for i, (place, fitted, cuts) in enumerate(zip(layout.fields, encoder.fields, edges, strict=True))
-            if place.value_column is not None
+            if place.is_factor
         ]
 
     def count(self, ids_BW: Ints, values_BN: Floats) -> Counts:
@@ -96,13 +96,16 @@ def field_entries(place: FieldLayout, fitted: FittedField, ids_BW: Ints, values_
     """Return the values of a field in encoded rows; padding and OOV are left out."""
     ids = ids_BW[:, place.start : place.start + place.width] - place.offset
     rows, columns = np.nonzero((ids != PAD) & (ids != fitted.oov))
-    entries = ids[rows, columns] if place.value_column is None else values_BN[rows, place.value_column]
+    entries = values_BN[rows, place.number_column] if place.is_factor else ids[rows, columns]
     values, codes = np.unique(entries, return_inverse=True)
     return Entries(codes.astype(np.int64), values, rows.astype(np.int64))
 
 
 def _num_bins(fitted: FittedField, cuts: Sequence[float]) -> int:
-    return len(cuts) + 1 if fitted.field.is_value else max(min(fitted.num_kept, NUM_BINS), 1)
+    if fitted.field.is_value:
+        return len(cuts) + 1
+    num_kept = fitted.num_quantiles if fitted.field.transform == "linear" else fitted.num_kept
+    return max(min(num_kept, NUM_BINS), 1)
 
 
 def _divisor(fitted: FittedField) -> int:
@@ -111,10 +114,14 @@ def _divisor(fitted: FittedField) -> int:
 
 
 def _quantile_bins(fitted: FittedField) -> Ints:
-    """Return the bin of each kept quantile: those of similar numbers share one. One more entry serves OOV."""
+    """Return the bin of each kept quantile: those of similar numbers share one. One more entry serves OOV.
+
+    No row has the id of a linear field's last edge.
+    """
     quantiles = fitted.values.cast(int).to_numpy()
     num_bins = _num_bins(fitted, ())
-    return np.append(quantiles * num_bins // (len(fitted.edges) + 1), 0).astype(np.int32)
+    bins = np.minimum(quantiles * num_bins // fitted.num_quantiles, num_bins - 1)
+    return np.append(bins, 0).astype(np.int32)
 
 
 def _standardised(fitted: FittedField, cuts: Sequence[float]) -> Floats:

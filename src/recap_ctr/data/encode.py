@@ -137,7 +137,7 @@ def missing_categories(field: Field) -> tuple[str, ...]:
     Log-square keeps small numbers as they are, so `missing = ["0"]` also means bucket 0: there 0.4 counts as missing
     like 0. The bucket numbers of quantiles have no such meaning, nor have the hours of moments.
     """
-    is_quantiles = field.kind == "numeric" and field.transform == "quantiles"
+    is_quantiles = field.kind == "numeric" and field.transform != "log-square"
     return () if is_quantiles or field.derive is not None else field.missing
 
 
@@ -248,11 +248,14 @@ class FittedField:
 
     field: Field
     values: pl.Series
-    """Kept values in id order, null where one was forgotten; empty for hashed and value fields."""
+    """Kept values in id order, null where one was forgotten; empty for hashed and value fields. Of a linear field, the
+    numbers of the edges."""
     counts: npt.NDArray[np.int64]
     mean: float = 0.0
     scale: float = 1.0
     edges: tuple[float, ...] = ()
+    """Where quantiles end; of a linear field, also where the first begins and the last ends. Its last edge is there
+    twice if many rows are there, so that they have an id of their own."""
     num_added: int = 0
     """How many of the last values an update added; their ids come after OOV's."""
 
@@ -272,6 +275,11 @@ class FittedField:
     def oov(self) -> int:
         """Return the id of missing values and of those that the vocabulary lacks."""
         return self.num_kept - self.num_added + 1
+
+    @property
+    def num_quantiles(self) -> int:
+        """Return how many quantiles the edges separate."""
+        return max(len(self.edges) - 1, 0) if self.field.transform == "linear" else len(self.edges) + 1
 
     @property
     def grows(self) -> bool:
@@ -334,9 +342,11 @@ def random_rows(layout: Layout, count: int, seed: int = 0) -> Encoded:
         ids = rng.integers(1, field.size, (count, field.width))
         if field.pooling is not None:
             ids[np.arange(field.width) >= rng.integers(0, field.width + 1, (count, 1))] = PAD
-        if field.value_column is not None:
+        if field.is_linear:
+            values_BN[:, field.number_column] = np.where(ids[:, 0] == field.oov, 0.0, rng.random(count))
+        elif field.is_factor:
             present = ids[:, 0] == 1
-            values_BN[present, field.value_column] = rng.normal(0.0, 2.0, present.sum())
+            values_BN[present, field.number_column] = rng.normal(0.0, 2.0, present.sum())
         ids_BW[:, field.start : field.start + field.width] = ids + field.offset
     return Encoded(ids_BW, values_BN, *np.zeros((2, layout.num_fields), np.int64))
 
@@ -364,7 +374,7 @@ class Encoder:
         texts = {
             i: multi[i].values if i in multi else raw_categories(block, fitted.field, fitted.edges)
             for i, fitted in enumerate(self.fields)
-            if not fitted.field.is_value
+            if not fitted.field.has_number
         }
         texts = self._as_text(texts)
         codes = self._codes(texts)
@@ -373,8 +383,10 @@ class Encoder:
                 numbers = _numbers(block, fitted.field)
                 is_missing = np.isnan(numbers)
                 filled = np.where(is_missing, 0.0, numbers)
-                ids = standardise(filled, is_missing, fitted, values_BN[:, place.value_column])[:, None]
+                read = interpolate if place.is_linear else standardise
+                ids = read(filled, is_missing, fitted, values_BN[:, place.value_column])[:, None]
                 missing[i] = np.count_nonzero(is_missing)
+                unseen[i] = height - missing[i] if place.is_linear and not fitted.edges else 0
             elif i in multi:
                 unseen[i] = np.count_nonzero(codes[i] == MISSING_CODE) - texts[i].null_count()
                 ids = fitted.ids(multi[i].matrix(codes[i], place.width))
@@ -483,13 +495,16 @@ def lay_out(fields: Sequence[Field], sizes: Sequence[int], added: Sequence[int])
     offset = start = num_values = 0
     for field, size, num_added in zip(fields, sizes, added, strict=True):
         pooling = field.pooling if field.kind == "multi" else None
-        value_column = num_values if field.is_value else None
+        value_column = num_values if field.has_number else None
+        is_linear = field.has_number and not field.is_value
         layouts.append(
-            FieldLayout(field.name, offset, size, start, field.width, pooling, value_column, num_added)
+            FieldLayout(
+                field.name, offset, size, start, field.width, pooling, value_column, num_added, is_linear
+            )
         )
         offset += size
         start += field.width
-        num_values += field.is_value
+        num_values += field.has_number
     if offset >= 2**31:
         raise InputError(
             f"the vocabularies hold {offset:,} values together; ids are 32-bit",
@@ -536,3 +551,36 @@ def standardise(
         scaled = (numbers - fitted.mean) / fitted.scale
     out[:] = np.where(missing, 1.0, np.clip(scaled, -MAX_STANDARDISED, MAX_STANDARDISED))
     return np.where(missing, fitted.oov, 1).astype(np.int32)
+
+
+def interpolate(
+    numbers: npt.NDArray[np.float64], missing: npt.NDArray[np.bool_], fitted: FittedField, out: Floats
+) -> Ints:
+    """Write how far each number is from the edge below to the next, 0 where missing; return the id of the edge below,
+    or OOV where missing.
+
+    Numbers beyond the outermost edges count as these. Without any edge all are OOV.
+    """
+    edges = np.asarray(fitted.edges, np.float64)
+    if not len(edges):
+        out[:] = 0.0
+        return np.full(len(numbers), fitted.oov, np.int32)
+    below = np.clip(np.searchsorted(edges, numbers, side="right") - 1, 0, len(edges) - 2)
+    halves = edges / 2
+    inside = np.clip(numbers / 2, halves[0], halves[-1])
+    out[:] = np.where(missing, 0.0, shares_of_way(inside, halves[below], halves[below + 1]))
+    return np.where(missing, fitted.oov, below + 1).astype(np.int32)
+
+
+def shares_of_way(
+    numbers: npt.NDArray[np.float64], starts: npt.NDArray[np.float64], ends: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Return how far each number is from its start to its end, as a share of the way; 0 if there is no way.
+
+    All are halves of what they stand for, because the difference of two large numbers may be too large.
+
+    >>> shares_of_way(np.array([1.0, 3.0, 5.0]), np.array([1.0, 1.0, 5.0]), np.array([5.0, 5.0, 5.0])).tolist()
+    [0.0, 0.5, 0.0]
+    """
+    ways = ends - starts
+    return np.divide(numbers - starts, ways, out=np.zeros_like(ways), where=ways > 0)

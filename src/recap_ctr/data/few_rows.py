@@ -3,7 +3,7 @@
 `Encoder.encode` is made for large tables: each of its calls costs microseconds whatever the number of rows, and dozens
 of fields make milliseconds of them. This path looks values up one by one, and gives the same ids. What it does not
 know, such as bad values and unusual types, it leaves to the encoder, whose error then names field, row and fix.
-Shapes: B rows, F fields with one value a row, N fields that enter as numbers, W id columns.
+Shapes: B rows, F fields with one value a row, N fields that enter as numbers, L linear fields, W id columns.
 """
 
 import threading
@@ -25,6 +25,7 @@ from recap_ctr.data.encode import (
     log_square,
     missing_categories,
     missing_numbers,
+    shares_of_way,
     standardise,
 )
 from recap_ctr.data.moments import derive_category
@@ -121,6 +122,33 @@ class _Vocabulary:
         return MISSING_CODE
 
 
+class _Edges:
+    """The edges of linear fields, one field after the other: the numbers of all fields are found at once."""
+
+    def __init__(self, edges_L: Sequence[Sequence[float]]) -> None:
+        self.is_empty_L = np.array([not edges for edges in edges_L], np.bool_)
+        # Without edges OOV is the first id, and two equal edges lead to that.
+        self._edges_L = [edges or (0.0, 0.0) for edges in edges_L]
+        sizes_L1 = np.array([len(edges) for edges in self._edges_L], np.int64)[:, None]
+        self._halves = np.array([*chain.from_iterable(self._edges_L)]) / 2
+        self._first_L1 = np.cumsum(sizes_L1, axis=0) - sizes_L1
+        self._last_L1 = self._first_L1 + sizes_L1 - 1
+
+    def find(
+        self, numbers_LB: npt.NDArray[np.float64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Return the edge below each number, and how far the number is from it to the next, as `interpolate` does.
+
+        For NaN it is any edge.
+        """
+        pairs = zip(self._edges_L, numbers_LB.tolist(), strict=True)
+        after_LB = np.array([[bisect_right(edges, x) for x in numbers] for edges, numbers in pairs], np.int64)
+        below_LB = np.clip(after_LB - 1 + self._first_L1, self._first_L1, self._last_L1 - 1)
+        inside_LB = np.clip(numbers_LB / 2, self._halves[self._first_L1], self._halves[self._last_L1])
+        shares_LB = shares_of_way(inside_LB, self._halves[below_LB], self._halves[below_LB + 1])
+        return below_LB - self._first_L1, shares_LB
+
+
 class FewRows:
     """Encodes few rows as `encoder` does, in a fraction of its time; any number of threads may call it at once."""
 
@@ -138,9 +166,17 @@ class FewRows:
         self._numeric = [name for name, field in columns.items() if field.kind == "numeric"]
         self._multi_names = {name for name, field in columns.items() if field.kind == "multi"}
         kinds = [_kind_of(fitted) for fitted in self._fields]
-        self._texts, self._derived, self._log_squares, self._quantiles, self._numbers, self._multis = (
+        (
+            self._texts,
+            self._derived,
+            self._log_squares,
+            self._quantiles,
+            self._numbers,
+            self._linear,
+            self._multis,
+        ) = (
             [index for index, kind in enumerate(kinds) if kind == wanted]
-            for wanted in ("text", "derived", "log-square", "quantiles", "value", "multi")
+            for wanted in ("text", "derived", "log-square", "quantiles", "value", "linear", "multi")
         )
         self._spelled, self._bucketed = self._texts + self._derived, self._log_squares + self._quantiles
         singles = self._spelled + self._bucketed
@@ -157,6 +193,12 @@ class FewRows:
             ]
         )
         self._bucket_rows_F1 = np.arange(len(self._bucketed))[:, None]
+        self._edges = _Edges([self._fields[index].edges for index in self._linear])
+        linear = [self._places[index] for index in self._linear]
+        self._linear_columns = [place.start for place in linear]
+        self._linear_values = [place.number_column for place in linear]
+        self._linear_offsets_L1 = np.array([place.offset for place in linear], np.int64)[:, None]
+        self._linear_oov_L1 = np.array([place.oov for place in linear], np.int64)[:, None]
 
     def __len__(self) -> int:
         """Return the number of values in the cache."""
@@ -207,6 +249,8 @@ class FewRows:
             ids_BW[:, start : start + ids_BM.shape[1]] = ids_BM
         if self._numbers:
             self._add_numbers(columns, absent, ids_BW, values_BN, num_missing)
+        if self._linear:
+            self._interpolate(columns, absent, ids_BW, values_BN, num_missing, num_unseen)
         return Encoded(ids_BW, values_BN, num_missing, num_unseen)
 
     # Fields with one value a row
@@ -352,6 +396,24 @@ class FewRows:
             out = values_BN[:, place.value_column]
             ids = standardise(filled_NB[row], is_missing_NB[row], self._fields[index], out)
             ids_BW[:, place.start] = ids + place.offset
+
+    def _interpolate(
+        self,
+        columns: Columns,
+        absent: Sequence[None],
+        ids_BW: npt.NDArray[np.int32],
+        values_BN: npt.NDArray[np.float32],
+        num_missing: npt.NDArray[np.int64],
+        num_unseen: npt.NDArray[np.int64],
+    ) -> None:
+        """Write ids and values of the fields between whose vectors numbers are."""
+        numbers_LB, is_missing_LB = self._read_numbers(self._linear, columns, absent)
+        num_missing[self._linear] = missing_L = is_missing_LB.sum(axis=1)
+        num_unseen[self._linear] = np.where(self._edges.is_empty_L, len(absent) - missing_L, 0)
+        below_LB, shares_LB = self._edges.find(numbers_LB)
+        ids_LB = np.where(is_missing_LB, self._linear_oov_L1, below_LB + 1) + self._linear_offsets_L1
+        ids_BW[:, self._linear_columns] = ids_LB.T
+        values_BN[:, self._linear_values] = np.where(is_missing_LB, 0.0, shares_LB).T
 
 
 def _kind_of(fitted: FittedField) -> str:

@@ -37,6 +37,8 @@ def fit_field(rows: SpooledRows, field: Field, splits: SplitCodes, directory: Pa
     spool = rows.columns[f"field:{field.name}"]
     if field.is_value:
         return Fit(_fit_scale(field, spool, splits))
+    if field.transform == "linear":
+        return Fit(_fit_edges(field, spool, splits, rows.num_rows))
     if field.transform == "quantiles":
         return Fit(_fit_quantiles(field, spool, splits, rows.num_rows))
     if field.hash_buckets:
@@ -109,7 +111,7 @@ def _fit_scale(field: Field, spool: Spool, splits: SplitCodes) -> FittedField:
     if not np.isfinite(moments.square):
         raise InputError(
             f"field {field.name!r}: its numbers are too large to standardise",
-            fix='set transform = "quantiles", or repair the values',
+            fix='set transform = "linear", or repair the values',
         )
     mean = moments.total / moments.count
     deviation = float(np.sqrt(max(moments.square / moments.count - mean * mean, 0.0)))
@@ -120,14 +122,49 @@ def _fit_scale(field: Field, spool: Spool, splits: SplitCodes) -> FittedField:
 
 def _fit_quantiles(field: Field, spool: Spool, splits: SplitCodes, num_rows: int) -> FittedField:
     """Learn the bounds of buckets that hold equal shares of the rows, and count the buckets."""
-    step = max(num_rows // QUANTILE_ROWS, 1)  # evenly spaced rows are enough for a quantile
-    sample = [numbers[::step] for numbers in _training_numbers(spool, splits)]
-    if not sample:
+    sample = _sample(spool, splits, num_rows)
+    if sample is None:
         return FittedField(field, _NO_VALUES, _NO_COUNTS)
-    shares = np.arange(1, field.num_buckets) / field.num_buckets
-    edges = np.unique(np.quantile(np.concatenate(sample), shares))
+    edges = np.unique(_quantiles(sample, np.arange(1, field.num_buckets) / field.num_buckets))
     counts = np.zeros(len(edges) + 1, np.int64)
     for numbers in _training_numbers(spool, splits):
         counts += np.bincount(np.searchsorted(edges, numbers, side="right"), minlength=len(counts))
     buckets = pl.Series(np.arange(len(counts))).cast(pl.String)
     return _keep_frequent(field, buckets, counts, tuple(edges.tolist()))
+
+
+def _fit_edges(field: Field, spool: Spool, splits: SplitCodes, num_rows: int) -> FittedField:
+    """Learn the edges between which vectors are interpolated, in order, and count the rows from each to the next.
+
+    Where there are few numbers, each of them is an edge, and so has a vector of its own.
+    """
+    sample = _sample(spool, splits, num_rows)
+    if sample is None:
+        return FittedField(field, _NO_VALUES, _NO_COUNTS)
+    quantiles = np.unique(sample)
+    is_full_at_the_top = len(quantiles) <= field.num_buckets
+    if not is_full_at_the_top:
+        quantiles = _quantiles(sample, np.arange(field.num_buckets + 1) / field.num_buckets)
+        is_full_at_the_top = quantiles[-2] == quantiles[-1]
+    edges = np.unique(quantiles)
+    if is_full_at_the_top:  # So many rows at the top are told from those below by their id, too.
+        edges = np.append(edges, edges[-1])
+    counts = np.zeros(len(edges), np.int64)
+    for numbers in _training_numbers(spool, splits):
+        below = np.clip(np.searchsorted(edges, numbers, side="right") - 1, 0, len(edges) - 2)
+        counts += np.bincount(below, minlength=len(counts))
+    names = pl.Series(np.arange(len(edges))).cast(pl.String)
+    return FittedField(field, names, counts, edges=tuple(edges.tolist()))
+
+
+def _sample(spool: Spool, splits: SplitCodes, num_rows: int) -> npt.NDArray[np.float64] | None:
+    """Return the numbers of evenly spaced training rows, which are enough for quantiles; None if there is none."""
+    step = max(num_rows // QUANTILE_ROWS, 1)
+    sample = [numbers[::step] for numbers in _training_numbers(spool, splits)]
+    return np.concatenate(sample) if sample else None
+
+
+def _quantiles(sample: npt.NDArray[np.float64], shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the numbers below which these shares of a sample are."""
+    # Of halves, because the difference of two large numbers may be too large.
+    return 2 * np.asarray(np.quantile(sample / 2, shares))

@@ -466,6 +466,10 @@ class _Rules:
                 return self._choose_numeric(
                     column, f"more than {few:,} whole numbers, and the name is not that of an id"
                 )
+            if column.num_distinct > FEW_VALUES and column.has_order:
+                return self._choose_numeric(
+                    column, "whole numbers that are clicked as often as those next to them"
+                )
         min_count, why_count = self._min_count(column.num_distinct, column.num_singletons)
         if column.numbers is None:
             reason = "not numbers"
@@ -482,7 +486,7 @@ class _Rules:
             reason += "; HOLDS INFINITY, which is refused: repair it, or list it under missing"
         if column.missing_words:
             reason += f"; {', '.join(map(repr, column.missing_words))} taken for missing"
-        field = _field(column, "numeric", transform="quantiles", missing=column.missing_words)
+        field = _field(column, "numeric", transform="linear", missing=column.missing_words)
         return _Choice("numeric", reason, field)
 
     def _min_count(self, num_distinct: int, num_singletons: int) -> tuple[int, str]:

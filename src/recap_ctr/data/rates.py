@@ -95,7 +95,7 @@ def _stretches(rows: Shard) -> Ints:
 
 def crossable(layout: Layout) -> list[FieldLayout]:
     """Return the fields that have one value a row out of a vocabulary."""
-    return [field for field in layout.fields if field.pooling is None and field.value_column is None]
+    return [field for field in layout.fields if field.pooling is None and not field.is_factor]
 
 
 def fields_of(crosses: Sequence[Cross], layout: Layout) -> list[tuple[FieldLayout, FieldLayout | None]]:

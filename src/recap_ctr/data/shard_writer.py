@@ -14,7 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from recap_ctr.data.count import may_lack_values, seen_file
-from recap_ctr.data.encode import MISSING_CODE, PAD, Encoder, FittedField, Ints, standardise
+from recap_ctr.data.encode import MISSING_CODE, PAD, Encoder, FittedField, Ints, interpolate, standardise
 from recap_ctr.data.layout import FieldLayout
 from recap_ctr.data.shards import SPLITS
 from recap_ctr.data.split import SplitCodes
@@ -170,8 +170,10 @@ class RowEncoder:
         fitted = self._encoder.fields[index]
         if place.value_column is not None:
             is_missing = np.isnan(column)
-            ids = standardise(np.nan_to_num(column), is_missing, fitted, values_BN[:, place.value_column])
-            return np.where(is_missing, MISSING, ids)
+            read = interpolate if place.is_linear else standardise
+            ids = read(np.nan_to_num(column), is_missing, fitted, values_BN[:, place.value_column])
+            is_unseen = place.is_linear and not fitted.edges
+            return np.where(is_missing, MISSING, UNSEEN if is_unseen else ids)
         if fitted.field.transform == "quantiles":
             names = pl.Series(np.arange(len(fitted.edges) + 1)).cast(pl.String)
             codes = fitted.codes(names)

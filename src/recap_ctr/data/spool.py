@@ -198,7 +198,7 @@ def spooled_columns(schema: Schema, counted: Counted, directory: Path) -> dict[s
         columns[name] = Spool(directory / f"{len(columns):04d}", dtype, width, has_values=has_values)
 
     for field in schema.fields:
-        if field.is_value or field.transform == "quantiles":
+        if field.kind == "numeric" and field.transform != "log-square":
             add(f"field:{field.name}", np.float64)
         else:
             add(f"field:{field.name}", np.int32, field.width, has_values=not field.hash_buckets)

@@ -73,6 +73,7 @@ MAX_UNEVENNESS = 0.1
 ID_EVIDENCE = (
     10.0  # Single values must predict better than neighbourhoods by so many nats: odds of e^10 to 1.
 )
+ORDER_SHARE = 0.9  # Of what single numbers tell, neighbourhoods must tell so much if their order counts.
 ID_ENDINGS = re.compile(
     r"(?:user|item|movie|song|ad|app|site|device|product|session|campaign|query|page|shop)id"
 )
@@ -263,15 +264,35 @@ class ColumnSummary:
         """Return whether whole numbers behave like ids: evenly spread, each a better predictor than its neighbours."""
         if self.numbers is None or not self.is_integer or self.missing_words:
             return False
-        table = self.counts.with_columns(pl.col("value").str.strip_chars().cast(pl.Float64)).sort("value")
-        values, counts, clicks = (table[name].to_numpy().astype(np.float64) for name in table.columns)
+        values = self._in_order["value"].to_numpy()
         evenness = np.linspace(values[0], values[-1], len(values))
         if np.abs(values - evenness).max() > MAX_UNEVENNESS * (values[-1] - values[0]):
             return False
+        alone, together = self._gains
+        return alone > 2 * together + ID_EVIDENCE
+
+    @property
+    def has_order(self) -> bool:
+        """Return whether neighbourhoods of numbers predict clicks nearly as well as single values do, as ages do."""
+        if self.numbers is None:
+            return False
+        alone, together = self._gains
+        return together > ID_EVIDENCE and together > ORDER_SHARE * alone
+
+    @cached_property
+    def _in_order(self) -> pl.DataFrame:
+        """Return the numbers in their order, with their counts and clicks."""
+        numbers = pl.col("value").str.strip_chars().cast(pl.Float64, strict=False)
+        return self.counts.with_columns(numbers).drop_nulls("value").sort("value")
+
+    @cached_property
+    def _gains(self) -> tuple[float, float]:
+        """Return what single numbers, and neighbourhoods of equally many rows, tell about clicks."""
+        counts, clicks = (self._in_order[name].to_numpy().astype(np.float64) for name in ("count", "clicks"))
         middles = (np.cumsum(counts) - counts / 2) / counts.sum()
         places = (middles * NUM_NEIGHBOURHOODS).astype(np.int64)
         together = [np.bincount(places, column).astype(np.float64) for column in (counts, clicks)]
-        return predictive_gain(counts, clicks) > 2 * predictive_gain(*together) + ID_EVIDENCE
+        return predictive_gain(counts, clicks), predictive_gain(*together)
 
     @property
     def kind(self) -> str:

@@ -42,10 +42,13 @@ class WholeLog(PreparedData):
 def base_of(data: PreparedData) -> Base:
     """Return the vocabularies of prepared data as those that grow with the held-out rows: old ids stay.
 
-    Values are counted from zero, over all rows.
+    Values are counted from zero, over all rows; quantiles, which do not grow, keep their counts.
     """
     encoder = data.encoder
-    uncounted = [replace(fitted, counts=np.zeros_like(fitted.counts)) for fitted in encoder.fields]
+    uncounted = [
+        replace(fitted, counts=np.zeros_like(fitted.counts)) if fitted.grows else fitted
+        for fitted in encoder.fields
+    ]
     return Base(data.fingerprint, Encoder(encoder.schema, uncounted))
 
 

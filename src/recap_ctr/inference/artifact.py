@@ -10,11 +10,12 @@ from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import polars as pl
 from pydantic import ValidationError
 
 from recap_ctr.config import Frozen
-from recap_ctr.data.encode import Encoder, vocabulary_file
+from recap_ctr.data.encode import Encoder, FittedField, vocabulary_file
 from recap_ctr.data.parquet import unpacked_size
 from recap_ctr.data.profile import PROFILE, Profile, read_profile
 from recap_ctr.data.stored_fields import StoredFields
@@ -449,8 +450,16 @@ def _check_values(encoder: Encoder) -> None:
         present = fitted.values.drop_nulls()  # A forgotten value leaves a gap.
         if present.n_unique() < len(present):
             raise ValueError(f"the vocabulary of field {fitted.field.name!r} holds a value twice")
-        if list(fitted.edges) != sorted(fitted.edges):
+        if list(fitted.edges) != sorted(fitted.edges) or not np.isfinite(fitted.edges).all():
             raise ValueError(f"the edges of field {fitted.field.name!r} are out of order")
+        if fitted.field.transform == "linear" and not _has_an_id_for_each_edge(fitted):
+            raise ValueError(f"the values of field {fitted.field.name!r} are not the numbers of its edges")
+
+
+def _has_an_id_for_each_edge(fitted: FittedField) -> bool:
+    """Return whether a linear field has the number of each edge as a value, and two edges or more, or none."""
+    names = [str(number) for number in range(len(fitted.edges))]
+    return len(names) != 1 and fitted.num_added == 0 and fitted.values.to_list() == names
 
 
 def _is_statistic(key: str) -> bool:

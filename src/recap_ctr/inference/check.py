@@ -137,7 +137,11 @@ class Inspection:
             values = values.filter(pl.Series(fitted.codes(values) == MISSING_CODE))
         else:
             is_oov = encoded.ids_BW[:, place.start] == place.offset + fitted.oov
-            values = categories(block, fitted.field, fitted.edges).filter(pl.Series(is_oov))
+            if fitted.field.has_number:
+                values = as_numbers(block, fitted.field).cast(pl.String)
+            else:
+                values = categories(block, fitted.field, fitted.edges)
+            values = values.filter(pl.Series(is_oov))
         table = values.alias("value").drop_nulls().value_counts(name="count")
         table = table.with_columns(pl.col("count").cast(pl.Int64))
         if index in self._unseen:

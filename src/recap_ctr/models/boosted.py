@@ -1,6 +1,6 @@
 """Boosted: boosted trees on the click rates of single values, on numbers, and on the order of buckets.
 
-Shapes: B batch, P counted fields, Q columns that trees look at.
+Shapes: B batch, P counted fields, Q columns that trees look at, f figures of a value.
 """
 
 from typing import ClassVar, Literal
@@ -23,7 +23,10 @@ class BoostedConfig(Frozen):
     """The config of Boosted, which training decides."""
 
     crosses: tuple[Cross, ...] = Field((), max_length=1000)
-    """The fields whose click rates trees see; of other fields with one value they see the order of the buckets."""
+    """The fields whose click rates trees see; of other fields with one value they see the order of the buckets, of
+    linear ones the place among the edges."""
+    orders: tuple[str, ...] = Field((), max_length=1000)
+    """Those of the counted fields whose values are numbers, so that trees see their order, too."""
     trees: PositiveInt = 1
     loss: Literal["bce"] = "bce"
 
@@ -32,8 +35,9 @@ class Boosted(nn.Module):
     """For tables with many numbers, and for short budgets: trees find steps and thresholds that towers learn slowly.
 
     A table has two figures for each value: of a counted field the two codes of its click rate (`data/rates.py`), of
-    another field the number of its bucket. Rows whose own clicks are part of the rates bring codes along, (B, 2 P)
-    after their numbers, that the rates without them have.
+    another field the number of its bucket. If there are `orders`, a third one is the rank of a value in its field. Rows
+    whose own clicks are part of the rates bring codes along, (B, 2 P) after their numbers, that the rates without them
+    have.
     """
 
     paper: ClassVar[str] = (
@@ -41,22 +45,32 @@ class Boosted(nn.Module):
     )
     counted_P: Tensor
     ordered: Tensor
+    ranked: Tensor
     numbers: Tensor
     number_offsets: Tensor
+    number_oov: Tensor
+    is_linear: Tensor
 
     def __init__(self, config: BoostedConfig, layout: Layout) -> None:
         super().__init__()
         self.config = config
-        self.figures = Table(layout, 2)
+        self.figures = Table(layout, 3 if config.orders else 2)
         self.forest = Forest(config.trees)
         self._num_values = layout.num_values
         counted = {cross[0] for cross in config.crosses}
         numeric = [field for field in layout.fields if field.value_column is not None]
         constants = {
             "counted_P": [field.start for field, _ in fields_of(config.crosses, layout)],
-            "ordered": [field.start for field in crossable(layout) if field.name not in counted],
+            "ordered": [
+                field.start
+                for field in crossable(layout)
+                if field.name not in counted and not field.is_linear
+            ],
+            "ranked": [field.start for field in layout.fields if field.name in config.orders],
             "numbers": [field.start for field in numeric],
-            "number_offsets": [field.offset for field in numeric],
+            "number_offsets": [field.offset + 1 for field in numeric],
+            "number_oov": [field.offset + field.oov for field in numeric],
+            "is_linear": [int(field.is_linear) for field in numeric],
         }
         for name, values in constants.items():
             self.register_buffer(name, torch.tensor(values, dtype=torch.int64), persistent=False)
@@ -75,17 +89,19 @@ class Boosted(nn.Module):
 
     @torch.no_grad()
     def columns(self, inputs: Inputs, codes_BQ: Tensor | None = None) -> Tensor:
-        """Return what trees look at, (B, Q): the counted fields' codes, buckets, and numbers."""
-        figures_BW2 = self.figures(inputs.ids_BW)
+        """Return what trees look at, (B, Q): the counted fields' codes, buckets, ranks, and numbers."""
+        figures_BWf = self.figures(inputs.ids_BW)
         if codes_BQ is None:
-            codes_BQ = figures_BW2[:, self.counted_P].flatten(1)
+            codes_BQ = figures_BWf[:, self.counted_P, :2].flatten(1)
         else:
             odds_BP, counts_BP = codes_BQ.reshape(len(codes_BQ), -1, 2).unbind(-1)
             odds_BP = torch.where(counts_BP > 0, odds_BP, NEUTRAL)  # As in the table, for the order of odds.
             codes_BQ = torch.stack([odds_BP, counts_BP], dim=-1).flatten(1)
-        is_missing = inputs.ids_BW[:, self.numbers] != self.number_offsets + 1
-        numbers = torch.where(is_missing, MISSING, inputs.values_BN)
-        return torch.cat([codes_BQ, figures_BW2[:, self.ordered, 0], numbers], dim=1)
+        ids = inputs.ids_BW[:, self.numbers]
+        places = ((ids - self.number_offsets) * self.is_linear).to(inputs.values_BN.dtype)
+        numbers = torch.where(ids == self.number_oov, MISSING, inputs.values_BN + places)
+        buckets, ranks = figures_BWf[:, self.ordered, 0], figures_BWf[:, self.ranked, -1]
+        return torch.cat([codes_BQ, buckets, ranks, numbers], dim=1)
 
     @torch.no_grad()
     def scale(self, factor: float) -> None:

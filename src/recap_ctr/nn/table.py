@@ -54,7 +54,7 @@ class Table(nn.Module):
             self._draw(std)
             for field in layout.fields:
                 self._set(field.offset, torch.zeros(dim))
-                if field.value_column is not None:
+                if field.is_factor:
                     # A number multiplies this vector, so it starts at Xavier's scale like any other weight.
                     vector = torch.empty(dim)
                     normal_(vector, (2 / (1 + dim)) ** 0.5)

@@ -373,7 +373,7 @@ class Retraining:
         )
         if boosted is not None:
             figures = weights["figures.weight" if alone else "boosted.figures.weight"].numpy()
-            self._entries.fill(figures, boosted.crosses, counted_crosses(config), self.data.layout)
+            self._entries.fill(figures[:, :2], boosted.crosses, counted_crosses(config), self.data.layout)
         if rates is not None:
             table = torch.from_numpy(self._entries.table())
             rates = rates.model_copy(update={"buckets": len(table)})
@@ -463,7 +463,7 @@ def _look_up_codes(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] |
         return rates.table
     if not isinstance(boosted, Boosted):
         return None
-    return lambda ids_BW: boosted.figures(ids_BW)[:, boosted.counted_P]
+    return lambda ids_BW: boosted.figures(ids_BW)[:, boosted.counted_P, :2]
 
 
 def _with_rank(config: Frozen, weights: Mapping[str, Array]) -> Frozen:

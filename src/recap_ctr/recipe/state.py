@@ -316,8 +316,18 @@ def newest(shard: Shard, most: int) -> npt.NDArray[np.int64]:
 
 
 def count_rows(shard: Shard, layout: Layout) -> Floats:
-    """Return how many values in the rows each row of the table stands for."""
-    return np.bincount(np.asarray(shard.ids).ravel(), minlength=layout.num_rows).astype(np.float64)
+    """Return how many values in the rows each row of the table stands for; a number counts in part for both its
+    edges."""
+    ids_BW = np.asarray(shard.ids)
+    counts_V = np.bincount(ids_BW.ravel(), minlength=layout.num_rows).astype(np.float64)
+    for place in layout.fields:
+        if place.is_linear:
+            ids_B, shares_B = ids_BW[:, place.start], shard.values[:, place.number_column]
+            moved_V = np.bincount(ids_B - place.offset, shares_B, minlength=place.size)
+            counts_V[place.offset : place.offset + place.size] -= moved_V
+            # Rows at the last edge and those without a number have the share 0.
+            counts_V[place.offset + 1 : place.offset + place.size] += moved_V[:-1]
+    return np.maximum(counts_V, 0.0)  # Shares are rounded.
 
 
 def last_seen(shards: list[Shard], layout: Layout, unit: TimeUnit | None) -> Floats | None:

@@ -153,7 +153,9 @@ def sample_rows(encoder: Encoder, count: int) -> pl.DataFrame:
             continue
         if field.kind == "numeric":
             low, high = (fitted.edges[0], fitted.edges[-1]) if fitted.edges else (0.0, 2.0 * fitted.scale)
-            values = pl.Series(field.name, np.linspace(low, high, count) if count > 1 else np.array([low]))
+            # Of halves, because the difference of two large numbers may be too large.
+            numbers = 2 * np.linspace(low / 2, high / 2, count) if count > 1 else np.array([low])
+            values = pl.Series(field.name, numbers)
         elif len(fitted.values):
             chosen = (places * (2 * number + 3)) % min(len(fitted.values), 1000)
             values = fitted.values.gather(chosen).alias(field.name)

@@ -59,7 +59,7 @@ class CTRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     without names are called x0, x1, ... in the schema. `y` holds any two classes; `classes_[1]` is the click.
 
     Without a `schema`, it is inferred from the rows by the rules of `recap fit`: text and codes are categories,
-    measurements are cut into quantiles, lists and joined values are multi fields. Columns that identify rows, copy the
+    measurements lie between quantiles, lists and joined values are multi fields. Columns that identify rows, copy the
     label, never change, or hold the time are no features: `dropped_columns_` names them with the reason, and `schema_`
     is the schema that was used.
 

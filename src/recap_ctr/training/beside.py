@@ -236,10 +236,10 @@ class _Rows:
         return self._loss(self._logits(self._fit(parts, self._compared), parts, self._compared))
 
     def _fit(self, parts: tuple[int, ...], rows: npt.NDArray[np.intp]) -> Mixture:
-        return fit_mixture(self._labels[rows], self._parts_PN[np.ix_(list(parts), rows)], self._weights[rows])
+        return fit_mixture(self._labels[rows], self._parts_PN[list(parts)][:, rows], self._weights[rows])
 
     def _logits(self, mixture: Mixture, parts: tuple[int, ...], rows: npt.NDArray[np.intp]) -> Floats:
-        return mixture.logits(self._parts_PN[np.ix_(list(parts), rows)])
+        return mixture.logits(self._parts_PN[list(parts)][:, rows])
 
     def _loss(self, logits_N: Floats) -> float:
         """Return the logloss of the compared rows' logits."""

@@ -1,7 +1,8 @@
-"""Train boosted trees on the click rates of values, on numbers and on buckets; LightGBM trains what our own layer
-runs."""
+"""Train boosted trees on the click rates of values, on numbers and on the order of values and buckets; LightGBM trains
+what our own layer runs."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +26,11 @@ from recap_ctr.training.report import Epoch
 
 BOOSTED, TITLE = "boosted", "boosted trees"
 Floats = npt.NDArray[np.float32]
-MAX_ROUNDS, STOP_AFTER = 600, 30
+MAX_ROUNDS, STOP_AFTER = 1500, 30
 MAX_CELLS = 400_000_000  # Cells of the matrix that trees are fitted to; larger logs are sampled at random.
 RECORDED = 25  # LightGBM calls callbacks in this order: ours comes after the one that records a round.
 MISSING_BUCKET = -1.0
+FEWEST_RANKED, MOST_RANKED = 3, 1_000  # The order of so many values is shown to trees, if they are numbers.
 SETTINGS = {
     "objective": "binary",
     "metric": "binary_logloss",
@@ -69,7 +71,7 @@ def train_boosted(
     )
     dump = booster.dump_model(num_iteration=booster.best_iteration or None)
     packed = pack_trees([tree["tree_structure"] for tree in dump["tree_info"]])
-    changes = {"crosses": columns.crosses, "trees": len(packed.leaf_TC)}
+    changes = {"crosses": columns.crosses, "orders": columns.orders, "trees": len(packed.leaf_TC)}
     model = Boosted(config.model_copy(update=changes), data.layout)
     with torch.no_grad():
         model.figures.weight.copy_(torch.from_numpy(columns.figures))
@@ -99,18 +101,27 @@ class _Columns:
     """The columns that trees look at, of training rows and of others."""
 
     def __init__(self, data: PreparedData) -> None:
-        """Count the rates of the fields without an order, and look up the order of the others."""
+        """Count the rates of the fields that are not buckets, and look up the order of buckets and numbers."""
         self._layout = data.layout
         self._buckets = _buckets(data)
-        counted = [field for field in crossable(data.layout) if field.name not in self._buckets]
+        counted = [
+            field
+            for field in crossable(data.layout)
+            if field.name not in self._buckets and not field.is_linear
+        ]
         self.crosses: tuple[Cross, ...] = tuple((field.name,) for field in counted)
         self._counted = counted
         self._rates = count_rates(data)
-        self.figures = np.zeros((data.layout.num_rows, 2), np.float32)
+        ranks = _ranks(data, [field.name for field in counted])
+        self.orders = tuple(ranks)
+        self._ranked = [field for field in data.layout.fields if field.name in ranks]
+        self.figures = np.zeros((data.layout.num_rows, 3 if ranks else 2), np.float32)
         """The figures of each value, as the model keeps them."""
         if self.crosses:
             entries = self._rates.entries(self.crosses)
-            entries.fill(self.figures, self.crosses, self.crosses, data.layout)
+            entries.fill(self.figures[:, :2], self.crosses, self.crosses, data.layout)
+        for field in self._ranked:
+            self.figures[field.offset : field.offset + field.size, 2] = ranks[field.name]
         for field in data.layout.fields:
             if field.name in self._buckets:
                 self.figures[field.offset : field.offset + field.size, 0] = self._buckets[field.name]
@@ -120,17 +131,17 @@ class _Columns:
         ids = np.asarray(shard.ids)
         if codes is None:
             starts = [field.start for field in self._counted]
-            parts = [self.figures[ids[:, starts]].reshape(len(ids), -1)]
+            parts = [self.figures[ids[:, starts], :2].reshape(len(ids), -1)]
         else:
             parts = [codes.astype(np.float32)]
         for field in crossable(self._layout):
             if field.name in self._buckets:
                 parts.append(self.figures[ids[:, field.start], :1])
+        parts += [self.figures[ids[:, field.start], 2:] for field in self._ranked]
         for field in self._layout.fields:
             if field.value_column is not None:
-                is_missing = ids[:, field.start] != field.offset + 1
-                numbers = np.where(is_missing, MISSING, shard.values[:, field.value_column])
-                parts.append(numbers[:, None].astype(np.float32))
+                numbers = field.numbers(ids, shard.values)
+                parts.append(np.where(np.isnan(numbers), np.float32(MISSING), numbers)[:, None])
         return np.concatenate(parts, axis=1)
 
     def of_training_rows(self, train: Shard, seed: int) -> tuple[Floats, Shard]:
@@ -153,6 +164,29 @@ def _buckets(data: PreparedData) -> dict[str, Floats]:
         numbers[1 : 1 + len(fitted.values)] = fitted.values.cast(pl.Float64).to_numpy()
         buckets[name] = numbers
     return buckets
+
+
+def _ranks(data: PreparedData, names: Sequence[str]) -> dict[str, Floats]:
+    """Return, for each of the named fields whose values are numbers, the rank of each value, MISSING for padding and
+    OOV.
+
+    Ids, of which there are more, have no order that says something about the next ones.
+    """
+    ranks: dict[str, Floats] = {}
+    for place in data.layout.fields:
+        if place.name not in names or not FEWEST_RANKED <= place.num_values <= MOST_RANKED:
+            continue
+        fitted = data.stored_fields.field(place.name)
+        if fitted.field.hash_buckets:
+            continue
+        numbers = fitted.values.cast(pl.Float64, strict=False)
+        if numbers.null_count() > fitted.values.null_count() or not numbers.is_finite().all():
+            continue
+        order = np.full(place.size, MISSING, np.float32)
+        kept = numbers.is_not_null().to_numpy()
+        order[fitted.ids(np.arange(len(numbers), dtype=np.int32))[kept]] = numbers.drop_nulls().rank("dense")
+        ranks[place.name] = order
+    return ranks
 
 
 def _boost(

@@ -3,7 +3,7 @@
 The loss is convex, so there is one answer for each strength of the regulariser, and L-BFGS finds it. Strengths are
 tried from strong to weak, each from the weights of the one before, until validation gets worse.
 
-Shapes: V table rows.
+Shapes: N rows, V table rows, L linear fields.
 """
 
 import time
@@ -98,14 +98,22 @@ def train_linear(
 
 def design_matrix(shard: Shard, layout: Layout) -> "sparse.csr_matrix":
     """Return the rows as a sparse matrix whose product with the weights is what the model `lr` computes."""
+    linear = [field for field in layout.fields if field.is_linear]
     ids = np.asarray(shard.ids)
-    factors = np.ones(ids.shape, np.float32)
+    factors = np.ones((len(ids), ids.shape[1] + len(linear)), np.float32)
     for field in layout.fields:
         columns = slice(field.start, field.start + field.width)
-        if field.value_column is not None:
+        if field.is_factor:
             factors[:, field.start] = shard.values[:, field.value_column]
         elif field.pooling is not None:
             factors[:, columns] = ids[:, columns] != field.offset  # Padding has no weight.
+    if linear:  # Their second entry is the next edge's.
+        columns_L = [field.start for field in linear]
+        ids_NL, shares_NL = ids[:, columns_L], shard.values[:, [field.number_column for field in linear]]
+        factors[:, columns_L] = 1 - shares_NL
+        factors[:, ids.shape[1] :] = shares_NL
+        next_NL = ids_NL + (ids_NL < np.array([field.last for field in linear]))
+        ids = np.concatenate([ids, next_NL], axis=1)
     starts = np.arange(0, ids.size + 1, ids.shape[1])
     from scipy import sparse
 
@@ -125,7 +133,8 @@ def fit_logistic(
 
     At the `deadline`, a time of `time.time`, it ends with the weights that it has. Each step is shown on `shown`.
     """
-    train = _sample(data.train, max_entries // data.layout.num_columns, seed)
+    entries = data.layout.num_columns + sum(field.is_linear for field in data.layout.fields)
+    train = _sample(data.train, max_entries // entries, seed)
     problem = _Problem(design_matrix(train, data.layout), train)
     valid, labels, masses = design_matrix(data.valid, data.layout), data.valid.labels, data.valid.weights
     solution = problem.start

@@ -61,11 +61,10 @@ class TreeColumns:
         """Return one column per id column."""
         columns = np.array(shard.ids, np.float32)
         for field in self._layout.fields:
-            ids = np.asarray(shard.ids)[:, field.start]
             if field.value_column is not None:
-                is_missing = ids != field.offset + 1
-                columns[:, field.start] = np.where(is_missing, np.nan, shard.values[:, field.value_column])
+                columns[:, field.start] = field.numbers(np.asarray(shard.ids), shard.values)
             elif field.start in self._ranks:
+                ids = np.asarray(shard.ids)[:, field.start]
                 columns[:, field.start] = self._ranks[field.start][ids - field.offset]
             else:
                 columns[:, field.start : field.start + field.width] -= field.offset
