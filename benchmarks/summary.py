@@ -1,6 +1,7 @@
 """The numbers of README.md, docs/results.md, docs/speed.md, docs/deploy.md and docs/reliability.md, from reports.
 
-`python -m benchmarks.summary` prints them; `--write` puts them there, between their markers; a test compares.
+`python -m benchmarks.summary` prints them; `--write` puts them there, between their markers; a test compares. Table 1
+is made of the reports of single runs first, with the statistics of today.
 """
 
 import argparse
@@ -11,7 +12,8 @@ from typing import Any
 from benchmarks.reliability.promises import ROWS, Measurement
 from recap_ctr.bench.arms import METRICS, arm_of
 from recap_ctr.bench.significance import paired_difference
-from recap_ctr.bench.table1 import read_reports
+from recap_ctr.bench.table1 import Treatment, read_reports
+from recap_ctr.bench.table1_text import write_tables
 from recap_ctr.bench.tables import spread
 
 HERE = Path(__file__).parent
@@ -103,6 +105,12 @@ def tables_of(data: str) -> list[str]:
         option = {"-ema": " --averaged", "-tuned": " --tuned"}.get(path.stem.removeprefix("table1"), "")
         lines += [f"### `recap bench table1{option}`", "", *path.read_text().rstrip().splitlines(), ""]
     return lines
+
+
+def tables1() -> list[tuple[Path, Treatment]]:
+    """Return each Table 1 that there is: the directory of a data set, and how its baselines were trained."""
+    paths = sorted(HERE.glob("*/table1*.md"))
+    return [(path.parent, Treatment(path.stem.removeprefix("table1"))) for path in paths]
 
 
 def results() -> list[str]:
@@ -313,6 +321,8 @@ def main() -> None:
     if not parser.parse_args().write:
         print("\n\n".join(block(name) for name in BLOCKS))
         return
+    for directory, treatment in tables1():
+        write_tables({directory.name: directory}, directory, treatment)
     for name, (file, _) in BLOCKS.items():
         before, _, rest = file.read_text().partition(START.format(name))
         file.write_text(before + block(name) + rest.partition(END.format(name))[2])

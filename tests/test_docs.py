@@ -19,6 +19,8 @@ import pytest
 import recap_ctr
 from benchmarks import summary
 from docs import generate
+from recap_ctr.bench.table1 import Treatment
+from recap_ctr.bench.table1_text import write_tables
 from recap_ctr.cli.main import app
 from recap_ctr.pages.page import Page
 from recap_ctr.training.report import read_report
@@ -197,6 +199,16 @@ def test_readme_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_tables_are_those_of_the_committed_reports() -> None:
     for name, (file, _) in summary.BLOCKS.items():
         assert summary.block(name) in file.read_text(), "run `python -m benchmarks.summary --write`"
+
+
+@pytest.mark.parametrize(("directory", "treatment"), summary.tables1())
+def test_table_1_is_that_of_the_committed_reports(
+    directory: Path, treatment: Treatment, tmp_path: Path
+) -> None:
+    write_tables({directory.name: directory}, tmp_path, treatment)
+    for path in tmp_path.iterdir():
+        committed = (directory / path.name).read_text()
+        assert path.read_text() == committed, "run `python -m benchmarks.summary --write`"
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=relative)

@@ -8,7 +8,10 @@ import pytest
 from recap_ctr.bench.scaling import TABLES, cells, copy_reports, note_on_l2, render, scaling
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
+from recap_ctr.recipe.ablation import own_cell
 from recap_ctr.recipe.config import recipe_config
+from recap_ctr.recipe.probe import ProbeResult
+from recap_ctr.recipe.runner import Runner
 from recap_ctr.training.parallel import teacher_tables
 from recap_ctr.training.report import RunReport, read_report
 from tests.support.bench_files import report_of, split_figures
@@ -106,9 +109,23 @@ def test_the_table_of_teachers_says_whose_students_it_has() -> None:
 
 def test_a_table_says_where_no_line_has_an_l2_of_its_own() -> None:
     """As with the paper's preset, whose student has the regulariser of its teachers."""
-    assert "its very training" in note_on_l2(recipe_config("default", {}, "test"))
-    assert "no student_factors" in note_on_l2(recipe_config("paper", {}, "test"))
-    assert "that is set" in note_on_l2(recipe_config("default", {"l2": 0.01}, "test"))
+    assert note_on_l2(recipe_config("default", {}, "test"), {}).endswith("its very training found.")
+    assert "no student_factors" in note_on_l2(recipe_config("paper", {}, "test"), {})
+    assert "that is set" in note_on_l2(recipe_config("default", {"l2": 0.01}, "test"), {})
+
+
+def test_a_table_says_where_a_probe_ended_at_the_edge(
+    prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny_recipe(prepared, tmp_path, l2=None)
+    answer = ProbeResult(3e-7, 1e-3, 0.9, 1.0, None, 0.0, 0.0, edge="weakest")
+    monkeypatch.setattr(Runner, "probe", lambda runner, race: answer)
+    plan = recipe.plan()
+    own_cell(recipe, plan, "recap", "ema", [1], [])
+    note = note_on_l2(recipe.config, recipe.edges)
+    assert note.endswith(
+        "Where it is 3e-07, this was the weakest that was tried, and the best may lie beyond."
+    )
 
 
 @pytest.mark.slow

@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from statistics import stdev
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
 
-from recap_ctr.bench.sensitivity import sensitivity, variants
+from recap_ctr.bench.sensitivity import cells, sensitivity, variants
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.errors import InputError
 from recap_ctr.models.recap import RecapConfig, default_rank
@@ -15,6 +15,7 @@ from recap_ctr.recipe.ablation import student_run
 from recap_ctr.recipe.config import recipe_config
 from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.training.config import RunConfig
+from recap_ctr.training.parallel import teacher_tables
 from recap_ctr.training.report import read_report
 from tests.support.bench_files import check_figure_files
 from tests.support.finished_tables import Workshop
@@ -89,6 +90,21 @@ def test_what_the_recipe_lacks_is_not_varied(prepared: PreparedData) -> None:
     assert list(by_setting["KD weight λ"]) == [0, 0.5, 1, 2, 3]
 
 
+def test_students_of_one_teacher_have_each_of_them(prepared: PreparedData, tmp_path: Path) -> None:
+    """Even where every other line has a single run."""
+    recipe = tiny_recipe(prepared, tmp_path, teachers=3)
+    plan = recipe.plan()
+    teachers = list(recipe.train_teachers(plan))
+    wanted, tables = cells(recipe, plan, teachers, 1), teacher_tables(teachers, "train")
+    for count in (1, 2):
+        cell = wanted["teachers", count]
+        taught_by = [cell.run(seed).teachers for seed in cell.seeds]
+        assert taught_by == [tuple(tables[(first + at) % 3] for at in range(count)) for first in range(3)]
+    others = {key: cell for key, cell in wanted.items() if key not in (("teachers", 1), ("teachers", 2))}
+    assert all(list(cell.seeds) == [1] for cell in others.values())
+    assert len(cells(recipe, plan, teachers, 5)["teachers", 1].seeds) == 5
+
+
 @pytest.mark.slow
 def test_table_comes_from_its_runs_and_reuses_the_ablations(workshop: Workshop) -> None:
     before = workshop.trained()
@@ -101,8 +117,11 @@ def test_table_comes_from_its_runs_and_reuses_the_ablations(workshop: Workshop) 
     points, split = stored["points"], stored["split"]
     assert split == "test"
     # All but the recipe's value, in each of five settings, and weight 0: the ablation has them.
-    assert len(new) == len(points) - 5 - 1
+    # One teacher and two have a run for each of the three.
+    assert len(new) == len(points) - 5 - 1 + 2 * 2
     assert sum(point["default"] for point in points) == 5
+    fewer = [point for point in points if point["setting"] == "teachers" and not point["default"]]
+    assert [point["runs"] for point in fewer] == [3, 3]
 
     ablation = {
         training: [
@@ -129,7 +148,11 @@ def test_table_comes_from_its_runs_and_reuses_the_ablations(workshop: Workshop) 
     assert untaught["auc"] == untaught_aucs[:1]
     assert untaught["gain"] == pytest.approx(untaught_aucs[0] - taught_aucs[0])
     trained = [read_report(path).metrics.on(split).raw.auc for path in new]
-    others = [point["auc"][0] for point in points if not point["default"] and point is not untaught]
+    others = [
+        auc for point in points if not point["default"] and point is not untaught for auc in point["auc"]
+    ]
+    for point in fewer:
+        assert point["gain"] == pytest.approx(mean(point["auc"]) - mean(taught_aucs))
     assert sorted(trained) == sorted(others)
 
     assert stored["default_auc"] == taught_aucs

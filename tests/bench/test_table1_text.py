@@ -46,11 +46,12 @@ def test_the_star_is_of_the_single_test_against_the_best_baseline() -> None:
     comparison = compare(arms, "recap")["fcn"]
     assert comparison.uncorrected_p is not None and comparison.p is not None
     assert comparison.uncorrected_p < 0.01 < comparison.p
-    assert "80.11*" in latex({"toy": arms}, "")
+    assert "80.11*" in latex({"toy": arms}, "", {"toy": dict.fromkeys(arms, "ours")})
 
 
 def test_no_model_that_takes_a_mark_is_left_out() -> None:
-    text = latex({"toy": {"lcn": arm("LCN", 0.9), "recap": arm("RECAP", 0.8)}}, "")
+    arms = {"lcn": arm("LCN", 0.9), "recap": arm("RECAP", 0.8)}
+    text = latex({"toy": arms}, "", {"toy": dict.fromkeys(arms, "ours")})
     assert r"LCN & \textbf{0.1000} & \textbf{90.00}" in text and r"\underline{80.00}" in text
 
 
@@ -86,14 +87,28 @@ def test_the_detectable_difference_is_that_of_the_tables_test() -> None:
 
 
 def test_latex_has_all_data_sets_side_by_side() -> None:
-    text = latex({"one": ARMS, "two_2": {"fcn": ARMS["fcn"]}}, "A caption.")
+    text = latex(
+        {"one": ARMS, "two_2": {"fcn": ARMS["fcn"]}}, "A caption.", {"one": ORIGINS, "two_2": {"fcn": "ours"}}
+    )
     row = next(line for line in text.splitlines() if line.startswith("RECAP"))
     assert row.count("&") == 4 and row.count("--") == 2
     assert r"two\_2" in text and r"\underline{80.10}" in text
 
 
+def test_models_at_their_defaults_are_marked_in_every_form() -> None:
+    """They are no fair rivals of a model whose settings were found for these data."""
+    origins = {"toy": {**ORIGINS, "qnn": "defaults"}}
+    text = latex({"toy": ARMS}, "A caption.", origins)
+    lines = {line.split(" &")[0]: line for line in text.splitlines() if " &" in line}
+    assert lines["QNN"].count(r"}$^\dagger$") == 2 and "dagger" not in lines["FCN"] + lines["RECAP"]
+    assert r"$^\dagger$: by default settings" in text
+    assert "dagger" not in latex({"toy": ARMS}, "A caption.", {"toy": ORIGINS})
+    rows = csv.DictReader(io.StringIO(to_csv({"toy": ARMS}, origins)))
+    assert {row["model"]: row["settings"] for row in rows} == origins["toy"]
+
+
 def test_csv_has_a_line_for_each_model() -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv({"toy": ARMS}))))
+    rows = list(csv.DictReader(io.StringIO(to_csv({"toy": ARMS}, {"toy": ORIGINS}))))
     assert [row["model"] for row in rows] == list(ARMS)
     assert float(rows[2]["auc_mean"]) == pytest.approx(0.7923333)
     assert rows[0]["auc_sd"] == ""

@@ -263,6 +263,20 @@ def test_routes_that_share_leaves_are_forecast_from_their_tree() -> None:
     assert "4 routes" in " ".join(findings(with_shares))
 
 
+def test_many_routes_are_forecast_from_their_tree_too() -> None:
+    """Leaves are exhausted at sixteen routes here, so that as many again would save nothing."""
+    rng = np.random.default_rng(4)
+    rows, leaves = 400, 4
+    labels_N = (rng.random(rows) < 0.3).astype(float)
+    towers = rng.normal(-1, 0.3, (2, leaves, rows))
+    pairs = sorted(itertools.product(range(leaves), repeat=2), key=lambda pair: (max(pair), pair))
+    logits_NK = np.stack([(towers[0, i] + towers[1, j]) / 2 for i, j in pairs], axis=1)
+    shares = (0.0, *(1 - 1 / leaves for _ in range(31)))
+    diagnosis = diagnose(replace(Cube.from_array(logits_NK[:, None, None]), route_shares=shares), labels_N)
+    (sentence,) = (sentence for sentence in findings(diagnosis) if "32 routes instead of 16" in sentence)
+    assert "would save a further 0 (" in sentence
+
+
 def test_churn_by_hand(data: tuple[Floats, Floats], diagnosis: Diagnosis) -> None:
     logits_NSTR, _ = data
     scores = {

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from recap_ctr.config import Frozen
 from recap_ctr.data.layout import Layout
 from recap_ctr.errors import InputError
 from recap_ctr.models.catalogue import count_parameters, parse_model
@@ -67,32 +68,59 @@ def test_merging_leaves_both_sides_unchanged() -> None:
 def test_the_papers_preset_is_what_the_paper_states() -> None:
     """Every field is pinned: one that is changed by mistake would make another method of it."""
     config = recipe_config("paper", {}, "test")
-    student, teacher = training_of(config, 10**6), training_of(config, 10**6, teacher=True)
-    published = {"batch_size": 4096, "learning_rate": 1e-3, "clip": 10.0, "update": "exact", "net_l2": 0.0}
-    for training in (student, teacher):
-        assert {name: getattr(training, name) for name in published} == published
-    assert {
-        name: getattr(student, name)
-        for name in ("schedule", "max_epochs", "patience", "ema", "ema_epochs", "ema_warmup", "kd_weight")
-    } == {
+
+    def values(record: Frozen) -> dict[str, Any]:
+        """Return all settings, also those that names of directories leave out."""
+        return {name: getattr(record, name) for name in type(record).model_fields}
+
+    student, teacher = (training_of(config, 10**6, teacher=is_teacher) for is_teacher in (False, True))
+    published = {
+        "batch_size": 4096,
+        "learning_rate": 1e-3,
+        "l2": 1e-5,
+        "net_l2": 0.0,
+        "clip": 10.0,
+        "update": "exact",
+        "validations": 1,
+        "plateau_factor": 0.1,
+        "min_learning_rate": 1e-6,
+        "ema_epochs": (),
+        "ema_warmup": 0.0,
+        "checkpoints": 0,
+        "kd_weight": 1.0,
+        "kd_from": "mean",
+        "recombined": 0,
+        "window_rows": None,
+        "precision": "float32",
+        "seed": 1,
+    }
+    assert values(student) == {
+        **published,
         "schedule": "cosine",
         "max_epochs": 20,
         "patience": 20,
         "ema": 0.9995,
-        "ema_epochs": (),
-        "ema_warmup": 0.0,
-        "kd_weight": 1.0,
     }
-    assert (teacher.schedule, teacher.max_epochs, teacher.patience, teacher.ema, teacher.ema_epochs) == (
-        "plateau",
-        100,
-        2,
-        None,
-        (),
-    )
-    assert (config.model, config.teacher_model, config.teachers) == ("recap", "fcn", 5)
-    assert (config.routes, config.route_choice, config.student_factors) == (8, "random", ())
-    assert config.model_config_of("recap").model_dump() == {
+    assert values(teacher) == {
+        **published,
+        "schedule": "plateau",
+        "max_epochs": 100,
+        "patience": 2,
+        "ema": None,
+    }
+    assert values(config.probe) == {
+        "strengths": (1e1, 1e2, 1e3, 1e4, 1e5),
+        "rungs": (8, 16),
+        "refinements": (0.5, 0.25),
+        "rate_factors": (0.5, 2.0),
+        "horizon_factors": (),
+        "dropouts": (),
+        "dim_factors": (),
+        "extend": 4,
+        "confirm": 16,
+        "max_rows": 300_000,
+    }
+    assert values(config.model_config_of("recap")) == {
         "dim": 16,
         "depth": 4,
         "num_adapters": 8,
@@ -107,10 +135,64 @@ def test_the_papers_preset_is_what_the_paper_states() -> None:
         "layer_norm": True,
         "scale_norm": True,
         "fuse": "mean",
+        "first_order": False,
+        "rates": None,
+        "boosted": None,
+        "tower_limit": None,
         "train_depths": (2, 3, 4),
         "depth_weights": (1 / 3, 1 / 3, 1 / 3),
         "loss": "depth-bce",
     }
+    assert values(config.model_config_of(config.teacher_model)) == {
+        "dim": 16,
+        "num_exponential_layers": 3,
+        "num_linear_layers": 4,
+        "num_heads": 1,
+        "num_branches": 1,
+        "exponential_dropout": 0.1,
+        "linear_dropout": 0.1,
+        "layer_norm": True,
+        "scale_norm": True,
+        "loss": "tri-bce",
+    }
+    tables = {"model_settings", "teacher_settings", "train", "teacher_train", "probe", "card"}
+    of_portfolios = {"portfolio", "refit"}
+    rest = {name: value for name, value in values(config).items() if name not in tables | of_portfolios}
+    assert rest == {
+        "model": "recap",
+        "teacher_model": "fcn",
+        "teachers": 5,
+        "routes": 8,
+        "route_choice": "random",
+        "l2": None,
+        "learning_rate": None,
+        "recombined": 0,
+        "student_factors": (),
+        "ship": "student",
+        "calibration": "affine",
+        "negative_rate": 1.0,
+        "slices": None,
+        "seed": 1,
+    }
+
+
+def test_the_papers_preset_does_not_follow_the_default_recipe() -> None:
+    """A new default, such as another way to train adapters, must not become the paper's."""
+    paper = PRESETS["paper"]
+    by_shape = {
+        "dim",
+        "lora_rank",
+        "exponential_dropout",
+        "linear_dropout",
+        "layer_norm",
+        "scale_norm",
+        "loss",
+    }
+    beside = {"first_order", "rates", "boosted", "tower_limit"}
+    assert set(RecapConfig.model_fields) - set(paper["model_settings"]) == by_shape | beside
+    assert {"model", "teacher_model", "teachers", "routes", "route_choice", "calibration"} <= set(paper)
+    trained = {"schedule", "ema", "ema_epochs", "ema_warmup", "max_epochs", "kd_weight", "kd_from"}
+    assert trained <= set(paper["train"])
 
 
 def test_a_cosine_decays_before_a_run_ends_whatever_its_length() -> None:
@@ -171,4 +253,7 @@ def test_teachers_ignore_what_only_students_use() -> None:
     student, teacher = training_of(config, 10_000), training_of(config, 10_000, teacher=True)
     assert (student.kd_weight, student.patience) == (0.5, 7)
     assert (teacher.kd_weight, teacher.patience) == (1.0, 9)
+    by_column = recipe_config("default", {"train": {"kd_from": "column"}}, "test")
+    assert training_of(by_column, 1_000).kd_from == "column"
+    assert training_of(by_column, 1_000, teacher=True).kd_from == "mean", "a teacher has no columns"
     assert student.schedule == teacher.schedule == "constant"

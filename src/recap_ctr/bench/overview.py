@@ -159,8 +159,8 @@ def overview(recipe: Recipe, seeds: int, reports: Path) -> str:
         f"Cost: time to score relative to one {title_of(recipe.config.teacher_model)}, same process, interleaved.",
         *([] if len(recipe.data.test) else [NO_TEST]),
         f"The learning rate is the probe's, {plan.learning_rate:g}. Teachers have the l2 of the plan."
-        f" {note_on_l2(recipe.config)} Lines of the backbone but that by the plateau rule differ in what they name"
-        " and have one schedule. Table 1 has FCN by its published settings.",
+        f" {note_on_l2(recipe.config, recipe.edges)} Lines of the backbone but that by the plateau rule differ in what"
+        " they name and have one schedule. Table 1 has FCN by its published settings.",
     ]
     text = "\n".join([*markdown(entries), "", *notes, ""])
     by_training = {f"recap-{training}": runs for training, runs in students.items()}

@@ -2,8 +2,8 @@
 
 Each way is a kind of routes. All kinds are trained alike, with ranks that make no model larger than that of the first
 kind, which has the size of FCN. Kinds differ in which adapters a route may take, and in which rows train these.
-Validation rows choose among the kinds; figures on test rows are shown beside, and decide nothing. Shape suffixes: N
-rows.
+One half of the validation rows chooses among the kinds, the other confirms the choice, and only what is chosen is
+scored on test rows. Shape suffixes: N rows, S seeds, M routes.
 """
 
 import math
@@ -24,7 +24,8 @@ from recap_ctr.bench.significance import holm
 from recap_ctr.bench.tables import NONE, grid, p_text, spread, write_files
 from recap_ctr.bench.variance import Family, corrected_family
 from recap_ctr.data.layout import Layout
-from recap_ctr.data.shards import Shard, held_out_shards
+from recap_ctr.data.shards import Shard
+from recap_ctr.evaluation.halves import halves
 from recap_ctr.inference.costs import relative_costs
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.recap import (
@@ -41,7 +42,6 @@ from recap_ctr.recipe.stages import Plan, Recipe
 from recap_ctr.storage.files import write_json
 from recap_ctr.training.config import ARTIFACT
 from recap_ctr.training.parallel import Runs
-from recap_ctr.training.report import RunReport
 from recap_ctr.training.routes import MAX_ROUTES, ROUTE_SEED
 
 
@@ -86,18 +86,20 @@ HEADER = [
     "of the mean",
     "gain",
     "to the first",
+    "confirmed",
     "p",
-    "test AUC of the mean",
-    "test gain",
     "cost",
     "accepted",
+    "test AUC of the mean",
+    "test gain",
+    "test, to the first",
 ]
 LEVEL = 0.05
 
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of the routes of some runs on one split, one for each seed."""
+    """The figures of the routes of some runs on the same rows, one for each seed."""
 
     removed: tuple[float, ...]
     """V_ns: what the mean over routes removes (Eq. 5)."""
@@ -123,13 +125,17 @@ class Entry:
     size: float
     """Parameters, relative to FCN with its published layers."""
     routes: int
-    valid: Figures
-    test: Figures | None
-    """None where there are no test rows."""
+    choosing: Figures
+    """On the half of the validation rows that chooses."""
     ahead: Margin | None
-    """How far the mean of routes is ahead of that of the first kind on validation; None for the first."""
+    """How far the mean of routes is ahead of that of the first kind on that half; None for the first."""
+    confirmed: Margin | None
+    """The same on the half that confirms."""
     cost: float
     """Time to score with all routes, relative to one route of the first kind."""
+    test: Figures | None = None
+    """On test rows; None where the kind is not chosen, and where there are none."""
+    ahead_on_test: Margin | None = None
 
 
 def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[tuple[str, str], Cell]:
@@ -154,13 +160,15 @@ def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> d
 
 
 def of_equal_size(config: RecapConfig, first: RecapConfig, layout: Layout) -> RecapConfig:
-    """Return the config with the largest rank that makes the model no larger than the first kind's. A rank that already
-    follows from the model's size is kept, so that tables share their runs.
+    """Return the config with the largest rank that makes the model no larger than the first kind's, nor than
+    `SIZE_LIMIT` times FCN. A rank that already follows from the model's size is kept, so that tables share their runs.
     """
     default = default_rank(config, layout)
     if config.form == "signs":
         return config
-    limit = parameters_of_rank(first, layout, default_rank(first, layout))
+    size = parameters_of_rank(first, layout, default_rank(first, layout))
+    # Of few and small vectors, even the smallest default rank makes the first kind too large.
+    limit = min(size, SIZE_LIMIT * parameters_of_fcn(first, layout))
     ranks = range(1, layout.num_fields * config.dim // 2 + 1)
     rank = max((rank for rank in ranks if parameters_of_rank(config, layout, rank) <= limit), default=1)
     return config if rank == default else config.model_copy(update={"lora_rank": rank})
@@ -173,16 +181,13 @@ def routes(recipe: Recipe, seeds: int, reports: Path) -> str:
     trained = train_cells(recipe, cells(recipe, plan, teachers, seeds), title="routes")
     count = recipe.config.routes or MAX_ROUTES
     costs = _costs(recipe, {kind: next(iter(trained[kind.name, "ema"])) for kind in KINDS}, count)
-    entries = []
-    for training in TRAININGS:
-        first: _Measured | None = None
-        for kind in KINDS:
-            runs = trained[kind.name, training]
-            measured = _measure(recipe, kind, runs, count)
-            entries.append(
-                _entry(recipe, kind, training, list(runs.values()), measured, first, costs[kind.name])
-            )
-            first = first or measured
+    entries = [
+        entry
+        for training in TRAININGS
+        for entry in _compare(
+            recipe, training, [trained[kind.name, training] for kind in KINDS], costs, count
+        )
+    ]
     text = table_text(entries)
     write_files(reports / "routes", "routes", {"md": text})
     record = {
@@ -206,68 +211,84 @@ def _routes_of(kind: Kind, config: RecapConfig, count: int) -> list[Route]:
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """What the runs of a kind have on held-out rows."""
+    """What the runs of a kind have on some rows."""
 
     routes: int
-    figures: Mapping[str, Figures]
+    figures: Figures
     won_N: Floats
-    """Pairs of validation rows that the mean of routes ranks right, on average over seeds; see `pairs_won`."""
+    """Pairs of rows that the mean of routes ranks right, on average over seeds; see `pairs_won`."""
 
 
-def _measure(recipe: Recipe, kind: Kind, runs: Runs, count: int) -> _Measured:
-    """Score all held-out rows on the routes of a kind."""
-    device, shards = torch.device(recipe.device), held_out_shards(recipe.data)
-    families: dict[str, list[Family]] = {split: [] for split in shards}
-    won_N = np.zeros(0)
+def _compare(
+    recipe: Recipe, training: str, runs_of_kinds: Sequence[Runs], costs: Mapping[str, float], count: int
+) -> list[Entry]:
+    """Return the entries of one training. Only the kind that is accepted is scored on test rows, and the first."""
+    valid = recipe.data.valid
+    halves_of_valid = [valid.take(np.sort(rows)) for rows in halves(valid.labels)]
+    measured = [
+        [_measure(recipe, kind, runs, count, half) for half in halves_of_valid]
+        for kind, runs in zip(KINDS, runs_of_kinds, strict=True)
+    ]
+    entries = []
+    for kind, runs, (choosing, confirming) in zip(KINDS, runs_of_kinds, measured, strict=True):
+        reports = list(runs.values())
+        config = RecapConfig(**reports[0].model.config)
+        ahead, confirmed = (
+            None if kind is KINDS[0] else _lead(half, of_kind, of_first)
+            for half, of_kind, of_first in zip(
+                halves_of_valid, (choosing, confirming), measured[0], strict=True
+            )
+        )
+        entries.append(
+            Entry(
+                kind=kind.name,
+                training=TRAININGS[training],
+                seeds=tuple(report.train.seed for report in reports),
+                parameters=reports[0].parameters,
+                size=reports[0].parameters / parameters_of_fcn(config, recipe.data.layout),
+                routes=choosing.routes,
+                choosing=choosing.figures,
+                ahead=ahead,
+                confirmed=confirmed,
+                cost=costs[kind.name],
+            )
+        )
+    test = recipe.data.test
+    if not len(test):
+        return entries
+    names = [entry.kind for entry in entries]
+    at = names.index(accepted(entries) or names[0])
+    chosen = _measure(recipe, KINDS[at], runs_of_kinds[at], count, test)
+    # A choice is compared with the first kind, which has to be scored for that.
+    lead = _lead(test, chosen, _measure(recipe, KINDS[0], runs_of_kinds[0], count, test)) if at else None
+    entries[at] = replace(entries[at], test=chosen.figures, ahead_on_test=lead)
+    return entries
+
+
+def _measure(recipe: Recipe, kind: Kind, runs: Runs, count: int, shard: Shard) -> _Measured:
+    """Score some rows on the routes of a kind."""
+    device = torch.device(recipe.device)
+    families: list[Family] = []
+    won_SN: list[Floats] = []
     for run in runs:
         model = _backbone(run, device)
-        chosen = _routes_of(kind, model.config, count)
-        for split, shard in shards.items():
-            logits_NM = predict_routes(model, shard, chosen, device)
-            families[split].append(corrected_family(kind.name, "route", logits_NM, shard, recipe))
-            if split == "valid":
-                of_run_N = pairs_won(shard, logits_NM.mean(axis=1)) / len(runs)
-                won_N = won_N + of_run_N if won_N.size else of_run_N
-    figures = {
-        split: Figures(
-            removed=tuple(each.removed for each in of_runs),
-            alone=tuple(each.auc_alone for each in of_runs),
-            together=tuple(each.auc_together for each in of_runs),
-        )
-        for split, of_runs in families.items()
-    }
-    return _Measured(families["valid"][0].count, figures, won_N)
-
-
-def _entry(
-    recipe: Recipe,
-    kind: Kind,
-    training: str,
-    reports: Sequence[RunReport],
-    measured: _Measured,
-    first: _Measured | None,
-    cost: float,
-) -> Entry:
-    parameters = reports[0].parameters
-    config = RecapConfig(**reports[0].model.config)
-    return Entry(
-        kind=kind.name,
-        training=TRAININGS[training],
-        seeds=tuple(report.train.seed for report in reports),
-        parameters=parameters,
-        size=parameters / parameters_of_fcn(config, recipe.data.layout),
-        routes=measured.routes,
-        valid=measured.figures["valid"],
-        test=measured.figures.get("test"),
-        ahead=None if first is None else _lead(recipe.data.valid, measured, first),
-        cost=cost,
+        logits_NM = predict_routes(model, shard, _routes_of(kind, model.config, count), device)
+        families.append(corrected_family(kind.name, "route", logits_NM, shard, recipe))
+        won_SN.append(pairs_won(shard, logits_NM.mean(axis=1)))
+    figures = Figures(
+        removed=tuple(each.removed for each in families),
+        alone=tuple(each.auc_alone for each in families),
+        together=tuple(each.auc_together for each in families),
     )
+    return _Measured(families[0].count, figures, np.mean(won_SN, axis=0))
 
 
 def _lead(shard: Shard, measured: _Measured, first: _Measured) -> Margin:
-    """Return how far a kind is ahead of the first, with errors over rows and seeds; both are paired."""
-    aucs, others = measured.figures["valid"].together, first.figures["valid"].together
-    gaps = [auc - other for auc, other in zip(aucs, others, strict=True)]
+    """Return how far a kind is ahead of the first, with errors over rows and seeds.
+
+    Both are paired: the rows are the same, and a seed gives both kinds the same initial vectors and order of rows.
+    """
+    gaps = [auc - other for auc, other in zip(measured.figures.together, first.figures.together, strict=True)]
     return Margin(
         mean=mean(gaps),
         rows=error_of_lead(shard, measured.won_N - first.won_N),
@@ -279,61 +300,70 @@ def _lead(shard: Shard, measured: _Measured, first: _Measured) -> Margin:
 
 
 def _by_training(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    halves: dict[str, list[Entry]] = {}
+    of_trainings: dict[str, list[Entry]] = {}
     for entry in entries:
-        halves.setdefault(entry.training, []).append(entry)
-    return halves
+        of_trainings.setdefault(entry.training, []).append(entry)
+    return of_trainings
 
 
 def corrected_p(entries: Sequence[Entry]) -> dict[str, float]:
-    """Return the p of each kind that is compared with the first over several seeds, corrected by Holm."""
-    leads = {entry.kind: entry.ahead for entry in entries}
+    """Return the p, on the half that confirms, of each kind that is compared with the first over several seeds.
+
+    It is corrected by Holm for all of them: the half has other rows than the one that chooses, but the same seeds.
+    """
+    leads = {entry.kind: entry.confirmed for entry in entries}
     return holm({kind: lead.p for kind, lead in leads.items() if lead is not None and lead.seeds is not None})
+
+
+def best_of(entries: Sequence[Entry]) -> Entry:
+    """Return the best kind of one training on the half that chooses, the first among them; none larger than allowed."""
+    allowed = [entry for entry in entries if entry.ahead is None or entry.size <= SIZE_LIMIT]
+    return max(allowed, key=lambda entry: mean(entry.choosing.together))
 
 
 def accepted(entries: Sequence[Entry]) -> str | None:
     """Return the kind of one training that should replace the first; None if the first should stay.
 
-    It is the best on validation of those that are better than the first beyond chance, and not larger than allowed.
+    It is the best on one half of the validation rows, if on the other half it is better than the first beyond chance.
     """
-    p_values = corrected_p(entries)
-    better = [
-        entry
-        for entry in entries
-        if entry.size <= SIZE_LIMIT
-        and entry.ahead is not None
-        and entry.ahead.mean > 0
-        and p_values.get(entry.kind, 1.0) < LEVEL
-    ]
-    return max(better, key=lambda entry: mean(entry.valid.together)).kind if better else None
+    best = best_of(entries)
+    is_confirmed = (
+        best.confirmed is not None
+        and best.confirmed.mean > 0
+        and corrected_p(entries).get(best.kind, 1.0) < LEVEL
+    )
+    return best.kind if is_confirmed else None
 
 
 def _costs(recipe: Recipe, runs: Mapping[Kind, Path], count: int) -> dict[str, float]:
     """Return the time to score on all routes, by kind, relative to one route of the first kind."""
     device = torch.device(recipe.device)
     torch.set_num_threads(recipe.threads)
-    _, shard = held_out_shards(recipe.data).popitem()
     models: dict[str, list[nn.Module]] = {}
     for kind, run in runs.items():
         model = _backbone(run, device)
         if not models:
             models[""] = [FoldedRoutes(Routed(model, [model.config.home]))]
         models[kind.name] = [FoldedRoutes(Routed(model, _routes_of(kind, model.config, count)))]
-    return relative_costs(models, shard, device)
+    return relative_costs(models, recipe.data.valid, device)
 
 
 def table_text(entries: Sequence[Entry]) -> str:
     """Return the table with its note as Markdown."""
     lines, choices = [], []
     for training, of_training in _by_training(entries).items():
-        p_values, choice = corrected_p(of_training), accepted(of_training)
-        lines += [_line(entry, p_values.get(entry.kind), choice) for entry in of_training]
+        p_values, best, choice = corrected_p(of_training), best_of(of_training).kind, accepted(of_training)
+        lines += [_line(entry, p_values.get(entry.kind), best, choice) for entry in of_training]
         choices.append(f"learning from {training}, {choice or 'none'}")
     return "\n".join([*grid(HEADER, lines), "", _note(choices), ""])
 
 
-def _line(entry: Entry, p: float | None, choice: str | None) -> list[str]:
-    verdict = "too large" if entry.size > SIZE_LIMIT else "✓" if entry.kind == choice else ""
+def _line(entry: Entry, p: float | None, best: str, choice: str | None) -> list[str]:
+    verdict = ""
+    if entry.size > SIZE_LIMIT:
+        verdict = "too large"
+    elif entry.kind == best and entry.ahead is not None:
+        verdict = "✓" if entry.kind == choice else "not confirmed"
     return [
         entry.kind,
         entry.training,
@@ -341,27 +371,35 @@ def _line(entry: Entry, p: float | None, choice: str | None) -> list[str]:
         f"{entry.parameters:,}",
         f"{entry.size:.3f}",
         str(entry.routes),
-        f"{mean(entry.valid.removed):.4f}",
-        spread(entry.valid.alone, 3, 100),
-        spread(entry.valid.together, 3, 100),
-        f"{100 * entry.valid.gain:+.3f}",
-        NONE if entry.ahead is None else f"{100 * entry.ahead.mean:+.3f} ± {100 * entry.ahead.error:.3f}",
+        f"{mean(entry.choosing.removed):.4f}",
+        spread(entry.choosing.alone, 3, 100),
+        spread(entry.choosing.together, 3, 100),
+        f"{100 * entry.choosing.gain:+.3f}",
+        _lead_text(entry.ahead),
+        _lead_text(entry.confirmed),
         NONE if p is None else p_text(p),
-        NONE if entry.test is None else spread(entry.test.together, 3, 100),
-        NONE if entry.test is None else f"{100 * entry.test.gain:+.3f}",
         f"{entry.cost:.2f}",
         verdict,
+        NONE if entry.test is None else spread(entry.test.together, 3, 100),
+        NONE if entry.test is None else f"{100 * entry.test.gain:+.3f}",
+        _lead_text(entry.ahead_on_test),
     ]
+
+
+def _lead_text(lead: Margin | None) -> str:
+    return NONE if lead is None else f"{100 * lead.mean:+.3f} ± {100 * lead.error:.3f}"
 
 
 def _note(choices: Sequence[str]) -> str:
     return (
-        "On validation rows but for two columns, AUC in points. V_ns: variance between routes that their mean removes,"
-        " in squared logits. Gain: the mean's AUC minus that of one route of the same model. To the first: the mean's"
-        " AUC minus that of the default routes, ± its standard error over rows and seeds, both paired, as seeds share"
-        " the order of rows and the initial vectors; p of a two-tailed t-test with degrees of freedom by Welch and"
-        " Satterthwaite, corrected by Holm within each half of the table. Cost: time to score on all routes, relative"
-        " to one route of the default, same process, interleaved. Accepted: the best on validation of those better than"
-        f" the first at the level {LEVEL:g}, if its size is at most {SIZE_LIMIT} of FCN's; test rows have no say:"
-        f" {'; '.join(choices)}."
+        "AUC in points. V_ns: variance between routes that their mean removes, in squared logits. Gain: the mean's AUC"
+        " minus that of one route of the same model. To the first: the mean's AUC minus that of the default routes, ±"
+        " its standard error over rows and seeds, both paired, as seeds share the order of rows and the initial"
+        " vectors. All these are of one half of the validation rows, which chooses the best kind of at most"
+        f" {SIZE_LIMIT} times FCN's size. Confirmed: the same difference on the other half; p: its two-tailed t-test,"
+        " with degrees of freedom by Welch and Satterthwaite, corrected by Holm for all kinds, as both halves of the"
+        " rows have the same seeds. Where rows are too few for halves, all of them choose and confirm. Accepted: the"
+        f" best kind, if p < {LEVEL:g}: {'; '.join(choices)}. Only what is accepted, or else the first, is scored on"
+        " test rows. Cost: time to score on all routes, relative to one route of the default, same process,"
+        " interleaved."
     )

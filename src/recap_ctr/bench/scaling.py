@@ -115,7 +115,7 @@ def scaling(name: str, recipe: Recipe, seeds: int, reports: Path) -> str:
     wanted = cells(name, recipe, plan, list(recipe.train_teachers(plan)), seeds)
     runs = train_cells(recipe, wanted, title=student)
     reports_by_runs = {key: list(trained.values()) for key, trained in runs.items()}
-    markdown, latex = render(name, reports_by_runs, note_on_l2(recipe.config))
+    markdown, latex = render(name, reports_by_runs, note_on_l2(recipe.config, recipe.edges))
     copy_reports({f"{student}-{key}": trained for key, trained in runs.items()}, reports / name)
     tables.write_files(reports / name, name, {"md": markdown, "tex": latex})
     return markdown
@@ -155,13 +155,17 @@ def copy_reports(runs_by_training: Mapping[str, Runs], table: Path) -> None:
                 write_report(directory, report)
 
 
-def note_on_l2(config: RecipeConfig) -> str:
-    """Return where the regularisers of a table's lines come from."""
+def note_on_l2(config: RecipeConfig, edges: Mapping[float, str]) -> str:
+    """Return where the regularisers of a table's lines come from; `edges` are those that no probe has bounded."""
     if config.l2 is not None:
         return "All lines have the l2 that is set: none has one of its own."
     if len(config.student_factors) < 2:
         return "All lines have the l2 of the plan: the recipe has no student_factors to look for another."
-    return "A line's own l2 is the one that a probe of its very training found."
+    beyond = "".join(
+        f" Where it is {l2:.3g}, this was the {edge} that was tried, and the best may lie beyond."
+        for l2, edge in sorted(edges.items())
+    )
+    return f"A line's own l2 is the one that a probe of its very training found.{beyond}"
 
 
 def render(name: str, reports: Mapping[str, Sequence[RunReport]], note: str = "") -> tuple[str, str]:

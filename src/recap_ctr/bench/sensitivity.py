@@ -50,7 +50,7 @@ class Point:
     logloss: tuple[float, ...]
     calibrated: tuple[float, ...]
     gain: float
-    """Mean AUC minus that of the recipe's value, over the same seeds."""
+    """Mean AUC minus that of the recipe's value, over the same seeds as far as it has them."""
 
     @property
     def name(self) -> str:
@@ -129,17 +129,18 @@ def base_and_variants(
 
 
 def cells(recipe: Recipe, plan: Plan, teachers: Sequence[Path], seeds: int) -> dict[tuple[str, float], Cell]:
-    """Return the cells of the table; first the recipe's student, which all others are compared with."""
+    """Return the cells of the table; first the recipe's student, which all others are compared with.
+
+    A student of fewer teachers is trained at least once for each of the teachers, so that none of them is the line.
+    """
     base, all_variants = base_and_variants(recipe, plan, teachers)
-    in_order = sorted(all_variants, key=lambda variant: variant.config != base)
-    return {
-        (variant.setting, variant.value): Cell(
-            variant.config,
-            range(1, seeds + 1),
-            base.teachers if 0 < len(variant.config.teachers) < len(base.teachers) else (),
-        )
-        for variant in in_order
-    }
+    total = len(base.teachers)
+    wanted: dict[tuple[str, float], Cell] = {}
+    for variant in sorted(all_variants, key=lambda variant: variant.config != base):
+        in_turn = base.teachers if 0 < len(variant.config.teachers) < total else ()
+        runs = max(seeds, len(in_turn))
+        wanted[variant.setting, variant.value] = Cell(variant.config, range(1, runs + 1), in_turn)
+    return wanted
 
 
 def sensitivity(recipe: Recipe, seeds: int, reports: Path) -> str:
@@ -148,7 +149,8 @@ def sensitivity(recipe: Recipe, seeds: int, reports: Path) -> str:
     teachers = list(recipe.train_teachers(plan))
     base, all_variants = base_and_variants(recipe, plan, teachers)
     runs = train_cells(recipe, cells(recipe, plan, teachers, seeds), title="sensitivity")
-    base_reports = list(next(iter(runs.values())).values())
+    # Runs of the recipe's student that other tables trained are used, too.
+    base_reports = list(finished_runs(recipe, base).values())
     split = base_reports[0].metrics.split
     points = [
         _point(
@@ -160,8 +162,7 @@ def sensitivity(recipe: Recipe, seeds: int, reports: Path) -> str:
         )
         for variant in all_variants
     ]
-    # Runs of the recipe's student that other tables trained tell more about the noise between seeds.
-    base_aucs = [report.metrics.on(split).raw.auc for report in finished_runs(recipe, base).values()]
+    base_aucs = [report.metrics.on(split).raw.auc for report in base_reports]
     noise = stdev(base_aucs) if len(base_aucs) > 1 else None
     text = table_text(points, split, base_aucs)
     about = {"data": recipe.data.name, "split": split, "seed_noise": noise, "default_auc": base_aucs}
@@ -184,7 +185,8 @@ def _point(
     default: bool,
 ) -> Point:
     measured = [report.metrics.on(split) for report in reports]
-    aucs = tuple(run.raw.auc for run in measured)
+    aucs, seeds = tuple(run.raw.auc for run in measured), {report.train.seed for report in reports}
+    base_aucs = [report.metrics.on(split).raw.auc for report in base_reports if report.train.seed in seeds]
     return Point(
         setting=variant.setting,
         value=variant.value,
@@ -194,7 +196,7 @@ def _point(
         auc=aucs,
         logloss=tuple(run.raw.logloss for run in measured),
         calibrated=tuple(run.calibrated.logloss for run in measured),
-        gain=mean(aucs) - mean(report.metrics.on(split).raw.auc for report in base_reports),
+        gain=mean(aucs) - mean(base_aucs),
     )
 
 
@@ -226,8 +228,8 @@ def _findings(points: Sequence[Point], split: str, base_aucs: Sequence[float]) -
     worst, best = (pick(others, key=lambda point: point.gain) for pick in (min, max))
     sentences = [
         f"On {split} rows, AUC in points; the recipe's value is bold, and ΔAUC is the difference from it over the same"
-        " seeds. Weight 0 is the student without teachers, with their regulariser; fewer teachers are other"
-        " ones for each seed, in turn; adapters vary at the recipe's rank.",
+        " seeds, as far as it has them. Weight 0 is the student without teachers, with their regulariser; fewer"
+        " teachers are other ones for each seed, in turn, until each has taught; adapters vary at the recipe's rank.",
         f"Of {len(others)} other values the best is {best.name}, {100 * best.gain:+.3f} points, the worst"
         f" {worst.name}, {100 * worst.gain:+.3f}.",
     ]

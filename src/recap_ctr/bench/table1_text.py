@@ -38,8 +38,12 @@ HEADER = [
     "public log: AUC",
     "public log: logloss",
 ]
+DEFAULTS = "defaults"
+"""The origin of settings that nobody has chosen for the data, which a table marks."""
 Arms = Mapping[str, Arm]
 """Arms by model."""
+Origins = Mapping[str, str]
+"""Where each model's settings come from, in a word."""
 
 
 TITLES = {
@@ -59,19 +63,18 @@ def write_tables(
     empty = [dataset for dataset, read in arms.items() if not read]
     if empty:
         raise InputError(f"no reports of {', '.join(empty)}", fix="run the table's cells first")
-    sections = [
-        markdown(
-            dataset,
-            arms[dataset],
-            f"{TITLES[treatment]}, on {dataset}",
-            {model: origin_of(model, reports, treatment) for model in arms[dataset]},
-        )
+    origins = {
+        dataset: {model: origin_of(model, reports, treatment) for model in arms[dataset]}
         for dataset, reports in reports_by_dataset.items()
+    }
+    sections = [
+        markdown(dataset, arms[dataset], f"{TITLES[treatment]}, on {dataset}", origins[dataset])
+        for dataset in reports_by_dataset
     ]
     contents = {
         "md": "\n\n".join(sections) + "\n",
-        "tex": latex(arms, f"{TITLES[treatment]}."),
-        "csv": to_csv(arms),
+        "tex": latex(arms, f"{TITLES[treatment]}.", origins),
+        "csv": to_csv(arms, origins),
     }
     write_files(directory, "table1" + treatment.value, contents)
     return contents["md"]
@@ -94,11 +97,8 @@ def _best_baseline(arms: Arms) -> str:
     return max((name for name in arms if name != OURS), key=lambda name: mean(arms[name].figures["auc"]))
 
 
-def markdown(dataset: str, arms: Arms, title: str, origins: Mapping[str, str]) -> str:
-    """Return the table of one data set: best bold, second underlined, published figures beside ours.
-
-    `origins` say where each model's settings come from.
-    """
+def markdown(dataset: str, arms: Arms, title: str, origins: Origins) -> str:
+    """Return the table of one data set: best bold, second underlined, published figures beside ours."""
     comparisons = compare(arms, OURS)
     marks = {metric: best_two(arms, metric) for metric in METRICS}
 
@@ -138,7 +138,7 @@ def _published_cells(figures: Published | None) -> tuple[str, str]:
 ORIGINS = {
     "published": "published: by its authors for these data, or by a public run log",
     "ours": "ours: of this project",
-    "defaults": "defaults: none of its own were published; no fair rival, since RECAP's are found on validation",
+    DEFAULTS: "defaults: none of its own were published; no fair rival, since RECAP's are found on validation",
     "tuned": "tuned: regulariser and what else the recipe probes, found on validation",
 }
 
@@ -200,14 +200,18 @@ def _sentences_on_published(dataset: str, arms: Arms) -> list[str]:
     ]
 
 
-def latex(arms_by_dataset: Mapping[str, Arms], caption: str) -> str:
+def latex(arms_by_dataset: Mapping[str, Arms], caption: str, origins: Mapping[str, Origins]) -> str:
     """Return all data sets side by side, as in the paper; a star where RECAP beats the best baseline at 1 %."""
-    caption += " Best bold, second underlined; *: RECAP beats the best baseline, two-tailed t-test, p < 0.01."
+    caption += " Best bold, second underlined; *: RECAP beats the best baseline, Welch's two-tailed t-test, p < 0.01."
+    if any(DEFAULTS in of_models.values() for of_models in origins.values()):
+        caption += (
+            " †: by default settings, as none were published; no fair rival of settings that were probed."
+        )
     titles = {name: arm.name for arms in arms_by_dataset.values() for name, arm in arms.items()}
     others = [name for name in titles if name not in PAPER_ORDER]
     models = [name for name in (*PAPER_ORDER[:-1], *others, PAPER_ORDER[-1]) if name in titles]
     columns = {
-        (dataset, metric): _latex_column(arms, metric)
+        (dataset, metric): _latex_column(arms, metric, origins[dataset])
         for dataset, arms in arms_by_dataset.items()
         for metric in ("logloss", "auc")
     }
@@ -230,8 +234,8 @@ def latex(arms_by_dataset: Mapping[str, Arms], caption: str) -> str:
     )
 
 
-def _latex_column(arms: Arms, metric: str) -> dict[str, str]:
-    """Return the cells of one metric by model, marked where they are best or second."""
+def _latex_column(arms: Arms, metric: str, origins: Origins) -> dict[str, str]:
+    """Return the cells of one metric by model, marked where they are best or second, or of default settings."""
     best, second = best_two(arms, metric)
     cells = {}
     for name, arm in arms.items():
@@ -240,7 +244,7 @@ def _latex_column(arms: Arms, metric: str) -> dict[str, str]:
         if metric == "auc" and name == OURS and _beats_best_baseline(arms):
             text += "*"
         mark = {best: r"\textbf{%s}", second: r"\underline{%s}"}.get(name, "%s")
-        cells[name] = mark % text
+        cells[name] = mark % text + ("†".translate(TO_LATEX) if origins[name] == DEFAULTS else "")
     return cells
 
 
@@ -257,11 +261,11 @@ def _beats_best_baseline(arms: Arms) -> bool:
     return comparison.gap > 0 and p is not None and p < LEVEL
 
 
-def to_csv(arms_by_dataset: Mapping[str, Arms]) -> str:
+def to_csv(arms_by_dataset: Mapping[str, Arms], origins: Mapping[str, Origins]) -> str:
     """Return one line for each data set and model."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    columns = ["data", "model", "seeds", "parameters"]
+    columns = ["data", "model", "settings", "seeds", "parameters"]
     writer.writerow([*columns, *(f"{metric}_{kind}" for metric in METRICS for kind in ("mean", "sd"))])
     for dataset, arms in arms_by_dataset.items():
         for name, arm in arms.items():
@@ -269,5 +273,5 @@ def to_csv(arms_by_dataset: Mapping[str, Arms]) -> str:
             for metric in METRICS:
                 values = arm.figures[metric]
                 figures += [mean(values), stdev(values) if len(values) > 1 else ""]
-            writer.writerow([dataset, name, len(arm.seeds), arm.parameters, *figures])
+            writer.writerow([dataset, name, origins[dataset][name], len(arm.seeds), arm.parameters, *figures])
     return text.getvalue()

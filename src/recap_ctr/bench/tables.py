@@ -37,6 +37,7 @@ TO_LATEX = str.maketrans(
         "Δ": r"$\Delta$",
         "✓": r"\checkmark{}",
         "–": "--",
+        "†": r"$^\dagger$",
     }
 )
 

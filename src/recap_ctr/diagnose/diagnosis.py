@@ -41,7 +41,7 @@ from recap_ctr.diagnose.theory import AXES
 from recap_ctr.errors import InputError
 
 MIN_RUNS = 3  # fewer can't show how much other runs would differ
-FORECAST_COUNT = 16  # estimators up to which gains are forecast
+FORECAST_COUNT = 16  # estimators up to which gains are forecast at least
 ZERO = Estimate(0.0, 0.0, 0.0)
 
 
@@ -287,11 +287,16 @@ def _curve(
             auc=estimate(Figure((auc, slope), lambda auc, slope: auc + share * slope)),
         )
 
-    forecasts = tuple(forecast(count) for count in range(1, FORECAST_COUNT + 1))
+    forecasts = tuple(forecast(count) for count in range(1, most_forecast(total) + 1))
     if not _has_auc_gain(points[-1]):
         forecasts = tuple(replace(point, auc=None) for point in forecasts)
     notes = tuple(_curve_notes(axis, averaged, points[-1]))
     return Curve(axis, averaged, held, points, forecasts, notes)
+
+
+def most_forecast(measured: int) -> int:
+    """Return how many estimators gains are forecast for: at least twice as many as were measured."""
+    return max(FORECAST_COUNT, 2 * measured)
 
 
 def _part_of_measured(count: int, total: int, shares: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ from recap_ctr.axes.routes import late_routes, random_routes, share_between_leav
 from recap_ctr.config import Frozen
 from recap_ctr.data.shards import PreparedData, held_out_shards
 from recap_ctr.diagnose import Cube, Diagnosis, diagnose, findings
-from recap_ctr.diagnose.diagnosis import FORECAST_COUNT
+from recap_ctr.diagnose.diagnosis import most_forecast
 from recap_ctr.evaluation.sampling import negative_rate_shift, sampling_weights
 from recap_ctr.jobs import machine
 from recap_ctr.jobs.executor import Job
@@ -118,7 +118,7 @@ def diagnose_recipe(
     )
     recipe.say(f"diagnosis of {sum(len(table.estimators) for table in tables)} estimators on {split} rows")
     rate = recipe.config.negative_rate
-    shares = _route_shares(recipe, recipe.config.model_config_of(model))
+    shares = _route_shares(recipe, recipe.config.model_config_of(model), most_forecast(routes))
     cube = Cube.from_tables(tables, shift=negative_rate_shift(rate), route_shares=shares)
     diagnosis = diagnose(cube, shard.labels, sampling_weights(shard, rate))
     sentences = findings(diagnosis)
@@ -137,14 +137,15 @@ def diagnose_recipe(
     return diagnosis, sentences
 
 
-def _route_shares(recipe: Recipe, model: Frozen) -> tuple[float, ...]:
-    """Return what means over 1, 2, ... routes of the recipe's kind remove; empty for a model without routes."""
+def _route_shares(recipe: Recipe, model: Frozen, most: int) -> tuple[float, ...]:
+    """Return what means over 1, 2, ... up to `most` routes of the recipe's kind remove; empty for a model without
+    routes."""
     if not isinstance(model, RecapConfig):
         return ()
     if recipe.config.route_choice == "random":
-        most = random_routes(model, FORECAST_COUNT, ROUTE_SEED)
-        return tuple(share_between_leaves(most[:count]) for count in range(1, len(most) + 1))
-    return tuple(share_between_leaves(late_routes(model, count)) for count in range(1, FORECAST_COUNT + 1))
+        drawn = random_routes(model, most, ROUTE_SEED)
+        return tuple(share_between_leaves(drawn[:count]) for count in range(1, len(drawn) + 1))
+    return tuple(share_between_leaves(late_routes(model, count)) for count in range(1, most + 1))
 
 
 def read_diagnosis(out: Path, fingerprint: str) -> dict[str, Any] | None:

@@ -105,6 +105,8 @@ class Recipe:
         """The recombined rows that students learn from, too; None if there are none."""
         self.linear: Runs = {}
         """The run of the logistic regression, once it is trained."""
+        self.edges: dict[float, str] = {}
+        """Strengths of the regulariser that are the weakest or the strongest that their probe has tried."""
         self.references: dict[str, Path] = {}
         """The directories of the logit tables of what the result is compared with."""
 
@@ -553,6 +555,8 @@ class Recipe:
             )
         )
         self.say(f"probe of {run.model}: l2 {result.l2:g}; {result.verdict}")
+        if result.edge:
+            self.edges[result.l2] = result.edge
         return result.l2
 
 
