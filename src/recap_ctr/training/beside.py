@@ -217,7 +217,8 @@ class _Rows:
         order = np.random.default_rng(SEED).permutation(len(valid))[:MAX_COMPARED]
         self._all = np.arange(len(valid))
         self._compared = order
-        self._folds = np.array_split(order, FOLDS)
+        numbers = np.arange(len(order)) % FOLDS
+        self._folds = [(order[numbers == fold], order[numbers != fold]) for fold in range(FOLDS)]
 
     def fit(self, parts: tuple[int, ...]) -> Mixture:
         """Return the best proportions on all rows."""
@@ -226,8 +227,7 @@ class _Rows:
     def cross_validated_loss(self, parts: tuple[int, ...]) -> float:
         """Return the logloss of the compared rows, each by proportions that other folds have fitted."""
         logits_N = np.empty(len(self._labels))
-        for fold in self._folds:
-            others = self._compared[~np.isin(self._compared, fold)]
+        for fold, others in self._folds:
             logits_N[fold] = self._logits(self._fit(parts, others), parts, fold)
         return self._loss(logits_N[self._compared])
 
