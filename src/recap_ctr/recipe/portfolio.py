@@ -394,9 +394,11 @@ class Portfolio:
         if not jobs:
             return self.clock.deadline(left)
         results = self.work.executor.run(jobs, title="student", quiet=self.work.quiet)
-        best = max((Standing(**result) for result in results), key=lambda standing: standing.auc)
-        possible = best.epochs * (trained + left) / max(trained + seconds, 1e-9)
-        if best.outlook(possible) - best.auc < WORTH_OF_ROWS:
+        standings = [Standing(**result) for result in results]
+        factor = (trained + left) / max(trained + seconds, 1e-9)
+        # A student that is behind now may have the best outlook.
+        outlook = max(standing.outlook(factor * standing.epochs) for standing in standings)
+        if outlook - max(standing.auc for standing in standings) < WORTH_OF_ROWS:
             return time.time()
         return self.clock.deadline(self.clock.until(1.0, self.work.student_reserve()))
 
