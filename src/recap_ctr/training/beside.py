@@ -203,8 +203,7 @@ def _choose(valid: Shard, parts_PN: Floats, always: tuple[int, ...]) -> _Chosen:
         mixture = rows.fit(counting)
     else:
         counting = best
-    optimism = losses[best] - rows.compared_loss(counting)
-    return _Chosen(counting, mixture, alone - losses[best], max(optimism, 0.0))
+    return _Chosen(counting, mixture, alone - losses[best], max(rows.optimism(counting), 0.0))
 
 
 class _Rows:
@@ -231,9 +230,10 @@ class _Rows:
             logits_N[fold] = self._logits(self._fit(parts, others), parts, fold)
         return self._loss(logits_N[self._compared])
 
-    def compared_loss(self, parts: tuple[int, ...]) -> float:
-        """Return the logloss of the compared rows by the proportions that are best on them."""
-        return self._loss(self._logits(self._fit(parts, self._compared), parts, self._compared))
+    def optimism(self, parts: tuple[int, ...]) -> float:
+        """Return how much higher the logloss is on rows that did not fit the proportions than on those that did."""
+        logits_N = self._logits(self._fit(parts, self._compared), parts, self._compared)
+        return self.cross_validated_loss(parts) - self._loss(logits_N)
 
     def _fit(self, parts: tuple[int, ...], rows: npt.NDArray[np.intp]) -> Mixture:
         return fit_mixture(self._labels[rows], self._parts_PN[list(parts)][:, rows], self._weights[rows])
