@@ -580,8 +580,9 @@ def test_whole_numbers_are_numbers_if_their_order_counts() -> None:
     verdict, reason = choice_for(ages, np.sin(ages / 15))
     assert verdict == "numeric" and "clicked as often as those next to them" in reason
     assert choice_for(ages, np.sin(ages / 15), "age_id")[0] == "categorical", "the name is that of an id"
-    codes = rng.integers(0, 300, rows)
-    assert choice_for(codes, rng.normal(0, 1, 300)[codes])[0] == "categorical"
+    for num_codes in (21, 50, 300):
+        codes = rng.integers(0, num_codes, rows)
+        assert choice_for(codes, rng.normal(0, 1, num_codes)[codes])[0] == "categorical"
     assert choice_for(codes, np.zeros(rows))[0] == "categorical", "nothing says that their order counts"
     weekdays = rng.integers(0, 7, rows)
     assert choice_for(weekdays, weekdays / 3)[0] == "categorical"

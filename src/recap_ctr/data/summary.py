@@ -290,7 +290,9 @@ class ColumnSummary:
         """Return what single numbers, and neighbourhoods of equally many rows, tell about clicks."""
         counts, clicks = (self._in_order[name].to_numpy().astype(np.float64) for name in ("count", "clicks"))
         middles = (np.cumsum(counts) - counts / 2) / counts.sum()
-        places = (middles * NUM_NEIGHBOURHOODS).astype(np.int64)
+        # A neighbourhood of one number would tell what that number does; it has three or more on average.
+        num_neighbourhoods = min(NUM_NEIGHBOURHOODS, max(len(counts) // 3, 1))
+        places = (middles * num_neighbourhoods).astype(np.int64)
         together = [np.bincount(places, column).astype(np.float64) for column in (counts, clicks)]
         return predictive_gain(counts, clicks), predictive_gain(*together)
 

@@ -214,7 +214,7 @@ class Inspection:
             return None
         value, share = self._top_value(index)
         judged = self.window.top_share(index, share)
-        is_one_value = not fitted.edges or share > MAX_TOP_SHARE  # A quantile holds many numbers.
+        is_one_value = not fitted.edges or share > MAX_TOP_SHARE  # A quantile may hold many numbers.
         if not judged.is_beyond or not is_one_value:
             return None
         cause = f"{share:.0%} of the rows have {value}; a default may have taken the place of the values"

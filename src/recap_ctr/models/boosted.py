@@ -1,4 +1,4 @@
-"""Boosted: boosted trees on the click rates of single values, on numbers, and on the order of buckets.
+"""Boosted: boosted trees on the click rates of single values, on numbers, and on the order of values and buckets.
 
 Shapes: B batch, P counted fields, Q columns that trees look at, f figures of a value.
 """

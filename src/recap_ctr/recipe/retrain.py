@@ -227,7 +227,8 @@ class Retraining:
         grown = {key: torch.from_numpy(np.array(value)) for key, value in weights.items()}
         for key in _tables(model):
             grown[key] = torch.from_numpy(self.rows.grow(weights[key]))
-            if self.config.new_rows == "random":
+            # What trees look at is counted or ranked, not learnt.
+            if self.config.new_rows == "random" and not key.endswith("figures.weight"):
                 generator = torch.Generator().manual_seed(self._seed)
                 start = torch.empty_like(grown[key]).normal_(0.0, SMALL, generator=generator)
                 is_fresh = torch.from_numpy(self.rows.fresh_G)

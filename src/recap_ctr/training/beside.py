@@ -3,8 +3,8 @@ rows.
 
 Such models err in other ways than towers do. The towers learn what fields do together. A converged regression knows
 best what each value does alone, a network on click rates knows what a pair of values did before, and boosted trees know
-where numbers have steps. The weighted sum of all is one model, which is larger by three numbers for each value of a
-field, by the table of rates, and by the trees.
+where numbers have steps. The weighted sum of all is one model, which is larger by three or four numbers for each value
+of a field, by the table of rates, and by the trees.
 
 Shapes: N rows, P parts: the towers first.
 """
@@ -170,7 +170,8 @@ class _Chosen:
     mixture: Mixture
     gain: float
     optimism: float
-    """How much higher the logloss is on rows that did not fit the proportions than on those that did."""
+    """How much more the proportions flatter the logloss of the rows that they were fitted to than the scale and
+    constant of a single part do."""
 
     def as_gain(self, names: Sequence[str], tower_limit: float | None = None) -> PartGain:
         """Return the choice as reports show it; `names` are those of the parts."""
@@ -192,7 +193,7 @@ def _choose(valid: Shard, parts_PN: Floats, always: tuple[int, ...]) -> _Chosen:
     rows = _Rows(valid, parts_PN)
     losses = {parts: rows.cross_validated_loss(parts) for parts in sets if parts}
     best = min(losses, key=lambda parts: losses[parts])
-    alone = min(loss for parts, loss in losses.items() if len(parts) == 1)
+    alone = min((parts for parts in losses if len(parts) == 1), key=lambda parts: losses[parts])
     mixture = rows.fit(best)
     counting = tuple(
         part
@@ -203,7 +204,9 @@ def _choose(valid: Shard, parts_PN: Floats, always: tuple[int, ...]) -> _Chosen:
         mixture = rows.fit(counting)
     else:
         counting = best
-    return _Chosen(counting, mixture, alone - losses[best], max(rows.optimism(counting), 0.0))
+    # Scale and constant of a single part flatter it, too, and so does the calibration of every run.
+    optimism = rows.optimism(counting) - rows.optimism(alone)
+    return _Chosen(counting, mixture, losses[alone] - losses[best], max(optimism, 0.0))
 
 
 class _Rows:
@@ -213,7 +216,7 @@ class _Rows:
         """Divide at most `MAX_COMPARED` random rows into folds, for comparisons."""
         self._labels, self._parts_PN = np.asarray(valid.labels), parts_PN
         self._weights = np.ones(len(valid)) if valid.weights is None else np.asarray(valid.weights)
-        order = np.random.default_rng(SEED).permutation(len(valid))[:MAX_COMPARED]
+        order = np.random.default_rng(SEED).permutation(np.flatnonzero(self._weights > 0))[:MAX_COMPARED]
         self._all = np.arange(len(valid))
         self._compared = order
         numbers = np.arange(len(order)) % FOLDS
@@ -236,10 +239,12 @@ class _Rows:
         return self.cross_validated_loss(parts) - self._loss(logits_N)
 
     def _fit(self, parts: tuple[int, ...], rows: npt.NDArray[np.intp]) -> Mixture:
-        return fit_mixture(self._labels[rows], self._parts_PN[list(parts)][:, rows], self._weights[rows])
+        return fit_mixture(
+            self._labels[rows], self._parts_PN[np.ix_(np.asarray(parts), rows)], self._weights[rows]
+        )
 
     def _logits(self, mixture: Mixture, parts: tuple[int, ...], rows: npt.NDArray[np.intp]) -> Floats:
-        return mixture.logits(self._parts_PN[list(parts)][:, rows])
+        return mixture.logits(self._parts_PN[np.ix_(np.asarray(parts), rows)])
 
     def _loss(self, logits_N: Floats) -> float:
         """Return the logloss of the compared rows' logits."""
