@@ -170,8 +170,7 @@ class _Chosen:
     mixture: Mixture
     gain: float
     optimism: float
-    """How much more the proportions flatter the logloss of the rows that they were fitted to than the scale and
-    constant of a single part do."""
+    """How much higher the logloss is on rows that did not fit the proportions than on those that did."""
 
     def as_gain(self, names: Sequence[str], tower_limit: float | None = None) -> PartGain:
         """Return the choice as reports show it; `names` are those of the parts."""
@@ -193,7 +192,7 @@ def _choose(valid: Shard, parts_PN: Floats, always: tuple[int, ...]) -> _Chosen:
     rows = _Rows(valid, parts_PN)
     losses = {parts: rows.cross_validated_loss(parts) for parts in sets if parts}
     best = min(losses, key=lambda parts: losses[parts])
-    alone = min((parts for parts in losses if len(parts) == 1), key=lambda parts: losses[parts])
+    alone = min(loss for parts, loss in losses.items() if len(parts) == 1)
     mixture = rows.fit(best)
     counting = tuple(
         part
@@ -204,9 +203,7 @@ def _choose(valid: Shard, parts_PN: Floats, always: tuple[int, ...]) -> _Chosen:
         mixture = rows.fit(counting)
     else:
         counting = best
-    # Scale and constant of a single part flatter it, too, and so does the calibration of every run.
-    optimism = rows.optimism(counting) - rows.optimism(alone)
-    return _Chosen(counting, mixture, losses[alone] - losses[best], max(optimism, 0.0))
+    return _Chosen(counting, mixture, alone - losses[best], max(rows.optimism(counting), 0.0))
 
 
 class _Rows:

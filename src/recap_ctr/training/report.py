@@ -103,8 +103,7 @@ class PartGain(Record):
     tower_limit: float | None = None
     """The largest logit that a tower may have before its factor, if there is a limit."""
     optimism: float = 0.0
-    """How much more the proportions flatter the logloss of the rows that they were fitted to than the scale and
-    constant of a single part do."""
+    """How much higher the logloss is on rows that did not fit the proportions than on those that did."""
 
     @property
     def has_towers(self) -> bool:
