@@ -8,6 +8,7 @@ import pytest
 
 from recap_ctr.axes.logits import LogitTable
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.inference.manifest import read_artifact_manifest
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.jobs.executor import InThisProcess, Job
 from recap_ctr.recipe import race
@@ -204,6 +205,30 @@ class TestBudget:
         )
         again = portfolio(prepared, out, budget=2.0).run()
         assert again.student == report.student and again.chosen_because == report.chosen_because
+
+    def test_what_counts_with_a_network_can_ship_and_learn_from_all_rows(
+        self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        simpler_than: list[list[str]] = []
+
+        def choose(data: PreparedData, students: Runs, others: Runs) -> Choice:
+            return Choice(next(path for path in others if path.name.startswith("blend-with-")), None)
+
+        def prefer(choice: Choice, simpler: list[Path], data: PreparedData) -> Choice:
+            simpler_than.append([path.name.partition("-")[0] for path in simpler])
+            return choice
+
+        monkeypatch.setattr("recap_ctr.recipe.portfolio.choose_shipped", choose)
+        monkeypatch.setattr("recap_ctr.recipe.portfolio.prefer_simple", prefer)
+        report = portfolio(prepared, tmp_path / "fit").run()
+        assert report.model.name == "blend" and report.beside is not None
+        assert report.beside.factors.keys() <= {"regression", "rates", "trees", "network"}
+        assert simpler_than[-1][:2] == ["lr", "blend"] and simpler_than[-1][2] in ("fcn", "fm")
+        assert report.refit is not None
+        assert report.refit.rows == sum(map(len, (prepared.train, prepared.valid, prepared.test)))
+        manifest = read_artifact_manifest(tmp_path / "fit" / "artifact")
+        network = manifest["model"]["config"]["network"]
+        assert ("network" in report.beside.factors) == (network is not None)
 
     def test_without_time_the_best_of_the_counting_models_ships(
         self, prepared: PreparedData, tmp_path: Path

@@ -311,9 +311,11 @@ def test_the_edges_of_numbers_stay(tmp_path: Path, model: str) -> None:
     assert (tmp_path / "applied" / WEIGHTS).read_bytes() == (result.out / WEIGHTS).read_bytes()
 
 
-@pytest.mark.parametrize("model", ["lr", "rates", "boosted", "blend", "recap"])
-def test_every_kind_that_ships_is_updated(log: Log, tmp_path: Path, model: str) -> None:
-    """The parts of a portfolio: a regression, click rates, trees, their sum, and RECAP with all beside its towers."""
+@pytest.mark.parametrize("kind", ["lr", "rates", "boosted", "blend", "blend with a network", "recap"])
+def test_every_kind_that_ships_is_updated(log: Log, tmp_path: Path, kind: str) -> None:
+    """The parts of a portfolio: a regression, click rates, trees, their sum, the same with a network, and RECAP with
+    all beside its towers."""
+    model = kind.partition(" ")[0]
     from recap_ctr.data.shards import PreparedData
     from recap_ctr.training.parallel import run_and_write_logits
     from recap_ctr.training.rates import count_rates
@@ -334,6 +336,8 @@ def test_every_kind_that_ships_is_updated(log: Log, tmp_path: Path, model: str) 
         parts.append(run("rates", {"units": [8]}, quick))
     if model in ("boosted", "recap"):  # Beside trees, so few rows would leave the other parts of a blend out.
         parts.append(run("boosted", {}, quick))
+    if kind == "blend with a network":
+        parts = [run("fm", {}, quick.model_copy(update={"max_epochs": 8, "learning_rate": 0.01}))]
     settings = TINY["model_settings"] if model == "recap" else {}
     shipped = run(model, settings, quick, beside=tuple(parts)) if is_sum else parts[-1]
     prepared = PreparedData(data)

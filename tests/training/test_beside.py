@@ -27,7 +27,7 @@ from recap_ctr.training.beside import fit_mixture, put_beside
 from recap_ctr.training.config import RunConfig
 from recap_ctr.training.parallel import run_and_write_logits
 from recap_ctr.training.references import CONVERGED
-from recap_ctr.training.report import read_report
+from recap_ctr.training.report import PartGain, read_report
 from recap_ctr.training.run import is_finished, run
 from tests.support.tiny_recipe import TINY
 
@@ -139,6 +139,47 @@ def test_a_blend_is_the_weighted_sum_of_parts_without_towers(
     assert np.ptp(rest_N) < 1e-5, "what is left is the constant"
     for path in runs:
         assert report.metrics.valid.raw.logloss <= read_report(path).metrics.valid.raw.logloss
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_registry")
+def test_a_network_is_added_to_what_counts(
+    prepared: PreparedData, counted_runs: tuple[Path, Path], click_log: pl.DataFrame, tmp_path: Path
+) -> None:
+    """Any model, in its proportion; the same by torch and in the exported graph."""
+    quick = TrainConfig(batch_size=256, max_epochs=2)
+    network = RunConfig(
+        "dcnv2", parse_model("dcnv2", {"dim": 4}), quick, train_baseline=False, report_fields=False
+    )
+    run_and_write_logits(str(prepared.path), network.to_json(), str(tmp_path / "dcnv2"))
+    config = RunConfig(
+        "blend",
+        parse_model("blend", {}),
+        quick,
+        train_baseline=False,
+        report_fields=False,
+        beside=(*counted_runs, tmp_path / "dcnv2"),
+    )
+    parts = {"regression": counted_runs[0], "rates": counted_runs[1], "network": tmp_path / "dcnv2"}
+    models = [load_artifact(path / "artifact").model for path in parts.values()]
+    gain = PartGain(factors={"regression": 0.5, "rates": 0.25, "network": 2.0}, logloss=0.0, constant=0.125)
+    whole = beside.blended(gain, models, prepared.layout)
+    sum_N = sum(
+        factor * predict(load_artifact(parts[name] / "artifact").model, prepared.test, CPU)
+        for name, factor in gain.factors.items()
+    )
+    np.testing.assert_allclose(predict(whole, prepared.test, CPU), sum_N + 0.125, atol=1e-5)
+
+    report = run(config, prepared, tmp_path / "blend", quiet=True)
+    assert report.beside is not None and report.beside.factors.keys() <= gain.factors.keys()
+    artifact = tmp_path / "blend" / "artifact"
+    export(artifact, data=prepared, quiet=True)
+    backends: tuple[Literal["onnx", "torch"], ...] = ("onnx", "torch")
+    scored = []
+    for backend in backends:
+        engine = Engine.load(artifact, backend=backend, threads=1)
+        scored.append(engine.score(engine.encode(click_log)).logit_B)
+    np.testing.assert_allclose(scored[0], scored[1], atol=1e-5)
 
 
 def test_a_part_without_weight_is_left_out(prepared: PreparedData) -> None:

@@ -1,9 +1,10 @@
-"""Blend: the models that count, without towers: a regression, a network on click rates, and boosted trees, added up.
+"""Blend: the models that count, without towers: a regression, a network on click rates, and boosted trees, added up; to
+which another network may be added.
 
 Shapes: B batch, N value columns, Q codes of click rates.
 """
 
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from recap_ctr.config import Frozen
 from recap_ctr.data.layout import Layout
 from recap_ctr.models.boosted import Boosted, BoostedConfig
+from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.rates import Rates, RatesConfig
 from recap_ctr.nn.interface import Inputs, Output
 from recap_ctr.nn.mlp import Wide
@@ -73,17 +75,25 @@ class Parts(nn.Module):
         return codes_BQ.reshape(len(codes_BQ), -1, 2)[:, at].flatten(1)
 
 
+class NetworkConfig(Frozen):
+    """A network that is added to what counts: the name of its model, and its settings."""
+
+    name: str
+    settings: dict[str, Any]
+
+
 class BlendConfig(Frozen):
     """The config of Blend; a fit decides which parts it has."""
 
     first_order: bool = False
     rates: RatesConfig | None = None
     boosted: BoostedConfig | None = None
+    network: NetworkConfig | None = None
     loss: Literal["bce"] = "bce"
 
 
 class Blend(Parts):
-    """For many rows and little time: what counting finds out in seconds, in the best proportions."""
+    """For little time: what counting finds out in seconds, maybe with a network beside it, in the best proportions."""
 
     paper: ClassVar[str] = "Caruana et al., Ensemble selection from libraries of models, ICML 2004"
 
@@ -91,11 +101,19 @@ class Blend(Parts):
         super().__init__()
         self.config = config
         self.add_parts(config, layout)
+        self.network: nn.Module | None = None
+        if config.network is not None:
+            name, settings = config.network.name, config.network.settings
+            self.network = build(name, parse_model(name, settings), layout)
+            self.factor = nn.Parameter(torch.ones(1))
         self.constant = nn.Parameter(torch.zeros(1))
 
     def forward(self, inputs: Inputs) -> Output:
         """Return one logit per row."""
-        logit_B = self.beside_logit(*self.apart(inputs))
+        encoded, codes_BQ = self.apart(inputs)
+        logit_B = self.beside_logit(encoded, codes_BQ)
         if logit_B is None:
             logit_B = inputs.values_BN.new_zeros(len(inputs.ids_BW))
+        if self.network is not None:
+            logit_B = logit_B + self.factor * self.network(encoded).logit_B
         return Output(logit_B + self.constant, {})

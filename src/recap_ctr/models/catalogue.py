@@ -57,6 +57,17 @@ def model_class(name: str) -> type["nn.Module"]:
     return cast("type[nn.Module]", resolve({**MODELS, **PARTS}[name]))
 
 
+def name_of(model: type["nn.Module"]) -> str:
+    """Return the name by which `model_class` finds a class.
+
+    >>> from recap_ctr.models.fcn import ECN
+    >>> name_of(ECN)
+    'ecn'
+    """
+    dotted = f"{model.__module__}:{model.__qualname__}"
+    return next((name for name, path in {**MODELS, **PARTS}.items() if path == dotted), dotted)
+
+
 def _outside_class(name: str) -> type["nn.Module"]:
     """Return the class of a model outside this package; refuse it unless it meets the rules for our own."""
     from torch import nn

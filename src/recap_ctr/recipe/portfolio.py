@@ -46,7 +46,7 @@ from recap_ctr.training.loop import STATE, is_begun, trained_seconds
 from recap_ctr.training.parallel import Runs, packed_early, run_job, run_many
 from recap_ctr.training.rates import RATES
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
-from recap_ctr.training.report import FitReport, TeachingStep, parse_report, write_report
+from recap_ctr.training.report import REPORT, FitReport, TeachingStep, parse_report, write_report
 
 Floats = npt.NDArray[np.float64]
 TYPICAL_EPOCHS = 260  # All models together take about this many without a budget: most stop early.
@@ -112,6 +112,8 @@ class Portfolio:
         """The runs of lr, boosted and rates, which need no race; they stand beside the towers, and may ship."""
         self.blend: Runs = {}
         """The run that adds them up."""
+        self.with_network: Runs = {}
+        """The run that adds up the same and the best network of the race."""
         self.references: dict[str, Path] = {}
         self.students: dict[Path, RunConfig] = {}
         """The runs of students that have begun."""
@@ -157,6 +159,7 @@ class Portfolio:
         self.race.run()
         ensemble = self._select()
         teachers = self._pack_teachers(ensemble)
+        self._add_a_network(teachers)
         students = self._train_students(ensemble)
         return self._finish(students, teachers, ensemble)
 
@@ -290,16 +293,39 @@ class Portfolio:
         """Add up the models that count clicks: with many rows and little time, there is nothing better."""
         if len(self.counted) > 1:
             config = replace(self.work.run_config(BLEND, {}, self.work.training), beside=tuple(self.counted))
-            path = self.work.path_of(f"{BLEND}{suffix}", config)
-            self.configs[path] = config
-            self.blend = run_many(
-                {path: config},
-                self.data,
-                title=BLEND,
-                executor=self.work.executor,
-                quiet=self.work.quiet,
-                teach=False,
+            self.blend = self._add_up(config, f"{BLEND}{suffix}")
+
+    def _add_a_network(self, teachers: Runs) -> None:
+        """Add up the best network of the race and the models that count clicks.
+
+        It differs less from these than a network alone, so that fewer rows show which is better; and it needs no more
+        training, where students get little.
+        """
+        if teachers and self.counted:  # Without a race, there is no network yet.
+            best = max(teachers, key=lambda path: teachers[path].metrics.valid.raw.auc)
+            training = next(
+                entrant.config.train for entrant in self.race.entrants.values() if entrant.path == best
             )
+            config = replace(self.work.run_config(BLEND, {}, training), beside=(*self.counted, best))
+            name = f"{BLEND}-with-{teachers[best].model.name}"
+            is_done = (self.work.path_of(name, config) / REPORT).is_file()
+            if not is_done and self.clock.until(1.0, self.work.reserve) < self.work.pack_seconds:
+                self.work.give_up("adding the best network to what counts")
+                return
+            self.with_network = self._add_up(config, name)
+            self.work.ship_best(self.with_network)
+
+    def _add_up(self, config: RunConfig, name: str) -> Runs:
+        path = self.work.path_of(name, config)
+        self.configs[path] = config
+        return run_many(
+            {path: config},
+            self.data,
+            title=BLEND,
+            executor=self.work.executor,
+            quiet=self.work.quiet,
+            teach=False,
+        )
 
     def _rates_training(self) -> TrainConfig:
         smallest, largest = RATES_BATCHES
@@ -469,12 +495,12 @@ class Portfolio:
     def _finish(self, students: Runs, teachers: Runs, ensemble: "Ensemble | None") -> FitReport:
         """Ship the best run on validation, and report on it and on all that was tried."""
         self.configs |= {entrant.path: entrant.config for entrant in self.race.entrants.values()}
-        others = {**teachers, **self.counted, **self.blend}
+        others = {**teachers, **self.counted, **self.blend, **self.with_network}
         choice = choose_shipped(self.data, students, others)
         simpler = [self.references[LOGISTIC].parent, *self.blend]
         if choice.path in simpler:
             simpler = simpler[: simpler.index(choice.path)]
-        elif teachers and self.last.is_wanted and self.configs[choice.path].teachers:
+        elif teachers and (choice.path in self.with_network or self._is_taught(choice)):
             # A teacher gains more from learning all rows than a student, which it holds to what it thought of them.
             simpler.append(max(teachers, key=lambda path: teachers[path].metrics.valid.raw.auc))
         choice = prefer_simple(choice, simpler, self.data)
@@ -494,6 +520,10 @@ class Portfolio:
             write_report(self.work.out, report)
         self.work.record()
         return report
+
+    def _is_taught(self, choice: Choice) -> bool:
+        """Return whether the chosen run has teachers, and will learn from all rows."""
+        return self.last.is_wanted and bool(self.configs[choice.path].teachers)
 
     def _with_time_for_all_rows(self, choice: Choice, runs: Runs) -> Choice:
         """Return another run if the chosen one has no time to learn from all rows, and that one has and is close.

@@ -448,7 +448,7 @@ def _tables(model: nn.Module) -> list[str]:
 def _has_steps(config: Frozen) -> bool:
     """Return whether a model has weights that are trained by gradient steps, besides parts that count or converge."""
     if isinstance(config, BlendConfig):
-        return config.rates is not None
+        return config.rates is not None or config.network is not None
     return not isinstance(config, LRConfig | BoostedConfig)
 
 

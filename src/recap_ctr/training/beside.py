@@ -28,6 +28,7 @@ from recap_ctr.evaluation.calibrate import fit_affine
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.blend import Blend, BlendConfig
 from recap_ctr.models.boosted import Boosted
+from recap_ctr.models.catalogue import name_of as name_of_model
 from recap_ctr.models.lr import LR
 from recap_ctr.models.rates import Rates
 from recap_ctr.models.recap import Recap
@@ -35,7 +36,7 @@ from recap_ctr.training.loop import Trained
 from recap_ctr.training.report import Epoch, PartGain
 
 Floats = npt.NDArray[np.float64]
-BLEND, TOWERS = "blend", "towers"
+BLEND, TOWERS, NETWORK = "blend", "towers", "network"
 SMALLEST_FACTOR = 0.01  # A part whose logit counts with a smaller factor is left out.
 FOLDS, MAX_COMPARED, SEED = (
     5,
@@ -119,7 +120,10 @@ def limit_outliers(model: Recap, valid: Shard, device: torch.device) -> Floats:
 
 
 def blend_runs(runs: Sequence[Path], data: PreparedData, device: torch.device) -> tuple[Blend, PartGain]:
-    """Return the model that consists of the best set of parts and of no towers, with its proportions."""
+    """Return the model that consists of the best set of parts and of no towers, with its proportions.
+
+    `runs` are finished runs of lr, rates, boosted, and of one network at most.
+    """
     chosen = _choose(data.valid, np.stack(_tables(runs)), always=())
     parts = [load_artifact(runs[at] / "artifact").model for at in chosen.parts]
     gain = chosen.as_gain(list(map(name_of, parts)))
@@ -128,7 +132,7 @@ def blend_runs(runs: Sequence[Path], data: PreparedData, device: torch.device) -
 
 def name_of(part: torch.nn.Module) -> str:
     """Return the name of a part among the proportions."""
-    return NAMES[type(part)]
+    return NAMES.get(type(part), NETWORK)
 
 
 def blended(gain: PartGain, parts: Sequence[torch.nn.Module], layout: Layout) -> Blend:
@@ -282,6 +286,11 @@ def _scaled(
             changes["first_order"] = True
             weights["first_order.embedding.table.weight"] = factor * part.wide.embedding.table.weight.detach()
             weights["first_order.bias"] = factor * part.wide.bias.detach()
+        elif name_of(part) == NETWORK:
+            settings = part.config.model_dump(mode="json")  # type: ignore[operator, union-attr]
+            changes[NETWORK] = {"name": name_of_model(type(part)), "settings": settings}
+            weights |= {f"{NETWORK}.{key}": value for key, value in part.state_dict().items()}
+            weights["factor"] = torch.tensor([factor])
         else:
             assert isinstance(part, Rates | Boosted)
             name = "rates" if isinstance(part, Rates) else "boosted"
