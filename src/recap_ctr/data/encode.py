@@ -496,7 +496,7 @@ def lay_out(fields: Sequence[Field], sizes: Sequence[int], added: Sequence[int])
     for field, size, num_added in zip(fields, sizes, added, strict=True):
         pooling = field.pooling if field.kind == "multi" else None
         value_column = num_values if field.has_number else None
-        is_linear = field.has_number and not field.is_value
+        is_linear = field.transform == "linear"
         layouts.append(
             FieldLayout(
                 field.name, offset, size, start, field.width, pooling, value_column, num_added, is_linear

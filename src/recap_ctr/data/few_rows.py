@@ -247,11 +247,12 @@ class FewRows:
             ids_BM, num_missing[index], num_unseen[index] = self._multi(index, cells)
             start = self._places[index].start
             ids_BW[:, start : start + ids_BM.shape[1]] = ids_BM
+        encoded = Encoded(ids_BW, values_BN, num_missing, num_unseen)
         if self._numbers:
-            self._add_numbers(columns, absent, ids_BW, values_BN, num_missing)
+            self._add_numbers(columns, absent, encoded)
         if self._linear:
-            self._interpolate(columns, absent, ids_BW, values_BN, num_missing, num_unseen)
-        return Encoded(ids_BW, values_BN, num_missing, num_unseen)
+            self._interpolate(columns, absent, encoded)
+        return encoded
 
     # Fields with one value a row
 
@@ -379,41 +380,26 @@ class FewRows:
                 numbers_FB[row, numbers_FB[row] == value] = np.nan
         return numbers_FB, np.isnan(numbers_FB)
 
-    def _add_numbers(
-        self,
-        columns: Columns,
-        absent: Sequence[None],
-        ids_BW: npt.NDArray[np.int32],
-        values_BN: npt.NDArray[np.float32],
-        num_missing: npt.NDArray[np.int64],
-    ) -> None:
+    def _add_numbers(self, columns: Columns, absent: Sequence[None], encoded: Encoded) -> None:
         """Write ids and values of the fields that enter as numbers."""
         numbers_NB, is_missing_NB = self._read_numbers(self._numbers, columns, absent)
         filled_NB = np.where(is_missing_NB, 0.0, numbers_NB)
-        num_missing[self._numbers] = is_missing_NB.sum(axis=1)
+        encoded.num_missing[self._numbers] = is_missing_NB.sum(axis=1)
         for row, index in enumerate(self._numbers):
             place = self._places[index]
-            out = values_BN[:, place.value_column]
+            out = encoded.values_BN[:, place.value_column]
             ids = standardise(filled_NB[row], is_missing_NB[row], self._fields[index], out)
-            ids_BW[:, place.start] = ids + place.offset
+            encoded.ids_BW[:, place.start] = ids + place.offset
 
-    def _interpolate(
-        self,
-        columns: Columns,
-        absent: Sequence[None],
-        ids_BW: npt.NDArray[np.int32],
-        values_BN: npt.NDArray[np.float32],
-        num_missing: npt.NDArray[np.int64],
-        num_unseen: npt.NDArray[np.int64],
-    ) -> None:
+    def _interpolate(self, columns: Columns, absent: Sequence[None], encoded: Encoded) -> None:
         """Write ids and values of the fields between whose vectors numbers are."""
         numbers_LB, is_missing_LB = self._read_numbers(self._linear, columns, absent)
-        num_missing[self._linear] = missing_L = is_missing_LB.sum(axis=1)
-        num_unseen[self._linear] = np.where(self._edges.is_empty_L, len(absent) - missing_L, 0)
+        encoded.num_missing[self._linear] = missing_L = is_missing_LB.sum(axis=1)
+        encoded.num_unseen[self._linear] = np.where(self._edges.is_empty_L, len(absent) - missing_L, 0)
         below_LB, shares_LB = self._edges.find(numbers_LB)
         ids_LB = np.where(is_missing_LB, self._linear_oov_L1, below_LB + 1) + self._linear_offsets_L1
-        ids_BW[:, self._linear_columns] = ids_LB.T
-        values_BN[:, self._linear_values] = np.where(is_missing_LB, 0.0, shares_LB).T
+        encoded.ids_BW[:, self._linear_columns] = ids_LB.T
+        encoded.values_BN[:, self._linear_values] = np.where(is_missing_LB, 0.0, shares_LB).T
 
 
 def _kind_of(fitted: FittedField) -> str:

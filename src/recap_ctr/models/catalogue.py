@@ -57,11 +57,11 @@ def model_class(name: str) -> type["nn.Module"]:
     return cast("type[nn.Module]", resolve({**MODELS, **PARTS}[name]))
 
 
-def name_of(model: type["nn.Module"]) -> str:
+def model_name(model: type["nn.Module"]) -> str:
     """Return the name by which `model_class` finds a class.
 
     >>> from recap_ctr.models.fcn import ECN
-    >>> name_of(ECN)
+    >>> model_name(ECN)
     'ecn'
     """
     dotted = f"{model.__module__}:{model.__qualname__}"

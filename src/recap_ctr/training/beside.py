@@ -28,7 +28,7 @@ from recap_ctr.evaluation.calibrate import fit_affine
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.blend import Blend, BlendConfig
 from recap_ctr.models.boosted import Boosted
-from recap_ctr.models.catalogue import name_of as name_of_model
+from recap_ctr.models.catalogue import model_name
 from recap_ctr.models.lr import LR
 from recap_ctr.models.rates import Rates
 from recap_ctr.models.recap import Recap
@@ -38,11 +38,8 @@ from recap_ctr.training.report import Epoch, PartGain
 Floats = npt.NDArray[np.float64]
 BLEND, TOWERS, NETWORK = "blend", "towers", "network"
 SMALLEST_FACTOR = 0.01  # A part whose logit counts with a smaller factor is left out.
-FOLDS, MAX_COMPARED, SEED = (
-    5,
-    200_000,
-    1,
-)  # Sets of parts are compared by cross-validation on so many rows at most.
+FOLDS, SEED = 5, 1
+MAX_COMPARED = 200_000  # Sets of parts are compared by cross-validation on so many rows at most.
 USUAL_LOGIT = 12.0  # Towers that give a validation row a larger logit are limited,
 LIMITS = (4.0, 6.0, 8.0, 12.0)  # to what of these gives the validation rows the lowest logloss.
 NAMES: dict[type[torch.nn.Module], str] = {LR: "regression", Rates: "rates", Boosted: "trees"}
@@ -218,14 +215,13 @@ class _Rows:
         self._labels, self._parts_PN = np.asarray(valid.labels), parts_PN
         self._weights = np.ones(len(valid)) if valid.weights is None else np.asarray(valid.weights)
         order = np.random.default_rng(SEED).permutation(np.flatnonzero(self._weights > 0))[:MAX_COMPARED]
-        self._all = np.arange(len(valid))
         self._compared = order
         numbers = np.arange(len(order)) % FOLDS
         self._folds = [(order[numbers == fold], order[numbers != fold]) for fold in range(FOLDS)]
 
     def fit(self, parts: tuple[int, ...]) -> Mixture:
         """Return the best proportions on all rows."""
-        return self._fit(parts, self._all)
+        return self._fit(parts, np.arange(len(self._labels)))
 
     def cross_validated_loss(self, parts: tuple[int, ...]) -> float:
         """Return the logloss of the compared rows, each by proportions that other folds have fitted."""
@@ -288,7 +284,7 @@ def _scaled(
             weights["first_order.bias"] = factor * part.wide.bias.detach()
         elif name_of(part) == NETWORK:
             settings = part.config.model_dump(mode="json")  # type: ignore[operator, union-attr]
-            changes[NETWORK] = {"name": name_of_model(type(part)), "settings": settings}
+            changes[NETWORK] = {"name": model_name(type(part)), "settings": settings}
             weights |= {f"{NETWORK}.{key}": value for key, value in part.state_dict().items()}
             weights["factor"] = torch.tensor([factor])
         else:
