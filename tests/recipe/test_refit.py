@@ -14,8 +14,12 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.calibrate import fit_affine
 from recap_ctr.inference.artifact import is_same_model, read_artifact
 from recap_ctr.jobs.executor import InThisProcess
-from recap_ctr.recipe import refit
+from recap_ctr.recipe import portfolio, refit
+from recap_ctr.recipe.choice import Choice
+from recap_ctr.recipe.config import RecipeConfig
 from recap_ctr.recipe.fit import FitResult, fit
+from recap_ctr.recipe.refit import LastStage
+from recap_ctr.recipe.work import Work
 from recap_ctr.schema import Schema
 from recap_ctr.training.report import read_report
 from tests.support.tiny_recipe import TINY
@@ -76,6 +80,44 @@ def test_what_ships_has_learnt_from_all_rows(done: FitResult, log: pl.DataFrame)
         for ad in ("late", "never")
     )
     assert known.mean() > unknown.mean(), "a value of the held-out rows has a vector of its own"
+
+
+def test_teachers_learn_from_all_rows_first(
+    log: pl.DataFrame, click_schema: Schema, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        portfolio, "choose_shipped", lambda data, students, others: Choice(next(iter(students)), None)
+    )
+    monkeypatch.setattr(portfolio, "prefer_simple", lambda choice, *_: choice)
+    done = fitted(log, click_schema, tmp_path / "fit")
+    assert done.report.refit is not None and done.report.refit.teachers == 1
+    assert "after its teacher" in done.summary
+    directory = done.out / done.report.refit.directory
+    [teacher] = directory.glob("teacher-*")
+    whole = LogitTable(teacher / "logits" / "train")
+    measured = LogitTable(done.out / teacher.name.removeprefix("teacher-") / "logits" / "valid")
+    rows = np.flatnonzero(np.isin(whole.rows_N, measured.rows_N))
+    losses = [
+        metrics.logloss(done.data.valid.labels, logits)
+        for logits in (whole.logits_NM[rows, 0], measured.logits_NM[:, 0])
+    ]
+    assert losses[0] < losses[1], "it has learned from these rows by now"
+
+
+@pytest.mark.parametrize(("seconds", "learn"), [(1e-9, False), (1e9, True)])
+def test_without_time_for_them_teachers_stay_as_they_were(
+    seconds: float, learn: bool, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was decided stays decided when the same command runs again."""
+    stage = LastStage(Work(RecipeConfig(), prepared, tmp_path, budget=1.0), None, {})
+    monkeypatch.setattr(stage, "teachers_of", lambda _: [tmp_path / "teacher"])
+    monkeypatch.setattr(stage, "runs_of", lambda _: [])
+    monkeypatch.setattr(stage, "teacher_seconds", lambda _: 30.0)
+    monkeypatch.setattr(stage, "seconds", lambda _: 5.0)
+    monkeypatch.setattr(stage.work.clock, "until", lambda *_: seconds)
+    assert stage.teachers_learn(tmp_path / "student") is learn
+    later = LastStage(Work(RecipeConfig(), prepared, tmp_path, budget=1.0), None, {})
+    assert later.teachers_learn(tmp_path / "student") is learn
 
 
 def test_the_figures_are_those_of_the_run_that_was_measured(done: FitResult) -> None:

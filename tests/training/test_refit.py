@@ -152,6 +152,44 @@ def test_a_taught_run_has_the_same_recombined_rows(
     assert len(seen["targets"]) == sum(len(rows) for rows in shards.values())
 
 
+@pytest.mark.slow
+def test_a_student_learns_what_its_teacher_makes_of_rows_that_it_knows_now(
+    run_config: RunConfig, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A teacher that has learned from all rows scores these and the recombined ones; a second one was left as it
+    was."""
+    teacher = replace(run_config, train=run_config.train.model_copy(update={"batch_size": 256}))
+    left = tmp_path / "left"
+    run_many({left: teacher.with_seed(9)}, prepared, title="teacher", quiet=True)
+    learned = Refit(teacher, 1.0, tmp_path / "learned", recombined=2)
+    for _ in range(2):  # What is there the second time is not written again.
+        assert train_again(**learned.arguments(prepared, prepared, None))
+        written = (learned.logits / "logits.npy").stat().st_mtime_ns
+    assert (learned.logits / "logits.npy").stat().st_mtime_ns == written
+    whole, recombination = WholeLog(prepared.path), Recombination(prepared, 2)
+    model = learned.model(whole)
+    pool = LogitTable(recombination.table_of(learned.out)).logits_NM[:, 0]
+    np.testing.assert_allclose(pool, predict(model, recombination.rows(), CPU), atol=1e-5)
+
+    seen: dict[str, Any] = {}
+
+    def note(*_: Any, **keywords: Any) -> None:
+        seen.update(keywords)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(refit, "train", note)
+    with pytest.raises(KeyboardInterrupt):
+        again(
+            replace(run_config, teachers=(learned.logits, left / LOGITS / "train")),
+            1.0,
+            prepared,
+            tmp_path / "x",
+        )
+    before = [LogitTable(left / LOGITS / split).logits_NM[:, 0] for split in ("train", "valid", "test")]
+    mean = (predict(model, whole.train, CPU) + np.concatenate(before)) / 2
+    np.testing.assert_allclose(seen["targets"], sigmoid(mean), atol=1e-5)
+
+
 def test_the_prior_weighs_the_same_against_all_rows(run_config: RunConfig, tmp_path: Path) -> None:
     config = replace(run_config, train=run_config.train.model_copy(update={"l2": 0.02}))
     assert config_of(config, tmp_path, 800, 1000).train.l2 == pytest.approx(0.016)

@@ -68,9 +68,11 @@ def _after_that(report: RunReport | FitReport) -> str:
         return ""
     values = sum(refit.added.values())
     new_values = f", and {values:,} values that were new to it" if values else ""
+    count = f"{refit.teachers} teachers" if refit.teachers > 1 else "teacher"
+    teachers = f", after its {count}" if refit.teachers else ""
     return (
-        f"The shipped model has learnt from all {refit.rows:,} rows since{new_values}, with the settings that these"
-        " figures stand for; no rows are left to measure it on."
+        f"The shipped model has learnt from all {refit.rows:,} rows since{teachers}{new_values}, with the settings that"
+        " these figures stand for; no rows are left to measure it on."
     )
 
 

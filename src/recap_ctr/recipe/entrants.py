@@ -85,6 +85,8 @@ class Journal:
     """The run that ships because it has time to learn from all rows, or the chosen one; None before it is decided."""
     last_share: float | None = None
     """For what share of its length the chosen run has time when it learns from all rows; None before it is decided."""
+    teachers_learn: bool | None = None
+    """Whether a student's teachers learn from all rows before it does; None before it is decided."""
     recombined: int | None = None
     """How many recombined rows there are for each training row; None before it is decided."""
     taken: float | None = None

@@ -27,7 +27,7 @@ from recap_ctr.jobs.executor import Job
 from recap_ctr.jobs.progress import brief, overall
 from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe.choice import Choice, choose_shipped, prefer_simple
-from recap_ctr.recipe.entrants import RACE, Standing, time_epoch, train_slice
+from recap_ctr.recipe.entrants import RACE, Entrant, Standing, time_epoch, train_slice
 from recap_ctr.recipe.pool import ScoredPool, scored_pool
 from recap_ctr.recipe.probe import three_digits
 from recap_ctr.recipe.race import HALF_DECADE, Race
@@ -63,6 +63,7 @@ MIN_STUDENT_EPOCHS = 1.5
 STUDENT = "the student"
 HEAD_START = 0.85  # Of the time that a student may take before it is trained again; packing takes some, too.
 AGAIN = 1.2  # How much longer than a run takes to keep for training it again, by the number of rows.
+TEACHERS_SHARE = 0.35  # Of the time left for students: so much may be kept for their teachers' last training.
 WORTH_OF_ROWS = 0.01
 """A student that may gain this much AUC by training longer does so, instead of learning from all rows."""
 ON_TOP_FACTOR = 0.1  # The best regulariser is multiplied by this: beside click rates little is left to learn.
@@ -119,6 +120,8 @@ class Portfolio:
         """The runs of students that have begun."""
         self.pool: ScoredPool | None = None
         """The recombined rows that taught students learn from, too."""
+        self.teachers_seconds = 0.0
+        """How long it takes to train the students' teachers on all rows, too, and to let them score these."""
         self.race.refits = self.last.is_wanted
 
     def run(self) -> FitReport:
@@ -143,7 +146,12 @@ class Portfolio:
 
     def _pack_best(self) -> Runs:
         """Pack the best of the race, if there was one."""
-        return self.work.pack([self.race.best()] if self.journal.standings else [])
+        return self._pack([self.race.best()] if self.journal.standings else [])
+
+    def _pack(self, entrants: list[Entrant]) -> Runs:
+        """Pack models of the race, which may ship from now on."""
+        self.configs |= {entrant.path: entrant.config for entrant in entrants}
+        return self.work.pack(entrants)
 
     def _time(self) -> tuple[float, float]:
         """Return the seconds that the fit has taken, and those that it will take: its budget, or an estimate."""
@@ -367,7 +375,7 @@ class Portfolio:
     def _pack_teachers(self, ensemble: "Ensemble") -> Runs:
         """Pack the members of the ensemble, and the best model, which may be shipped."""
         members = [self.race.entrants[name] for name in ensemble.members if name in self.race.entrants]
-        teachers = self.work.pack([*members, *([self.race.best()] if self.journal.standings else [])])
+        teachers = self._pack([*members, *([self.race.best()] if self.journal.standings else [])])
         self.work.ship_best({**self.counted, **self.blend, **teachers})
         return teachers
 
@@ -389,6 +397,7 @@ class Portfolio:
             return {}
         self.students = configs
         self.configs |= configs
+        self.teachers_seconds = self.last.teacher_seconds([network.path for network in networks])
         teachers = " + ".join(ensemble.members) or "labels alone"
         self.work.say(f"student: {' and '.join(self.config.students)}, taught by {teachers}")
         return run_many(
@@ -437,6 +446,8 @@ class Portfolio:
         left = self.clock.until(1.0, self.work.student_reserve() + self.work.last_seconds)
         if not self.last.is_wanted:
             return left
+        if self.teachers_seconds <= TEACHERS_SHARE * left:
+            left -= self.teachers_seconds
         longest = max((standing.seconds for standing in self.journal.standings.values()), default=0.0)
         return max(min((left - self._again * trained) / (1 + self._again), left - self._again * longest), 0.0)
 
@@ -494,13 +505,12 @@ class Portfolio:
 
     def _finish(self, students: Runs, teachers: Runs, ensemble: "Ensemble | None") -> FitReport:
         """Ship the best run on validation, and report on it and on all that was tried."""
-        self.configs |= {entrant.path: entrant.config for entrant in self.race.entrants.values()}
         others = {**teachers, **self.counted, **self.blend, **self.with_network}
         choice = choose_shipped(self.data, students, others)
         simpler = [self.references[LOGISTIC].parent, *self.blend]
         if choice.path in simpler:
             simpler = simpler[: simpler.index(choice.path)]
-        elif teachers and (choice.path in self.with_network or self._is_taught(choice)):
+        elif teachers and (choice.path in self.with_network or self._is_held_back(choice)):
             # A teacher gains more from learning all rows than a student, which it holds to what it thought of them.
             simpler.append(max(teachers, key=lambda path: teachers[path].metrics.valid.raw.auc))
         choice = prefer_simple(choice, simpler, self.data)
@@ -521,9 +531,11 @@ class Portfolio:
         self.work.record()
         return report
 
-    def _is_taught(self, choice: Choice) -> bool:
-        """Return whether the chosen run has teachers, and will learn from all rows."""
-        return self.last.is_wanted and bool(self.configs[choice.path].teachers)
+    def _is_held_back(self, choice: Choice) -> bool:
+        """Return whether the chosen run will learn from all rows, and its teachers have no time to do so before."""
+        if not self.last.is_wanted or not self.configs[choice.path].teachers:
+            return False
+        return not self.last.teachers_learn(choice.path)
 
     def _with_time_for_all_rows(self, choice: Choice, runs: Runs) -> Choice:
         """Return another run if the chosen one has no time to learn from all rows, and that one has and is close.

@@ -1,6 +1,8 @@
 """The last stage of a fit: train the chosen model again on all rows, including the held-out ones.
 
-Its settings, length, proportions of parts and routes stay as they were best on the held-out rows. Its calibration is
+Its settings, length, proportions of parts and routes stay as they were best on the held-out rows. Where there is time,
+a student's teachers learn from all rows first, so that they don't hold it to what they thought of rows that they had
+not learned from. Its calibration is
 fitted on the scores that the measured model gives to all held-out rows: that model has not learned from them, and the
 newest rows are among them. The report's figures are measured before, because no rows are left to measure the new model
 on. One check is possible: the new model must be as good on the held-out rows, which it has now learned from, as the
@@ -8,7 +10,8 @@ model that had not. If it isn't, the earlier model ships.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from recap_ctr.inference.torch_backend import PackedModel, load_artifact
 from recap_ctr.jobs.executor import Job
 from recap_ctr.models.recap import Recap
 from recap_ctr.nn.weights import to_arrays
+from recap_ctr.recipe.pool import FORWARD
 from recap_ctr.recipe.work import Work
 from recap_ctr.storage.files import read_object, write_json
 from recap_ctr.storage.hashes import fingerprint
@@ -88,10 +92,26 @@ class LastStage:
 
     def seconds(self, runs: list[Path]) -> float:
         """Return how long these runs will take, side by side as far as there are workers."""
-        each = [self._run_seconds(path) for path in runs]
-        longest_or_shared = max([*each, sum(each) / self.work.executor.workers], default=0.0)
         growth = self.raw.seconds if self.raw is not None and self._grows else 0.0
-        return SLACK * longest_or_shared + growth + PACK_SECONDS + CALIBRATING * self.work.pack_seconds
+        training = self._side_by_side([self._run_seconds(path) for path in runs])
+        return training + growth + PACK_SECONDS + CALIBRATING * self.work.pack_seconds
+
+    def teacher_seconds(self, teachers: Sequence[Path]) -> float:
+        """Return how long the runs of these teachers will take, and their scores of all and of recombined rows."""
+        passes = 1 + (self.work.journal.recombined or 0)
+        rows = self.num_rows / len(self.data.train)
+
+        def scoring(path: Path) -> float:
+            report = read_report(path)
+            steps_per_epoch = -(-len(self.data.train) // self.configs[path].train.batch_size)
+            epoch_seconds = report.seconds.train * steps_per_epoch / report.history[-1].step
+            return rows * passes * FORWARD * epoch_seconds
+
+        return self._side_by_side([self._run_seconds(path) + scoring(path) for path in teachers])
+
+    def _side_by_side(self, seconds: list[float]) -> float:
+        """Return how long jobs of so many seconds will take at most."""
+        return SLACK * max([*seconds, sum(seconds) / self.work.executor.workers], default=0.0)
 
     def _run_seconds(self, path: Path) -> float:
         report = read_report(path)
@@ -119,6 +139,23 @@ class LastStage:
             kept.append(config.on_top)
         return kept if config.model == BLEND else [chosen, *kept]
 
+    def teachers_of(self, chosen: Path) -> list[Path]:
+        """Return the networks of the fit that teach a run; trees, and scores that the user has, stay as they are."""
+        directories = [table.parent.parent for table in self.configs[chosen].teachers]
+        return [path for path in dict.fromkeys(directories) if path in self.configs]
+
+    def teachers_learn(self, chosen: Path) -> bool:
+        """Return whether there is time for a student's teachers to learn from all rows, too, before it does; decided
+        once."""
+        journal = self.work.journal
+        if journal.teachers_learn is None:
+            teachers = self.teachers_of(chosen)
+            needed = self.teacher_seconds(teachers) + self.seconds(self.runs_of(chosen))
+            left = self.work.clock.until(1.0, self.work.report_seconds)
+            journal.teachers_learn = bool(teachers) and needed <= left
+            self.work.record()
+        return journal.teachers_learn
+
     def _part_name(self, path: Path) -> str:
         return name_of(load_artifact(path / ARTIFACT).model)
 
@@ -130,6 +167,7 @@ class LastStage:
             ],
             "grows": self._grows,
             "share": self.work.journal.last_share,
+            **({"teachers": "learn"} if self.work.journal.teachers_learn else {}),
         }
         return self.work.out / f"all-rows-{fingerprint(inputs)[:10]}"
 
@@ -160,8 +198,8 @@ class LastStage:
         if self.is_done(chosen):
             return RefitSummary.model_validate(read_object(out / SUMMARY, "a summary"))
         data = self._whole_log(out)
-        refits = self._refits(chosen, out)
-        if not self._train(refits, data):
+        refits, teachers = self._refits(chosen, out), self._teachers(chosen, out)
+        if not self._train(refits, teachers, data):
             self.work.give_up(f"{ALL_ROWS}: the time was over")
             return None
         packed = load_artifact(chosen / ARTIFACT)
@@ -174,7 +212,11 @@ class LastStage:
         self._pack(out, model, packed, data, calibration, dial)
         added, _ = changes(packed.encoder, data.encoder)
         summary = RefitSummary(
-            directory=out.name, rows=len(data.train), added=added, seconds=time.monotonic() - started
+            directory=out.name,
+            rows=len(data.train),
+            added=added,
+            seconds=time.monotonic() - started,
+            teachers=len(teachers),
         )
         write_json(out / SUMMARY, summary.to_json())
         return summary
@@ -189,16 +231,48 @@ class LastStage:
 
     def _refits(self, chosen: Path, out: Path) -> dict[Path, Refit]:
         """Return what is to be trained, by the run that it repeats."""
+        teachers = self._teachers(chosen, out)
         refits: dict[Path, Refit] = {}
         for path in reversed(self.runs_of(chosen)):  # What others are trained on top of comes first.
-            config, rows = self.configs[path], len(self.data.train)
+            config = self.configs[path]
             refits[path] = Refit(
-                config_of(config, path, rows, self.num_rows),
+                self._taught(self._config_of(path), teachers) if path == chosen else self._config_of(path),
                 self._length(path, config),
                 out / path.name,
                 None if config.on_top is None else refits[config.on_top].out,
             )
         return refits
+
+    def _teachers(self, chosen: Path, out: Path) -> dict[Path, Refit]:
+        """Return the teachers that are to be trained, by the run that they repeat."""
+        if not self.work.journal.teachers_learn:
+            return {}
+        ratio = self.configs[chosen].train.recombined
+        return {
+            path: Refit(
+                self._config_of(path),
+                length_of(self.configs[path], read_report(path), len(self.data.train)),
+                out / f"teacher-{path.name}",
+                recombined=ratio,
+            )
+            for path in self.teachers_of(chosen)
+        }
+
+    def _config_of(self, path: Path) -> RunConfig:
+        return config_of(self.configs[path], path, len(self.data.train), self.num_rows)
+
+    def _taught(self, config: RunConfig, teachers: dict[Path, Refit]) -> RunConfig:
+        """Return the run as one whose teachers have learned from all rows, as far as they do."""
+
+        def table_of(table: Path) -> Path:
+            again = teachers.get(table.parent.parent)
+            return table if again is None else again.logits.with_name(table.name)
+
+        return replace(
+            config,
+            teachers=tuple(map(table_of, config.teachers)),
+            pool=tuple(map(table_of, config.pool)),
+        )
 
     def _length(self, path: Path, config: RunConfig) -> float:
         """Return how long to train: as long as was best, or a little less if there is no time for more."""
@@ -206,23 +280,23 @@ class LastStage:
         is_network = config.train.update != "convex" and config.model != BOOSTED
         return length * (self.work.journal.last_share or 1.0) if is_network else length
 
-    def _train(self, refits: dict[Path, Refit], data: WholeLog) -> bool:
+    def _train(self, refits: dict[Path, Refit], teachers: dict[Path, Refit], data: WholeLog) -> bool:
         """Train all of them, and return whether each got to its end in time."""
         deadline = self.work.clock.deadline(
             self.work.clock.until(1.0, self.work.report_seconds + PACK_SECONDS)
         )
-        first = [refit for refit in refits.values() if refit.rates is None]
-        waves = [first, [refit for refit in refits.values() if refit.rates is not None]]
+        taught = [refit for refit in refits.values() if teachers and refit.config.teachers]
+        waiting = [refit for refit in refits.values() if refit.rates is not None or refit in taught]
+        # The longest first, so that no worker waits for it in the end.
+        first = [*teachers.values(), *(refit for refit in reversed(refits.values()) if refit not in waiting)]
         done: list[bool] = []
-        for wave in waves:
-            # The longest first, so that no worker waits for it in the end.
+        for wave in (first, waiting):
             jobs = [
-                Job(refit.out.name, train_again, refit.arguments(data, self.data, deadline))
-                for refit in reversed(wave)
+                Job(refit.out.name, train_again, refit.arguments(data, self.data, deadline)) for refit in wave
             ]
             if jobs and all(done):
                 done += self.work.executor.run(jobs, title=ALL_ROWS, quiet=self.work.quiet)
-        return len(done) == len(refits) and all(done)
+        return len(done) == len(refits) + len(teachers) and all(done)
 
     def _assemble(self, refits: dict[Path, Refit], chosen: Path, data: WholeLog) -> nn.Module:
         """Return the trained parts as one model, in the proportions that are known."""

@@ -1,8 +1,9 @@
 """Train a run again on all rows, with the settings and the length that the held-out rows have shown to be best.
 
 For each run, the held-out rows have decided one number: the epochs of a network, the trees of a forest, or the strength
-of a regression. A student learns from the same teachers as before, whose logits of the held-out rows exist, too, and
-from the same recombined rows, which are made of the training rows.
+of a regression. A student learns from the same recombined rows as before, which are made of the training rows, and from
+the same teachers: from what they make of all rows once they have learned from these, too, or, where there was no time
+for that, from their logits of before.
 """
 
 import json
@@ -11,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from recap_ctr.axes.logits import LogitTable
-from recap_ctr.axes.teachers import TeacherTargets
+from recap_ctr.axes.logits import Estimator, Floats, LogitTable, is_table, mean_logit
+from recap_ctr.axes.predict import write_logits
 from recap_ctr.config import Frozen
 from recap_ctr.data.shards import PreparedData, held_out_shards
 from recap_ctr.data.whole import WholeLog
+from recap_ctr.evaluation import metrics
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.rates import RatesConfig
@@ -29,10 +30,10 @@ from recap_ctr.storage.claims import claim
 from recap_ctr.storage.hashes import sha256
 from recap_ctr.storage.locks import locked
 from recap_ctr.training.boosted import BOOSTED, train_boosted
-from recap_ctr.training.config import ARTIFACT, RunConfig
+from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig
 from recap_ctr.training.linear import train_linear
 from recap_ctr.training.loop import Start, Trained, train
-from recap_ctr.training.pool import read_pool
+from recap_ctr.training.pool import RECOMBINED, Recombination, read_pool
 from recap_ctr.training.rates import RATES, train_rates, with_rates
 from recap_ctr.training.report import RunReport
 
@@ -48,6 +49,13 @@ class Refit:
     out: Path
     rates: Path | None = None
     """The directory in which the network on click rates beside this run was trained again."""
+    recombined: int | None = None
+    """How many recombined rows for each training row a teacher scores after all rows; None if it teaches nobody."""
+
+    @property
+    def logits(self) -> Path:
+        """Return the logit table of all rows, if this is a teacher."""
+        return self.out / LOGITS / "train"
 
     def arguments(self, data: PreparedData, measured: PreparedData, deadline: float | None) -> dict[str, Any]:
         """Return the arguments of the job `train_again`."""
@@ -58,6 +66,7 @@ class Refit:
             "length": self.length,
             "out": str(self.out),
             "rates": None if self.rates is None else str(self.rates),
+            "recombined": self.recombined,
             "deadline": deadline,
         }
 
@@ -103,9 +112,12 @@ def train_again(
     length: float,
     out: str,
     rates: str | None,
+    recombined: int | None,
     deadline: float | None,
 ) -> bool:
     """Train a run on all rows, and return whether it got to its end before the deadline.
+
+    A teacher scores all rows after that, and the recombined ones.
 
     The arguments are plain, so that a job can have them. An interrupted job goes on.
     """
@@ -119,27 +131,38 @@ def train_again(
         "length": length,
         "rates": None if source is None else sha256(source / TRAINED),
     }
-    if claim(directory, inputs, finished=TRAINED, force=False):
-        return True
-    with locked(directory):
-        trained = _train(settings, whole, before, directory, length, source, deadline)
-        if trained.finished:
+    refit = Refit(settings, length, directory, source, recombined)
+    if not claim(directory, inputs, finished=TRAINED, force=False):
+        with locked(directory):
+            trained = _train(refit, whole, before, deadline)
+            if not trained.finished:
+                return False
             described = trained.model.config.model_dump(mode="json")  # type: ignore[operator, union-attr]
             save_tensors(
                 directory / TRAINED, dict(trained.model.state_dict()), {"model": json.dumps(described)}
             )
-    return trained.finished
+    if recombined is not None:
+        _score(refit, whole, before, recombined)
+    return True
 
 
-def _train(
-    config: RunConfig,
-    whole: WholeLog,
-    measured: PreparedData,
-    out: Path,
-    length: float,
-    rates: Path | None,
-    deadline: float | None,
-) -> Trained:
+def _score(teacher: Refit, whole: WholeLog, measured: PreparedData, recombined: int) -> None:
+    """Write a teacher's logits of all rows, and of the recombined rows if there are any, unless they are there."""
+    device = torch.device(teacher.config.device)
+    estimators = {Estimator(teacher.out.name): teacher.model(whole).to(device)}
+    if not is_table(teacher.logits):
+        write_logits(teacher.logits, estimators, whole, "train", device)
+    if not recombined:
+        return
+    recombination = Recombination(measured, recombined)
+    pool = recombination.table_of(teacher.out)
+    if not is_table(pool):
+        rows, inputs = recombination.rows(whole), recombination.inputs
+        write_logits(pool, estimators, measured, RECOMBINED, device, rows=rows, inputs=inputs)
+
+
+def _train(refit: Refit, whole: WholeLog, measured: PreparedData, deadline: float | None) -> Trained:
+    config, length, out, rates = refit.config, refit.length, refit.out, refit.rates
     device = torch.device(config.device)
     if config.train.update == "convex":
         return train_linear(
@@ -171,7 +194,7 @@ def _train(
         rows,
         out,
         device=device,
-        targets=_targets(config, measured),
+        targets=_targets(config, whole, measured),
         start=start,
         length=length,
         pool=read_pool(config.pool, config.train.recombined, measured, whole),
@@ -179,14 +202,22 @@ def _train(
     )
 
 
-def _targets(config: RunConfig, measured: PreparedData) -> npt.NDArray[np.float32] | None:
-    """Return the teachers' probabilities for all rows, from their logit tables of every split."""
+def _targets(config: RunConfig, whole: WholeLog, measured: PreparedData) -> Floats | None:
+    """Return the teachers' probabilities for all rows (Eq. 12)."""
     if not config.teachers:
         return None
-    parts = []
-    for split in ("train", *held_out_shards(measured)):
-        tables = [LogitTable(path.parent / split) for path in config.teachers]
-        for table in tables:
-            table.check(measured)
-        parts.append(TeacherTargets(tables, None)[:])
-    return np.concatenate(parts)
+    total = np.zeros(len(whole.train))
+    for path in config.teachers:
+        total += _teacher_logits(path, whole, measured)
+    return np.asarray(metrics.sigmoid(total / len(config.teachers)), np.float32)
+
+
+def _teacher_logits(path: Path, whole: WholeLog, measured: PreparedData) -> Floats:
+    """Return a teacher's logits of all rows, from one table or from those of every split of the measured data."""
+    table = LogitTable(path)
+    if table.data == whole.fingerprint:
+        return mean_logit([table])
+    tables = [LogitTable(path.parent / split) for split in ("train", *held_out_shards(measured))]
+    for table in tables:
+        table.check(measured)
+    return np.concatenate([mean_logit([table]) for table in tables])

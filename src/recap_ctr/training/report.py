@@ -272,6 +272,8 @@ class RefitSummary(Record):
     added: dict[str, int]
     """How many values got a vector only then, by field."""
     seconds: float
+    teachers: int = 0
+    """How many of its teachers have learned from all rows before it did."""
 
 
 class FitReport(RunReport):
