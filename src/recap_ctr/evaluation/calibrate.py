@@ -139,6 +139,21 @@ def fit_isotonic(
     return IsotonicCalibration(tuple(fitted.X_thresholds_.tolist()), tuple(values_K.tolist()))
 
 
+def shifted(calibration: Calibration, by: float) -> Calibration:
+    """Return the calibration with all calibrated logits higher by so much."""
+    if isinstance(calibration, AffineCalibration):
+        return replace(calibration, shift=calibration.shift + by)
+    return replace(calibration, values=tuple(value + by for value in calibration.values))
+
+
+def level_shift(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Return by how much all logits must rise for the mean prediction to be the click rate."""
+    rows = check_rows(labels, logits, weights)
+    refuse_one_class(rows, "the level of logits")
+    weights_N = rows.masses / rows.masses.sum()
+    return _shift(rows.scores.astype(np.float64), float(weights_N @ rows.positive), weights_N)
+
+
 def fitting(name: str) -> Callable[..., Calibration]:
     """Return the function that fits the calibration `name` to labels, logits and weights."""
     fits: dict[str, Callable[..., Calibration]] = {"affine": fit_affine, "isotonic": fit_isotonic}

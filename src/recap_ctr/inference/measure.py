@@ -13,7 +13,8 @@ from torch import nn
 
 from recap_ctr.axes.predict import predict, predict_routes
 from recap_ctr.data.shards import Shard
-from recap_ctr.evaluation.calibrate import Calibration, fitting
+from recap_ctr.evaluation.calibrate import Calibration
+from recap_ctr.evaluation.levels import Levels, calibrated
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.inference.setting import Setting, setting_quality
 from recap_ctr.models.recap import Recap, Route
@@ -29,10 +30,12 @@ def measure_settings(
     calibrations: Mapping[Setting, Calibration],
     kind: str,
     negative_rate: float,
+    levels: Levels | None = None,
 ) -> list[dict[str, Any]]:
     """Return the manifest's entry for each setting, with its calibration and its quality on the validation rows.
 
-    A setting in `calibrations` keeps its calibration; the others get one of `kind`, fitted on their own logits.
+    A setting in `calibrations` keeps its calibration; the others get one of `kind`, fitted on their own logits, as far
+    as the level of these rows lasts (`levels`).
     Settings of the same depth must follow each other, so that their routes are scored in one pass.
     """
     entries = []
@@ -46,6 +49,6 @@ def measure_settings(
             logits_N = logits_NK[:, : setting.routes].mean(axis=1)
             calibration = calibrations.get(setting)
             if calibration is None:
-                calibration = fitting(kind)(valid.labels, logits_N, weights_N)
+                calibration = calibrated(kind, levels, valid.labels, logits_N, weights_N)
             entries.append(setting_quality(setting, calibration, valid.labels, logits_N, weights_N))
     return entries

@@ -23,6 +23,7 @@ from recap_ctr.axes.logits import LogitTable
 from recap_ctr.axes.predict import predict
 from recap_ctr.axes.routes import Routed
 from recap_ctr.data.grow import changes
+from recap_ctr.data.levels import levels_of
 from recap_ctr.data.shards import PreparedData, held_out_shards, joined
 from recap_ctr.data.split import Split
 from recap_ctr.data.table import Table
@@ -326,16 +327,18 @@ class LastStage:
 
         The validation rows alone may be few, or of days unlike those before and after.
         """
-        entries = packed.manifest["dial"]
+        entries, held_out = packed.manifest["dial"], list(held_out_shards(self.data).values())
+        negative_rate = self.work.config.negative_rate
         calibrated = measure_settings(
             packed.model,
             packed.routes,
             [Setting.from_dict(entry) for entry in entries],
-            joined(list(held_out_shards(self.data).values())),
+            joined(held_out),
             torch.device(self.work.device),
             calibrations={},
             kind=self.work.config.calibration,
-            negative_rate=self.work.config.negative_rate,
+            negative_rate=negative_rate,
+            levels=levels_of(self.data, held_out, negative_rate),
         )
         return [
             {**entry, "calibration": again["calibration"]}

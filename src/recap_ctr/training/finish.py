@@ -16,10 +16,12 @@ from torch import nn
 from recap_ctr.axes.logits import table_checksum
 from recap_ctr.axes.predict import predict
 from recap_ctr.axes.routes import Routed
+from recap_ctr.data.levels import levels_of
 from recap_ctr.data.quality import field_quality, repeated_rows
 from recap_ctr.data.shards import PreparedData, held_out_shards
-from recap_ctr.evaluation.calibrate import Calibration, fitting
+from recap_ctr.evaluation.calibrate import Calibration
 from recap_ctr.evaluation.evaluate import Metrics, evaluate
+from recap_ctr.evaluation.levels import calibrated
 from recap_ctr.evaluation.sampling import negative_rate_shift, undo_sampling
 from recap_ctr.evaluation.slices import Breakdown
 from recap_ctr.inference.about import weak_slices
@@ -261,7 +263,8 @@ def _calibrate_and_measure(
     predictions = {
         split: undo_sampling(logits_of[split], shard, config.negative_rate) for split, shard in shards.items()
     }
-    calibration = fitting(config.calibration)(data.valid.labels, *predictions["valid"])
+    levels = levels_of(data, [data.valid], config.negative_rate)
+    calibration = calibrated(config.calibration, levels, data.valid.labels, *predictions["valid"])
     figures = {
         split: evaluate(
             shards[split].labels,
@@ -296,6 +299,7 @@ def _measure_dial(
         calibrations={settings[0]: calibration},
         kind=config.calibration,
         negative_rate=config.negative_rate,
+        levels=levels_of(data, [data.valid], config.negative_rate),
     )
 
 
