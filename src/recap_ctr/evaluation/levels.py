@@ -33,14 +33,21 @@ class Levels:
     def steadied(
         self, calibration: Calibration, labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None
     ) -> Calibration:
-        """Return a calibration that was fitted on these rows without the part of their level that won't last.
+        """Return a calibration that was fitted on these rows without the part of their level that won't last."""
+        unusual = unusual_level(self.usual, labels, logits, weights)
+        return shifted(calibration, (self.lasting - 1.0) * unusual)
 
-        That level is what the logits miss of their click rate, and at most the difference between their click rate and
-        the usual one: a model whose logits are too high on all rows must be corrected in full.
-        """
-        missed = level_shift(labels, logits, weights)
-        passing = float(np.median([0.0, missed, level(labels, weights) - self.usual]))
-        return shifted(calibration, (self.lasting - 1.0) * passing)
+
+def unusual_level(
+    usual: float, labels: ArrayLike, logits: ArrayLike, weights: ArrayLike | None = None
+) -> float:
+    """Return how much higher the level of these rows is than a model's logits, which know the `usual` level, expect.
+
+    That is at most the difference between their click rate and the usual one: what logits miss beyond that is wrong on
+    all rows.
+    """
+    missed = level_shift(labels, logits, weights)
+    return float(np.median([0.0, missed, level(labels, weights) - usual]))
 
 
 def calibrated(

@@ -11,7 +11,7 @@ Shapes: N rows, P parts: the towers first.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from recap_ctr.data.layout import Layout
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.calibrate import fit_affine
+from recap_ctr.evaluation.levels import level, unusual_level
 from recap_ctr.inference.torch_backend import load_artifact
 from recap_ctr.models.blend import Blend, BlendConfig
 from recap_ctr.models.boosted import Boosted
@@ -51,6 +52,15 @@ class Mixture:
 
     factors: tuple[float, ...]
     constant: float
+
+    def at_usual_level(self, usual: float, valid: Shard, parts_PN: Floats) -> "Mixture":
+        """Return the mixture without what its constant makes up for because the validation rows are unusual.
+
+        How much of that lasts, calibration decides; `usual` is the level that the parts know.
+        """
+        mean_N = np.average(parts_PN, axis=0, weights=self.factors) if any(self.factors) else 0 * parts_PN[0]
+        unusual = unusual_level(usual, valid.labels, mean_N, valid.weights)
+        return replace(self, constant=self.constant - unusual)
 
     def logits(self, parts_PN: Floats) -> Floats:
         """Return the weighted sum of the parts' logits."""
@@ -88,7 +98,7 @@ def put_beside(
     `runs` are finished runs of lr, rates and boosted, with logit tables.
     """
     towers_N = limit_outliers(model, data.valid, device)
-    chosen = _choose(data.valid, np.stack([towers_N, *_tables(runs)]), always=(0,))
+    chosen = _choose(data.valid, np.stack([towers_N, *_tables(runs)]), always=(0,), usual=_usual_level(data))
     parts = [load_artifact(runs[at - 1] / "artifact").model for at in chosen.parts[1:]]
     gain = chosen.as_gain([TOWERS, *map(name_of, parts)], model.config.tower_limit)
     return (combined(model, gain, parts, data.layout) if parts else model), gain
@@ -121,10 +131,15 @@ def blend_runs(runs: Sequence[Path], data: PreparedData, device: torch.device) -
 
     `runs` are finished runs of lr, rates, boosted, and of one network at most.
     """
-    chosen = _choose(data.valid, np.stack(_tables(runs)), always=())
+    chosen = _choose(data.valid, np.stack(_tables(runs)), always=(), usual=_usual_level(data))
     parts = [load_artifact(runs[at] / "artifact").model for at in chosen.parts]
     gain = chosen.as_gain(list(map(name_of, parts)))
     return blended(gain, parts, data.layout).to(device), gain
+
+
+def _usual_level(data: PreparedData) -> float | None:
+    """Return the level of the training rows, if the validation rows are later and may have another; else None."""
+    return level(data.train.labels, data.train.weights) if data.is_in_time_order else None
 
 
 def name_of(part: torch.nn.Module) -> str:
@@ -186,8 +201,11 @@ class _Chosen:
         )
 
 
-def _choose(valid: Shard, parts_PN: Floats, always: tuple[int, ...]) -> _Chosen:
-    """Choose among all sets of parts that contain `always`, by cross-validation on the validation rows."""
+def _choose(valid: Shard, parts_PN: Floats, always: tuple[int, ...], usual: float | None = None) -> _Chosen:
+    """Choose among all sets of parts that contain `always`, by cross-validation on the validation rows.
+
+    `usual` is the level of the rows before these, if they are later.
+    """
     others = [part for part in range(len(parts_PN)) if part not in always]
     sets = [(*always, *chosen) for count in range(len(others) + 1) for chosen in combinations(others, count)]
     rows = _Rows(valid, parts_PN)
@@ -204,6 +222,8 @@ def _choose(valid: Shard, parts_PN: Floats, always: tuple[int, ...]) -> _Chosen:
         mixture = rows.fit(counting)
     else:
         counting = best
+    if usual is not None:
+        mixture = mixture.at_usual_level(usual, valid, parts_PN[list(counting)])
     return _Chosen(counting, mixture, alone - losses[best], max(rows.optimism(counting), 0.0))
 
 
