@@ -28,6 +28,11 @@ def logloss_gain_text(reference: Reference) -> str:
     return f"{reference.logloss_gain:+.5f} ± {Z * reference.logloss_gain_error:.5f}"
 
 
+def calibrated_text(reference: Reference) -> str:
+    """Return a reference's logloss after calibration; empty in reports of older versions."""
+    return "" if reference.calibrated_logloss is None else f"{reference.calibrated_logloss:.5f}"
+
+
 def reference_sentence(report: RunReport) -> str:
     """Return which references the model is not ahead of beyond chance, in AUC and logloss; empty if there are none."""
     split = report.metrics.split
@@ -50,9 +55,9 @@ def reference_sentence(report: RunReport) -> str:
         )
     loss = report.metrics.on(split).calibrated.logloss
     lower = [
-        f"{name} ({_remark(reference)}{reference.logloss:.5f})"
+        f"{name} ({_remark(reference)}{_shipped_logloss(reference):.5f})"
         for name, reference in rivals.items()
-        if loss > reference.logloss + Z * (reference.logloss_gain_error or math.inf)
+        if loss > _shipped_logloss(reference) + Z * (reference.logloss_gain_error or math.inf)
     ]
     if lower:
         sentences.append(
@@ -60,6 +65,11 @@ def reference_sentence(report: RunReport) -> str:
             " may have moved since the validation rows."
         )
     return " ".join(sentences)
+
+
+def _shipped_logloss(reference: Reference) -> float:
+    """Return the logloss that the reference would have if it shipped, as calibrated as the model is."""
+    return reference.logloss if reference.calibrated_logloss is None else reference.calibrated_logloss
 
 
 def _remark(reference: Reference) -> str:
