@@ -655,6 +655,13 @@ class TestLabels:
         )
         assert round_trip(proposal, tmp_path) == proposal.schema
 
+    def test_a_word_for_no_label_is_no_value(self) -> None:
+        values = ["NULL", *np.where(CLICK, "yes", "no")[1:]]
+        assert self.infer(values, drop_unlabelled=True).schema.positive == "yes"
+        with pytest.raises(InputError, match="row 1: the label 'y' is missing") as error:
+            self.infer(values)
+        assert "--drop-unlabelled" in str(error.value)
+
     def test_plain_labels_leave_no_trace(self) -> None:
         proposal = self.infer(CLICK)
         assert (proposal.schema.positive, proposal.schema.negative, proposal.notes) == (None, None, ())

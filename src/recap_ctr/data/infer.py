@@ -18,6 +18,7 @@ from recap_ctr.data.clock import clock_fields
 from recap_ctr.data.inferred import LEFT_OUT, WEIGHT, Finding, Inferred, Untimed
 from recap_ctr.data.moments import find_unit, read_seconds
 from recap_ctr.data.roles import (
+    NO_LABELS,
     drop_unlabelled,
     label_text,
     read_labels,
@@ -173,7 +174,7 @@ def _recognise(
     values: set[str] = set()
     for part, size in blocks:
         read_ahead.append((part, size))
-        values |= set(label_text(part, named.label).drop_nulls().unique())
+        values |= set(label_text(part, named.label).drop_nulls().unique()) - set(NO_LABELS)
         if len(values) > 1:
             break
     meaning = recognise_labels(values, named.label)
