@@ -310,6 +310,9 @@ def training_chart(series: tuple[Series, ...]) -> Chart:
 
 def _training(report: RunReport | FitReport) -> Section:
     history = report.history
+    if len(history) == 1:
+        auc = 100 * history[0].valid_auc
+        return Section("Training", f"There was a single epoch. Its validation AUC is {auc:.3f}.")
     averaged = any(row.beta is not None for row in history)
     curves = [training_series("averaged weights" if averaged else "weights", report)]
     raw_aucs = [row.raw_auc for row in history if row.raw_auc is not None]
@@ -352,6 +355,8 @@ def _fields(report: RunReport | FitReport, fields: list[FieldQuality]) -> Sectio
 def _unknown_values(fields: list[FieldQuality], split: str) -> str:
     """Return in a sentence which field has the most values without a vector of their own, and why."""
     worst = max(fields, key=lambda field: field.oov[split])
+    if not worst.oov[split]:
+        return f"Every value in {split} rows has an embedding vector of its own."
     reasons = "too rare in the training rows or absent from them"
     if worst.missing and worst.rare and worst.unseen:
         shares = {
