@@ -210,6 +210,18 @@ class TestTime:
         assert inferred({name: values}).schema.time is None
         assert verdict(values, name)[2] is not None
 
+    @pytest.mark.parametrize("per_second", [1, 1_000, 1_000_000])
+    def test_what_rises_with_the_rows_like_a_clock_needs_no_name(self, per_second: int) -> None:
+        seconds = 1_700_000_000 + np.sort(RNG.integers(0, 10**6, ROWS))
+        assert inferred({"x": seconds * per_second}).schema.time == "x"
+        assert inferred({"x": RNG.permutation(seconds) * per_second}).schema.time is None
+        assert inferred({"epoch": RNG.permutation(seconds) * per_second}).schema.time == "epoch"
+        assert inferred({"ad_id": seconds * per_second}).schema.time is None
+
+    def test_an_id_that_counts_the_rows_is_no_clock(self) -> None:
+        proposal = inferred({"x": 1_700_000_000 + np.arange(ROWS)})
+        assert (proposal.schema.time, proposal.schema.row_id) == (None, "x")
+
     def test_the_finest_complete_one_is_taken(self) -> None:
         moments = [self.START + timedelta(minutes=i) for i in range(ROWS)]
         gaps = [None, *moments[1:]]

@@ -16,7 +16,7 @@ import polars as pl
 from recap_ctr.config import parse
 from recap_ctr.data.clock import clock_fields
 from recap_ctr.data.inferred import LEFT_OUT, WEIGHT, Finding, Inferred, Untimed
-from recap_ctr.data.moments import find_unit, read_seconds
+from recap_ctr.data.moments import EPOCH_UNITS, find_unit, read_seconds
 from recap_ctr.data.roles import (
     NO_LABELS,
     drop_unlabelled,
@@ -53,7 +53,10 @@ WRITE_DATES = "write it like 2026-01-31 23:59:00"
 THEN_SPLIT = "then use --split time, which will be the default"
 FILL_TIMES = f"drop those rows or fill in their times, {THEN_SPLIT}"
 TIME_WORDS = {"time", "timestamp", "ts", "date", "datetime"}
-TIME_HINTS = {"dt", "hour", "day", "created", "at", "stamp", "when"}  # these need values that look like dates
+TIME_HINTS = {  # These need values that look like dates.
+    *("dt", "hour", "day", "created", "at", "stamp", "when"),
+    *("epoch", "unix", "utc", "moment", "seen", "logged", "started"),
+}
 SAMPLE_ROWS = 1_000  # of a block, to compare columns row by row
 
 
@@ -413,9 +416,21 @@ class _Rules:
         is_named_time = any(word.endswith(("time", "date", "timestamp")) for word in words)
         is_named_time = is_named_time or bool(words & TIME_WORDS)
         if not is_named_time and not words & TIME_HINTS:
-            return False
+            return self._is_clock(column)
         is_counter = is_named_time and column.num_distinct > FEW_VALUES and column.is_ordered
         return is_counter or find_unit(text) is not None
+
+    def _is_clock(self, column: ColumnSummary) -> bool:
+        """Return whether a column without the name of a time holds seconds, or parts of them, that rise with the rows.
+
+        An id that counts the rows does so, too, but leaves no gaps.
+        """
+        numbers = column.numbers
+        if numbers is None or column.is_id or column.num_distinct <= FEW_VALUES or not column.is_ordered:
+            return False
+        span = float(np.ptp(numbers.to_numpy()))
+        counts_rows = column.num_distinct == self.rows and span < 2 * self.rows
+        return not counts_rows and find_unit(column.counts["value"]) in EPOCH_UNITS
 
     def _can_order(self, column: ColumnSummary) -> bool:
         """Return whether a split in time order could use the column: every row has a time that can be read."""
