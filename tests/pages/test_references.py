@@ -84,6 +84,7 @@ def test_a_run_shows_how_far_it_is_ahead(report: RunReport, capsys: pytest.Captu
 def test_a_shipped_reference_is_not_compared_with_itself(report: RunReport) -> None:
     same = Reference(auc=0.7, logloss=0.6, lead=0.0, lead_error=0.0, logloss_gain=0.0, logloss_gain_error=0.0)
     assert reference_sentence(against(report, regression=same)) == "What is shipped is the regression itself."
+    assert lead_text(same) == logloss_gain_text(same) == "the shipped model itself"
 
 
 def test_differences_have_intervals() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from recap_ctr.training.report import Reference, RunReport
 
 CUT = "cut by the budget"
+ITSELF = "the shipped model itself"
 Z = 1.96  # Half the width of a 95 % interval, in standard errors.
 
 
@@ -18,6 +19,8 @@ def lead_text(reference: Reference) -> str:
     """Return how far the model is ahead of a reference in AUC, with its 95 % interval; empty if it was not measured."""
     if reference.lead is None or reference.lead_error is None:
         return ""
+    if _is_itself(reference):
+        return ITSELF
     return f"{100 * reference.lead:+.3f} ± {100 * Z * reference.lead_error:.3f}"
 
 
@@ -25,6 +28,8 @@ def logloss_gain_text(reference: Reference) -> str:
     """Return how much lower the model's logloss is, with its 95 % interval; empty if it was not measured."""
     if reference.logloss_gain is None or reference.logloss_gain_error is None:
         return ""
+    if _is_itself(reference):
+        return ITSELF
     return f"{reference.logloss_gain:+.5f} ± {Z * reference.logloss_gain_error:.5f}"
 
 
