@@ -161,6 +161,15 @@ class TestBadText:
 
 
 class TestSeparators:
+    def test_an_unusual_one_has_to_be_named(self, tmp_path: Path) -> None:
+        path = tmp_path / "t.csv"
+        path.write_text("y~site\n1~a\n")
+        (block, _), *_ = FileSource([path]).blocks()
+        with pytest.raises(InputError, match="say with --separator what separates the columns"):
+            block.column("y", "label")
+        with pytest.raises(InputError, match="rename the column"):
+            block.column("z", "label")
+
     @pytest.mark.parametrize(
         ("name", "separator", "called"),
         [

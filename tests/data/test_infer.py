@@ -210,6 +210,18 @@ class TestTime:
         assert inferred({name: values}).schema.time is None
         assert verdict(values, name)[2] is not None
 
+    @pytest.mark.parametrize("per_second", [1, 1_000, 1_000_000])
+    def test_what_rises_with_the_rows_like_a_clock_needs_no_name(self, per_second: int) -> None:
+        seconds = 1_700_000_000 + np.sort(RNG.integers(0, 10**6, ROWS))
+        assert inferred({"x": seconds * per_second}).schema.time == "x"
+        assert inferred({"x": RNG.permutation(seconds) * per_second}).schema.time is None
+        assert inferred({"epoch": RNG.permutation(seconds) * per_second}).schema.time == "epoch"
+        assert inferred({"ad_id": seconds * per_second}).schema.time is None
+
+    def test_an_id_that_counts_the_rows_is_no_clock(self) -> None:
+        proposal = inferred({"x": 1_700_000_000 + np.arange(ROWS)})
+        assert (proposal.schema.time, proposal.schema.row_id) == (None, "x")
+
     def test_the_finest_complete_one_is_taken(self) -> None:
         moments = [self.START + timedelta(minutes=i) for i in range(ROWS)]
         gaps = [None, *moments[1:]]
@@ -272,16 +284,56 @@ class TestTime:
         proposal = inferred({"at": gaps})
         assert proposal.schema.time is None
         assert [field.name for field in proposal.schema.fields] == ["site", "at_hour"]
-        assert proposal.untimed == "'at' has no time in 1 of 1,000 rows (0.1%)"
+        assert proposal.untimed is not None
+        assert proposal.untimed.reason == "'at' has no time in 1 of 1,000 rows (0.1%)"
         reasons = {finding.column: finding.reason for finding in proposal.findings}
         assert reasons["at"].endswith("it has no time in 1 of 1,000 rows (0.1%), and so can't order them")
 
     def test_rows_whose_time_can_not_be_read_lack_one_too(self) -> None:
         moments = [str(self.START + timedelta(minutes=i)) for i in range(ROWS)]
         proposal = inferred({"at": [None, None, "never", "never", "never", *moments[5:]]})
-        assert proposal.untimed == "'at' has no time in 5 of 1,000 rows (0.5%)"
+        assert proposal.untimed is not None
+        assert proposal.untimed.reason == "'at' has no time in 5 of 1,000 rows (0.5%)"
         first = inferred({"at": [None, *moments[1:]]}, max_rows=500)
-        assert first.untimed == "'at' has no time in 1 of 500 rows (0.2%), of those read first"
+        assert first.untimed is not None
+        assert first.untimed.reason == "'at' has no time in 1 of 500 rows (0.2%), of those read first"
+
+    @pytest.mark.parametrize(
+        "spelling",
+        [
+            "%d.%m.%Y %H:%M",
+            "%m/%d/%Y",
+            "%m/%d/%y %H:%M",
+            "%d/%b/%Y:%H:%M:%S +0000",
+            "%a %b %d %H:%M:%S %Y",
+            "%b %d, %Y",
+            "%Y%m%dT%H%M%SZ",
+            "%Y-%m-%d %I:%M %p",
+        ],
+    )
+    def test_dates_in_another_spelling_are_noticed(self, spelling: str) -> None:
+        dates = [(self.START + timedelta(hours=i)).strftime(spelling) for i in range(ROWS)]
+        proposal = inferred({"x": dates})
+        finding = next(finding for finding in proposal.findings if finding.column == "x")
+        assert finding.verdict == "left out: dates that can't be read"
+        assert "; write it like 2026-01-31 23:59:00, to split by it" in finding.reason
+        assert proposal.untimed is not None
+        assert proposal.untimed.reason.startswith("'x' holds dates such as '")
+        assert "write it like 2026-01-31 23:59:00, then use --split time" in proposal.untimed.fix
+        moments = [self.START + timedelta(minutes=i) for i in range(ROWS)]
+        assert inferred({"x": dates, "at": moments}).untimed is None
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            ["1.2.2", "10.0.1", "9.1"],
+            ["192.168.0.1", "10.1.2.3"],
+            ["may 12", "june", "dec"],
+            ["1/2", "3-4-5"],
+        ],
+    )
+    def test_versions_and_addresses_are_no_dates(self, values: list[str]) -> None:
+        assert verdict((values * ROWS)[:ROWS])[0] == "categorical"
 
     def test_where_another_column_can_order_the_rows_gaps_do_not_matter(self) -> None:
         moments = [self.START + timedelta(minutes=i) for i in range(ROWS)]
@@ -614,6 +666,13 @@ class TestLabels:
             f"{meaning[0]!r} counts as a click, {meaning[1]!r} as none; {CLICK.mean():.2%} of the" in reason
         )
         assert round_trip(proposal, tmp_path) == proposal.schema
+
+    def test_a_word_for_no_label_is_no_value(self) -> None:
+        values = ["NULL", *np.where(CLICK, "yes", "no")[1:]]
+        assert self.infer(values, drop_unlabelled=True).schema.positive == "yes"
+        with pytest.raises(InputError, match="row 1: the label 'y' is missing") as error:
+            self.infer(values)
+        assert "--drop-unlabelled" in str(error.value)
 
     def test_plain_labels_leave_no_trace(self) -> None:
         proposal = self.infer(CLICK)

@@ -22,7 +22,7 @@ from tests.support.preparing import PLAIN, arrays, prepared, simple
         ([1.0, -1.0], "row 2: the weight 'w' is -1.0; it must be 0 or more"),
         ([1.0, None], "row 2: the weight 'w' is missing"),
         ([1.0, 1e39], "row 2: the weight 'w' is 1e+39"),
-        (["1", "x"], "row 2, field 'w': 'x' is not a number"),
+        (["1", "x"], "row 2: the weight 'w' is 'x'; it must be 0 or more"),
     ],
 )
 def test_bad_weights(values: list[Any], message: str, tmp_path: Path) -> None:
@@ -121,11 +121,18 @@ class TestLabels:
         assert message in str(error.value)
         assert str(error.value).endswith(" or ".join(f"--positive {value}" for value in sorted(values)))
 
-    def test_na_and_nan_are_no_labels(self) -> None:
-        block = Block(pl.DataFrame({"y": ["1", "NA", "0", " nan", "n/a", None, "1"]}), 1, "t.csv")
+    def test_na_nan_and_null_are_no_labels(self) -> None:
+        block = Block(
+            pl.DataFrame({"y": ["1", "NA", "0", " nan", "n/a", None, "NULL", r"\N", "1"]}), 1, "t.csv"
+        )
         kept = drop_unlabelled(block, "y")
         assert kept.frame["y"].to_list() == ["1", "0", "1"]
-        assert [kept.row(i) for i in range(3)] == [1, 3, 7]
+        assert [kept.row(i) for i in range(3)] == [1, 3, 9]
+
+    def test_a_word_for_no_label_points_to_the_option(self) -> None:
+        with pytest.raises(InputError, match=r"row 2: the label 'y' is missing \('NULL'\)") as error:
+            read_labels(Block(pl.DataFrame({"y": ["1", "NULL"]}), 1, "t.csv"), "y")
+        assert "--drop-unlabelled" in str(error.value)
 
     def test_rows_keep_their_numbers_when_others_are_dropped(self, tmp_path: Path) -> None:
         frame = simple(40, w=[*[1.0] * 9, -1.0, *[1.0] * 30])

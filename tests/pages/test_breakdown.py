@@ -53,6 +53,18 @@ def test_every_figure_of_the_breakdown_is_on_the_page(breakdown: Breakdown) -> N
     assert "recap fit clicks.csv" in html and "by time; train until 2026-01-01" in html
 
 
+def test_slices_with_few_clicks_show_no_figure_that_is_noise() -> None:
+    labels = np.zeros(400, np.uint8)
+    labels[[0, 1, 2, *range(200, 220)]] = 1
+    rows = ScoredRows(labels, np.random.default_rng(0).normal(-2.0, 1.0, 400))
+    values = FieldValues(np.arange(400) // 200, lambda code: ("few", "enough")[code])
+    section = breakdown_sections(break_down("test", rows, {"site": values}))[0]
+    shown = {row[0]: row for row in section.tables[0].rows}
+    assert shown["few"][3] == shown["few"][5] == "" and shown["few"][4] != ""
+    assert " ± " in shown["enough"][3] and shown["enough"][5] != ""
+    assert "fewer than 10 clicks" in section.text
+
+
 def test_a_breakdown_without_fields_times_or_clicks_shows_what_it_has() -> None:
     rows = ScoredRows(np.zeros(20, np.uint8), np.linspace(-2, 0, 20))
     titles = [section.title for section in breakdown_sections(break_down("valid", rows, {}))]

@@ -63,9 +63,28 @@ def test_a_lower_logloss_of_a_reference_is_said(report: RunReport) -> None:
     assert "lr" not in sentence.partition(":")[0]
 
 
+def test_calibrated_loglosses_are_compared(report: RunReport, capsys: pytest.CaptureFixture[str]) -> None:
+    loss = report.metrics.on(report.metrics.split).calibrated.logloss
+    flattered = AHEAD.model_copy(update={"logloss": loss + 0.2, "calibrated_logloss": loss - 0.01})
+    sharp = AHEAD.model_copy(update={"logloss": loss - 0.2, "calibrated_logloss": loss + 0.01})
+    compared = against(report, trees=flattered, lr=sharp)
+    assert f"HIGHER than that of trees ({loss - 0.01:.5f}):" in reference_sentence(compared)
+    assert f"<td>{loss - 0.01:.5f}</td>" in page(compared).to_html()
+    print_report(compared)
+    printed = capsys.readouterr().out
+    assert "trees, calibrated" in printed and f"{loss - 0.01:.5f}" in printed
+
+
+def test_a_run_shows_how_far_it_is_ahead(report: RunReport, capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(against(report, lr=AHEAD))
+    printed = capsys.readouterr().out
+    assert "the model's lead, points" in printed and "+2.000 ± 0.980" in printed
+
+
 def test_a_shipped_reference_is_not_compared_with_itself(report: RunReport) -> None:
     same = Reference(auc=0.7, logloss=0.6, lead=0.0, lead_error=0.0, logloss_gain=0.0, logloss_gain_error=0.0)
     assert reference_sentence(against(report, regression=same)) == "What is shipped is the regression itself."
+    assert lead_text(same) == logloss_gain_text(same) == "the shipped model itself"
 
 
 def test_differences_have_intervals() -> None:

@@ -46,6 +46,24 @@ def test_unknown_values_are_told_apart_and_repeated_rows_counted() -> None:
     assert "<td>ad</td><td>30</td><td>3.00%</td><td>1.50%</td><td>0.50%</td>" in html
 
 
+def test_fields_without_unknown_values_are_not_blamed() -> None:
+    values = fit_values()
+    for field in values["fields"]:
+        field["oov"] = dict.fromkeys(field["oov"], 0.0)
+    html = page(parse_report(values)).to_html()
+    assert "Every value in test rows has an embedding vector of its own." in html
+    assert "most unknown values" not in html
+
+
+def test_a_single_epoch_has_no_curve() -> None:
+    values = run_values()
+    values["history"] = values["history"][:1]
+    section = next(part for part in page(parse_report(values)).sections if part.title == "Training")
+    assert section.charts == () and section.text.startswith(
+        "There was a single epoch. Its validation AUC is "
+    )
+
+
 def test_page_of_a_run_without_teachers() -> None:
     run_page = page(parse_report(run_values()))
     titles = [section.title for section in run_page.sections]

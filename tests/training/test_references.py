@@ -7,6 +7,7 @@ import pytest
 
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.calibrate import fit_affine
 from recap_ctr.models.catalogue import parse_model
 from recap_ctr.training.config import RunConfig
 from recap_ctr.training.references import (
@@ -78,3 +79,17 @@ def test_the_standard_error_of_a_logloss_difference_is_that_of_repeated_draws() 
     draws = [draw(500) for _ in range(400)]
     spread = np.std([drawn.difference for drawn in draws])
     assert np.mean([drawn.standard_error for drawn in draws]) == pytest.approx(spread, rel=0.1)
+
+
+def test_a_reference_is_calibrated_like_the_model(prepared: PreparedData) -> None:
+    rng = np.random.default_rng(0)
+    held_out = {"valid": prepared.valid, "test": prepared.test}
+    truth = {split: 2.0 * rows.labels - 1.0 + rng.normal(size=len(rows)) for split, rows in held_out.items()}
+    unsure = {split: 0.1 * logits + 3.0 for split, logits in truth.items()}
+    compared = compare_with_reference(truth, unsure, prepared, 1.0)
+    for split, rows in held_out.items():
+        expected = fit_affine(prepared.valid.labels, unsure["valid"]).apply(unsure[split])
+        assert compared[split].calibrated_logloss == metrics.logloss(rows.labels, expected)
+        assert compared[split].logloss == metrics.logloss(rows.labels, unsure[split])
+    stepwise = compare_with_reference(truth, unsure, prepared, 1.0, calibration="isotonic")
+    assert stepwise["test"].calibrated_logloss != compared["test"].calibrated_logloss

@@ -50,28 +50,26 @@ def print_figures(
     figures: "Iterable[tuple[str, SplitFigures]]", reference: "dict[str, dict[str, Reference]] | None" = None
 ) -> None:
     """Print the figures of each split: the base rate's, those of reference models, raw and calibrated ones."""
-    from recap_ctr.pages.references import reference_name
+    from recap_ctr.pages.references import calibrated_text, lead_text, reference_name
 
     rows = []
     for split, measured in figures:
-        rows.append([split, "base rate", "0.50000", f"{measured.base_rate_logloss:.5f}", "", ""])
+        rows.append([split, "base rate", "0.50000", f"{measured.base_rate_logloss:.5f}", "", "", ""])
         for name, by_split in (reference or {}).items():
-            if (model := by_split.get(split)) is not None:
-                rows.append(
-                    [
-                        split,
-                        reference_name(name, by_split),
-                        f"{model.auc:.5f}",
-                        f"{model.logloss:.5f}",
-                        "",
-                        "",
-                    ]
-                )
+            if (model := by_split.get(split)) is None:
+                continue
+            shown, auc = reference_name(name, by_split), f"{model.auc:.5f}"
+            rows.append([split, shown, auc, f"{model.logloss:.5f}", "", "", lead_text(model)])
+            if calibrated := calibrated_text(model):
+                rows.append([split, f"{shown}, calibrated", auc, calibrated, "", "", ""])
         for name, each in (("raw", measured.raw), ("calibrated", measured.calibrated)):
             grouped = f"{each.group_auc.auc:.5f}" if each.group_auc else ""
             error = "" if each.calibration_error is None else f"{each.calibration_error:.5f}"
-            rows.append([split, name, f"{each.auc:.5f}", f"{each.logloss:.5f}", error, grouped])
-    print_table(["rows", "scores", "AUC", "logloss", "calibration error", "AUC per group"], rows)
+            rows.append([split, name, f"{each.auc:.5f}", f"{each.logloss:.5f}", error, grouped, ""])
+    header = ["rows", "scores", "AUC", "logloss", "calibration error", "AUC per group"]
+    if reference:
+        header.append("the model's lead, points")
+    print_table(header, [row[: len(header)] for row in rows])
 
 
 def print_report(report: "RunReport") -> None:
@@ -86,7 +84,7 @@ def print_report(report: "RunReport") -> None:
 
 def print_fit(report: "FitReport") -> None:
     """Print the base rate, the references, the teachers, their ensemble and the shipped model of a fit."""
-    from recap_ctr.pages.references import lead_text, reference_name
+    from recap_ctr.pages.references import calibrated_text, lead_text, reference_name
 
     split = report.metrics.split
 
@@ -105,8 +103,8 @@ def print_fit(report: "FitReport") -> None:
     rows = [["base rate", "", "50.000", base_rate, "", ""]]
     for name, by_split in (report.reference or {}).items():
         reference = by_split[split]
-        figures = f"{100 * reference.auc:.3f}", f"{reference.logloss:.5f}"
-        rows.append([reference_name(name, by_split), "", *figures, "", lead_text(reference)])
+        figures = f"{100 * reference.auc:.3f}", f"{reference.logloss:.5f}", calibrated_text(reference)
+        rows.append([reference_name(name, by_split), "", *figures, lead_text(reference)])
     teachers = [
         cells(directory.rpartition("/")[2], teacher.parameters, teacher.metrics)
         for directory, teacher in report.teacher_runs.items()

@@ -63,7 +63,9 @@ def train(
     ] = None,
     baseline: Annotated[
         bool,
-        typer.Option("--baseline/--no-baseline", help="Train a logistic regression for comparison."),
+        typer.Option(
+            "--baseline/--no-baseline", help="Train logistic regression and LightGBM for comparison."
+        ),
     ] = True,
     workers: Annotated[
         int,

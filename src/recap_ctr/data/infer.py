@@ -15,9 +15,10 @@ import polars as pl
 
 from recap_ctr.config import parse
 from recap_ctr.data.clock import clock_fields
-from recap_ctr.data.inferred import LEFT_OUT, WEIGHT, Finding, Inferred
-from recap_ctr.data.moments import find_unit, read_seconds
+from recap_ctr.data.inferred import LEFT_OUT, WEIGHT, Finding, Inferred, Untimed
+from recap_ctr.data.moments import EPOCH_UNITS, find_unit, read_seconds
 from recap_ctr.data.roles import (
+    NO_LABELS,
     drop_unlabelled,
     label_text,
     read_labels,
@@ -47,8 +48,15 @@ NUMBERS_WITH_COMMAS = (
     " separator ','"
 )
 LISTS_AS_TEXT = "write the values as a|b for a multi field, or save real lists (Parquet, Arrow or JSON lines)"
+UNREAD_DATES = f"{LEFT_OUT}dates that can't be read"
+WRITE_DATES = "write it like 2026-01-31 23:59:00"
+THEN_SPLIT = "then use --split time, which will be the default"
+FILL_TIMES = f"drop those rows or fill in their times, {THEN_SPLIT}"
 TIME_WORDS = {"time", "timestamp", "ts", "date", "datetime"}
-TIME_HINTS = {"dt", "hour", "day", "created", "at", "stamp", "when"}  # these need values that look like dates
+TIME_HINTS = {  # These need values that look like dates.
+    *("dt", "hour", "day", "created", "at", "stamp", "when"),
+    *("epoch", "unix", "utc", "moment", "seen", "logged", "started"),
+}
 SAMPLE_ROWS = 1_000  # of a block, to compare columns row by row
 
 
@@ -127,7 +135,7 @@ def infer(
     notes = []
     if positive is None and named.positive is not None:
         notes = [f"label {label!r}: {named.positive!r} counts as a click; pass --positive to choose"]
-    untimed = None if schema.time else rules.untimed(columns, is_whole=is_whole)
+    untimed = None if schema.time else rules.untimed(columns, findings, is_whole=is_whole)
     return Inferred(schema, findings, origin, rows, tuple(notes), untimed)
 
 
@@ -169,7 +177,7 @@ def _recognise(
     values: set[str] = set()
     for part, size in blocks:
         read_ahead.append((part, size))
-        values |= set(label_text(part, named.label).drop_nulls().unique())
+        values |= set(label_text(part, named.label).drop_nulls().unique()) - set(NO_LABELS)
         if len(values) > 1:
             break
     meaning = recognise_labels(values, named.label)
@@ -262,15 +270,26 @@ class _Rules:
         roles = (self.named.label, self.named.weight, self.named.scores, *self.named.ignore)
         return [column for column in columns if column.name not in roles and self._is_time(column)]
 
-    def untimed(self, columns: Sequence[ColumnSummary], *, is_whole: bool) -> str | None:
+    def untimed(
+        self, columns: Sequence[ColumnSummary], findings: Sequence[Finding], *, is_whole: bool
+    ) -> Untimed | None:
         """Return why the column with the most moments can't order the rows; None if no column holds any."""
         times = [
             column for column in self._times(columns) if not self._refuse(column) and not self._leak(column)
         ]
-        if not times:
+        if times:
+            column = max(times, key=lambda column: column.num_distinct)
+            scope = "" if is_whole else ", of those read first"
+            return Untimed(f"{column.name!r} {self._why_unordered(column)}{scope}", FILL_TIMES)
+        unread = {finding.column for finding in findings if finding.verdict == UNREAD_DATES}
+        dates = [column for column in columns if column.name in unread]
+        if not dates:
             return None
-        column = max(times, key=lambda column: column.num_distinct)
-        return f"{column.name!r} {self._why_unordered(column)}{'' if is_whole else ', of those read first'}"
+        column = max(dates, key=lambda column: column.num_distinct)
+        return Untimed(
+            f"{column.name!r} holds dates such as {column.date_text!r}, which can't be read",
+            f"{WRITE_DATES}, {THEN_SPLIT}",
+        )
 
     def _why_unordered(self, column: ColumnSummary) -> str:
         """Return why a column of moments can't order the rows: how many rows lack a time that can be read."""
@@ -309,6 +328,11 @@ class _Rules:
             return _Choice(WEIGHT, "it may hold row weights; if so, name it as the weight")
         if is_time:
             return self._choose_time(column, time)
+        if (date := column.date_text) is not None:
+            return _Choice(
+                UNREAD_DATES,
+                f"such as {date!r}; {WRITE_DATES}, to split by it and to learn from hour and weekday",
+            )
         if column.num_distinct == 1 and not column.num_missing and not column.is_list:
             value = column.counts["value"][0]
             return _Choice(f"{LEFT_OUT}constant", f"every row has {value!r}, so there is nothing to learn")
@@ -392,9 +416,21 @@ class _Rules:
         is_named_time = any(word.endswith(("time", "date", "timestamp")) for word in words)
         is_named_time = is_named_time or bool(words & TIME_WORDS)
         if not is_named_time and not words & TIME_HINTS:
-            return False
+            return self._is_clock(column)
         is_counter = is_named_time and column.num_distinct > FEW_VALUES and column.is_ordered
         return is_counter or find_unit(text) is not None
+
+    def _is_clock(self, column: ColumnSummary) -> bool:
+        """Return whether a column without the name of a time holds seconds, or parts of them, that rise with the rows.
+
+        An id that counts the rows does so, too, but leaves no gaps.
+        """
+        numbers = column.numbers
+        if numbers is None or column.is_id or column.num_distinct <= FEW_VALUES or not column.is_ordered:
+            return False
+        span = float(np.ptp(numbers.to_numpy()))
+        counts_rows = column.num_distinct == self.rows and span < 2 * self.rows
+        return not counts_rows and find_unit(column.counts["value"]) in EPOCH_UNITS
 
     def _can_order(self, column: ColumnSummary) -> bool:
         """Return whether a split in time order could use the column: every row has a time that can be read."""

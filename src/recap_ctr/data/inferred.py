@@ -21,6 +21,14 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Untimed:
+    """Why no column can order the rows, though one holds moments, and what to do about it."""
+
+    reason: str
+    fix: str
+
+
+@dataclass(frozen=True)
 class Inferred:
     """A schema and the findings it follows from: for each column in the table's order, then for derived fields."""
 
@@ -30,8 +38,8 @@ class Inferred:
     rows: int
     notes: tuple[str, ...] = ()
     """What a user should know before anything else: which value of the label was taken for a click."""
-    untimed: str | None = None
-    """Why no column can order the rows, though one holds moments: it has gaps."""
+    untimed: Untimed | None = None
+    """Why the rows can't be split by time, though a column holds moments; None if they can, or none does."""
 
     def describe_left_out(self) -> str:
         """Return in a sentence which columns are not used, each with the kind of reason; "" if all are."""

@@ -20,6 +20,7 @@ EPOCH = (600_000_000, 4_200_000_000)  # seconds: 1989 to 2103
 MAX_UNREADABLE = 0.01  # of the distinct values, in a column of moments
 UTC_SUFFIX = " UTC"  # After a date, as BigQuery writes it; all other names of zones are refused.
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+EPOCH_UNITS = tuple(_PER_SECOND)  # Numbers since 1970.
 _FORMATS = {
     "iso": "%Y-%m-%d %H:%M:%S",
     "yyyymmdd": "%Y%m%d",

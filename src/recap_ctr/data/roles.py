@@ -28,7 +28,7 @@ NO_CLICK_WORDS = {
     ),
 }
 
-NO_LABELS = ("na", "n/a", "nan")  # What tables write where there is no label, in lower case.
+NO_LABELS = ("na", "n/a", "nan", "null", r"\n")  # What tables write where there is no label, in lower case.
 
 
 def read_labels(
@@ -63,9 +63,10 @@ def _label_error(
     if positive is not None:
         meaning = f"a label is {positive!r} for a click" + (f" and {negative!r} for none" if negative else "")
         neither = f"neither {positive!r} nor {negative!r}"
-    if value is None:
+    if value is None or value.strip().lower() in NO_LABELS:
+        written = "" if value is None else f" ({value!r})"
         return InputError(
-            f"{block.origin}: row {block.row(index)}: the label {name!r} is missing",
+            f"{block.origin}: row {block.row(index)}: the label {name!r} is missing{written}",
             fix=f"{meaning}; drop or repair such rows, or pass --drop-unlabelled (to fit, prepare or schema infer)",
         )
     return InputError(
@@ -118,7 +119,7 @@ def recognise_labels(values: Collection[str], name: str) -> tuple[str, str | Non
 
 
 def drop_unlabelled(block: Block, name: str) -> Block:
-    """Return the rows that have a label, which NA and NaN are not; they keep their numbers."""
+    """Return the rows that have a label, which NA, NaN and NULL are not; they keep their numbers."""
     text = label_text(block, name)
     is_labelled = text.is_not_null() & ~text.is_in(NO_LABELS).fill_null(False)
     if is_labelled.all():
@@ -129,14 +130,18 @@ def drop_unlabelled(block: Block, name: str) -> Block:
 
 def read_weights(block: Block, name: str) -> npt.NDArray[np.float32]:
     """Return the weight column; a weight that is missing, below 0 or too large is an error."""
-    numbers = as_numbers(block, parse(Field, {"name": name, "kind": "numeric"}, "weight")).alias("")
+    raw = block.column(name, "weight").alias("")
+    if raw.dtype == pl.String:
+        numbers = as_text(raw.str.strip_chars()).cast(pl.Float64, strict=False)
+    else:
+        numbers = as_numbers(block, parse(Field, {"name": name, "kind": "numeric"}, "weight")).alias("")
     bad = (~numbers.is_between(0, float(np.finfo(np.float32).max)).fill_null(False)).arg_true()
     if len(bad):
-        value = numbers[bad[0]]
+        value = raw[bad[0]]
         raise InputError(
             f"{block.origin}: row {block.row(bad[0])}: the weight {name!r} is"
-            f" {'missing' if value is None else value}; it must be 0 or more",
-            fix="give every row a weight (1 for an ordinary one), or remove weight from the schema",
+            f" {'missing' if value is None else repr(value)}; it must be 0 or more",
+            fix="give every row a weight (1 for an ordinary one), or name another column as the weight, or none",
         )
     return numbers.cast(pl.Float32).to_numpy()
 

@@ -58,9 +58,12 @@ class Block:
             present = ", ".join(repr(column) for column in self.frame.columns[:12])
             more = f" and {self.frame.width - 12} more" if self.frame.width > 12 else ""
             suggestion = did_you_mean(name, self.frame.columns)
+            fix = "rename the column, or correct the schema or --label"
+            if self.frame.width == 1 and name in self.frame.columns[0]:
+                fix = "say with --separator what separates the columns"
             raise InputError(
                 f"{self.origin} has no column {name!r} ({role}){suggestion}\n  columns present: {present}{more}",
-                fix="rename the column, or correct the schema or --label",
+                fix=fix,
             )
         return self._columns[name]
 

@@ -66,6 +66,17 @@ NUMBER_WITH_COMMA = (
     r"|^[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$"  # 1,234.5
 )
 LIST_AS_TEXT = r"^\s*\[.*\]\s*$"
+_MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+DATE_AS_TEXT = (
+    r"(?i)^\s*(?:[a-z]{3,9},? )?(?:"
+    r"\d{1,2}[./-]\d{1,2}[./-](?:19|20)\d{2}"  # 31.01.2026, 1/31/2026
+    r"|\d{1,2}[./-]\d{1,2}[./-]\d{2} \d{1,2}:\d{2}"  # 1/31/26 23:59
+    r"|(?:19|20)\d{2}[/-]\d{1,2}[/-]\d{1,2}"  # 2026-1-31
+    r"|(?:19|20)\d{6}T\d{4,6}"  # 20260131T2359
+    rf"|\d{{1,2}}[ /-]{_MONTH}[ /-]\d{{2,4}}"  # 31/Jan/2026
+    rf"|{_MONTH} \d{{1,2}},? \d"  # Jan 31, 2026
+    r")"
+)
 COMMON_SHARE = 0.95
 PRIOR_ROWS = (2.0, 10.0, 50.0, 250.0, 1250.0)
 NUM_NEIGHBOURHOODS = 64
@@ -219,6 +230,14 @@ class ColumnSummary:
             return None
         is_list = self.counts["value"].str.contains(LIST_AS_TEXT)
         return self.counts["value"].filter(is_list)[0] if self._is_common(self.counts, is_list) else None
+
+    @cached_property
+    def date_text(self) -> str | None:
+        """Return a value such as 31.01.2026 23:59, if the column holds dates, in whatever spelling."""
+        if self.kind != "text":
+            return None
+        is_date = self.counts["value"].str.contains(DATE_AS_TEXT)
+        return self.counts["value"].filter(is_date)[0] if self._is_common(self.counts, is_date) else None
 
     def _is_common(self, counts: pl.DataFrame, is_match: pl.Series) -> bool:
         """Return whether the values that match are in nearly all rows."""

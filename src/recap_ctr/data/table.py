@@ -10,7 +10,7 @@ import polars as pl
 from recap_ctr.data.frames import as_frame
 from recap_ctr.data.grow import Base
 from recap_ctr.data.infer import infer
-from recap_ctr.data.inferred import Inferred
+from recap_ctr.data.inferred import Inferred, Untimed
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.shards import PreparedData
 from recap_ctr.data.source import FileSource, FrameSource, Source
@@ -48,9 +48,6 @@ RawTable = (
 """Files by name or pattern, a data frame of polars or pandas, or columns by name."""
 
 
-FILL_TIMES = "drop those rows or fill in their times, then use --split time, which will be the default"
-
-
 @dataclass(frozen=True)
 class Table:
     """A raw table with the schema that says what its columns are."""
@@ -63,7 +60,7 @@ class Table:
     """Leave out rows without a label, which are refused otherwise."""
 
     @property
-    def untimed(self) -> str | None:
+    def untimed(self) -> Untimed | None:
         """Return why no column can order the rows, though one holds moments; None if that is not so."""
         return self.inferred.untimed if self.inferred else None
 
@@ -81,7 +78,7 @@ class Table:
         """
         kind, column = parse_rule(split or ("time" if self.schema.time else "random"))
         if kind == "time" and self.untimed:
-            raise InputError(f"the rows can't be split by time: {self.untimed}", fix=FILL_TIMES)
+            raise InputError(f"the rows can't be split by time: {self.untimed.reason}", fix=self.untimed.fix)
         return Split(kind=kind, ratio=ratio, seed=seed, column=column)
 
     def preparation(self, split: Split) -> Preparation:
@@ -89,8 +86,8 @@ class Table:
         note = None
         if split.kind == "random" and self.untimed:
             note = (
-                f"The rows were split at random, NOT by time: {self.untimed}. A random split flatters a model that will"
-                f" score later rows: {FILL_TIMES}."
+                f"The rows were split at random, NOT by time: {self.untimed.reason}. A random split flatters a model"
+                f" that will score later rows: {self.untimed.fix}."
             )
         return Preparation(
             self.schema, {"all": self.source}, split, drop_unlabelled=self.drop_unlabelled, split_note=note

@@ -5,6 +5,7 @@ from recap_ctr.pages.charts import Chart, Series
 from recap_ctr.pages.page import Section, Table
 
 Z = 1.96  # Half the width of a 95 % interval, in standard errors.
+FEWEST = 10  # Clicks that a slice needs for an AUC and a ratio, and other rows that an AUC needs.
 FIGURES = ("rows", "clicks", "AUC", "logloss", "mean score / click rate")
 
 
@@ -26,7 +27,8 @@ def _slices(breakdown: Breakdown) -> Section | None:
     text = (
         f"The same figures on parts of the {breakdown.rows:,} {breakdown.split} rows: by the most frequent values of"
         " some fields, which `--set slices` chooses, and by ten equally long periods where the rows have times. A mean"
-        " score above the click rate means that scores are too high for these rows; below it, too low."
+        " score above the click rate means that scores are too high for these rows; below it, too low. Figures that"
+        f" fewer than {FEWEST} clicks, or other rows, say nothing about are left out."
     )
     return Section("Slices", text, tables=tuple(tables), charts=charts)
 
@@ -36,13 +38,15 @@ def _table(name: str, slices: list[Slice]) -> Table:
 
 
 def _row(part: Slice) -> tuple[str, ...]:
+    clicks = part.rows * part.base_rate
     error = "" if part.auc_error is None else f" ± {100 * Z * part.auc_error:.2f}"
-    ratio = part.calibration_ratio
+    auc = part.auc if min(clicks, part.rows - clicks) >= FEWEST else None
+    ratio = part.calibration_ratio if clicks >= FEWEST else None
     return (
         part.name,
         f"{part.rows:,}",
         f"{part.base_rate:.2%}",
-        "" if part.auc is None else f"{100 * part.auc:.2f}{error}",
+        "" if auc is None else f"{100 * auc:.2f}{error}",
         f"{part.logloss:.4f}",
         "" if ratio is None else f"{ratio:.3f}",
     )

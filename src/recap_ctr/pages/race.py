@@ -30,7 +30,7 @@ def time_sentences(report: FitReport) -> list[str]:
         sentences.append(f"The fit took {taken / 60:.1f} minutes{asked}.")
     given_up = report.plan.get("given_up") or []
     if given_up:
-        sentences.append(f"There was no time for {', '.join(given_up)}.")
+        sentences.append(f"There was no time for {'; '.join(given_up)}.")
     return sentences
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from recap_ctr.training.report import Reference, RunReport
 
 CUT = "cut by the budget"
+ITSELF = "the shipped model itself"
 Z = 1.96  # Half the width of a 95 % interval, in standard errors.
 
 
@@ -18,6 +19,8 @@ def lead_text(reference: Reference) -> str:
     """Return how far the model is ahead of a reference in AUC, with its 95 % interval; empty if it was not measured."""
     if reference.lead is None or reference.lead_error is None:
         return ""
+    if _is_itself(reference):
+        return ITSELF
     return f"{100 * reference.lead:+.3f} ± {100 * Z * reference.lead_error:.3f}"
 
 
@@ -25,7 +28,14 @@ def logloss_gain_text(reference: Reference) -> str:
     """Return how much lower the model's logloss is, with its 95 % interval; empty if it was not measured."""
     if reference.logloss_gain is None or reference.logloss_gain_error is None:
         return ""
+    if _is_itself(reference):
+        return ITSELF
     return f"{reference.logloss_gain:+.5f} ± {Z * reference.logloss_gain_error:.5f}"
+
+
+def calibrated_text(reference: Reference) -> str:
+    """Return a reference's logloss after calibration; empty in reports of older versions."""
+    return "" if reference.calibrated_logloss is None else f"{reference.calibrated_logloss:.5f}"
 
 
 def reference_sentence(report: RunReport) -> str:
@@ -50,9 +60,9 @@ def reference_sentence(report: RunReport) -> str:
         )
     loss = report.metrics.on(split).calibrated.logloss
     lower = [
-        f"{name} ({_remark(reference)}{reference.logloss:.5f})"
+        f"{name} ({_remark(reference)}{_shipped_logloss(reference):.5f})"
         for name, reference in rivals.items()
-        if loss > reference.logloss + Z * (reference.logloss_gain_error or math.inf)
+        if loss > _shipped_logloss(reference) + Z * (reference.logloss_gain_error or math.inf)
     ]
     if lower:
         sentences.append(
@@ -60,6 +70,11 @@ def reference_sentence(report: RunReport) -> str:
             " may have moved since the validation rows."
         )
     return " ".join(sentences)
+
+
+def _shipped_logloss(reference: Reference) -> float:
+    """Return the logloss that the reference would have if it shipped, as calibrated as the model is."""
+    return reference.logloss if reference.calibrated_logloss is None else reference.calibrated_logloss
 
 
 def _remark(reference: Reference) -> str:

@@ -12,7 +12,13 @@ from recap_ctr.pages.charts import Chart, Kind, Series
 from recap_ctr.pages.diagnosis import decomposition_section, decompositions_of
 from recap_ctr.pages.page import Page, Section, Table
 from recap_ctr.pages.race import race_section
-from recap_ctr.pages.references import lead_text, logloss_gain_text, reference_name, reference_sentence
+from recap_ctr.pages.references import (
+    calibrated_text,
+    lead_text,
+    logloss_gain_text,
+    reference_name,
+    reference_sentence,
+)
 from recap_ctr.training.report import FitReport, Reference, RunReport
 
 HEADER = ("model", "parameters", "AUC", "logloss", "calibrated logloss", "calibration error")
@@ -136,7 +142,8 @@ def _results(report: RunReport | FitReport) -> Section:
     for name, by_split in (report.reference or {}).items():
         reference = by_split[split]
         shown = reference_name(name, by_split)
-        rows.append((shown, "", f"{100 * reference.auc:.3f}", f"{reference.logloss:.5f}", "", ""))
+        losses = f"{reference.logloss:.5f}", calibrated_text(reference)
+        rows.append((shown, "", f"{100 * reference.auc:.3f}", *losses, ""))
     if isinstance(report, FitReport):
         teachers = report.teacher_runs
         for path, teacher in teachers.items():
@@ -167,7 +174,10 @@ def _against_references(references: dict[str, dict[str, Reference]], split: str)
         (reference_name(name, by_split), lead_text(by_split[split]), logloss_gain_text(by_split[split]))
         for name, by_split in references.items()
     )
-    note = "Of the model over each reference, on the same rows, ± half of the 95 % interval of the paired difference."
+    note = (
+        "Of the model over each reference, on the same rows, both before calibration, ± half of the 95 % interval of"
+        " the paired difference."
+    )
     return Table(("reference", "lead in AUC (points)", "gain in logloss"), rows, note=note)
 
 
@@ -300,6 +310,9 @@ def training_chart(series: tuple[Series, ...]) -> Chart:
 
 def _training(report: RunReport | FitReport) -> Section:
     history = report.history
+    if len(history) == 1:
+        auc = 100 * history[0].valid_auc
+        return Section("Training", f"There was a single epoch. Its validation AUC is {auc:.3f}.")
     averaged = any(row.beta is not None for row in history)
     curves = [training_series("averaged weights" if averaged else "weights", report)]
     raw_aucs = [row.raw_auc for row in history if row.raw_auc is not None]
@@ -342,6 +355,8 @@ def _fields(report: RunReport | FitReport, fields: list[FieldQuality]) -> Sectio
 def _unknown_values(fields: list[FieldQuality], split: str) -> str:
     """Return in a sentence which field has the most values without a vector of their own, and why."""
     worst = max(fields, key=lambda field: field.oov[split])
+    if not worst.oov[split]:
+        return f"Every value in {split} rows has an embedding vector of its own."
     reasons = "too rare in the training rows or absent from them"
     if worst.missing and worst.rare and worst.unseen:
         shares = {

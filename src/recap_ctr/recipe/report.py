@@ -104,7 +104,12 @@ def _shared_values(
         "date": datetime.now(UTC).date().isoformat(),
         "reference": {
             name: compare_with_reference(
-                logits, held_out_logits(tables, data), data, config.negative_rate, is_cut=was_cut(tables)
+                logits,
+                held_out_logits(tables, data),
+                data,
+                config.negative_rate,
+                calibration=config.calibration,
+                is_cut=was_cut(tables),
             )
             for name, tables in references.items()
         },

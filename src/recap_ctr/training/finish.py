@@ -249,7 +249,9 @@ def _references(
         write_tree_logits(str(data.path), str(tables), config.threads, quiet=quiet)
         references[TREES] = held_out_logits(tables, data)
     return {
-        name: compare_with_reference(logits, reference, data, config.negative_rate)
+        name: compare_with_reference(
+            logits, reference, data, config.negative_rate, calibration=config.calibration
+        )
         for name, reference in references.items()
     }
 

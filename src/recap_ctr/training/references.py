@@ -14,6 +14,7 @@ from recap_ctr.axes.logits import BLOCK_ROWS, Estimator, LogitTable, LogitWriter
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.evaluation import metrics
+from recap_ctr.evaluation.calibrate import Calibration, fitting
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.storage.files import make_directory, read_object, write_json
 from recap_ctr.training.config import LOGITS
@@ -69,14 +70,18 @@ def compare_with_reference(
     data: PreparedData,
     negative_rate: float,
     *,
+    calibration: str = "affine",
     is_cut: bool = False,
 ) -> dict[str, Reference]:
     """Return a reference's figures by split, and how far the model is ahead; both are raw logits by split.
 
-    `is_cut` says that a budget ended the reference's training early.
+    The reference is calibrated as the model is, by the `calibration` of that name. `is_cut` says that a budget ended
+    the reference's training early.
     """
+    logits, weights = undo_sampling(reference["valid"], data.valid, negative_rate)
+    calibrate = fitting(calibration)(data.valid.labels, logits, weights)
     compared = {
-        split: _compare(model[split], reference[split], getattr(data, split), negative_rate)
+        split: _compare(model[split], reference[split], getattr(data, split), negative_rate, calibrate)
         for split in reference
     }
     return {
@@ -84,13 +89,16 @@ def compare_with_reference(
     }
 
 
-def _compare(model: Array, reference: Array, shard: Shard, negative_rate: float) -> Reference:
+def _compare(
+    model: Array, reference: Array, shard: Shard, negative_rate: float, calibration: Calibration
+) -> Reference:
     labels = shard.labels
     model_logits, weights = undo_sampling(model, shard, negative_rate)
     reference_logits, _ = undo_sampling(reference, shard, negative_rate)
     figures = {
         "auc": metrics.auc(labels, reference_logits, weights),
         "logloss": metrics.logloss(labels, reference_logits, weights),
+        "calibrated_logloss": metrics.logloss(labels, calibration.apply(reference_logits), weights),
     }
     if not metrics.are_comparable(labels):
         return Reference(**figures)

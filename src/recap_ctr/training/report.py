@@ -142,6 +142,8 @@ class Reference(Record):
 
     auc: float
     logloss: float
+    calibrated_logloss: float | None = None
+    """The logloss after the same calibration as the model's; None in reports of older versions."""
     lead: float | None = None
     """The reported model's AUC minus this one's, on the same rows; `lead_error` is the standard error (DeLong)."""
     lead_error: float | None = None
