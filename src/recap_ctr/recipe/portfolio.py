@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recap_ctr.axes.logits import LogitTable
+from recap_ctr.axes.logits import LogitTable, is_table
 from recap_ctr.axes.own_scores import OWN_SCORES
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.rates import crossable
@@ -131,7 +131,8 @@ class Portfolio:
             try:
                 return self._run()
             except KeyboardInterrupt:
-                if self.counted:
+                self.work.record()
+                if self._has_finished_references():
                     self.work.say(INTERRUPTED)
                     self._ship_what_is_there()
                 raise
@@ -143,6 +144,13 @@ class Portfolio:
         ) as students:
             self._finish(students, self._pack_best(), None)
         self.work.say(f"{self.work.out / ARTIFACT} is the best so far")
+
+    def _has_finished_references(self) -> bool:
+        """Keep those references that have finished, and return whether the regression is among them."""
+        self.references = {
+            name: tables for name, tables in self.references.items() if is_table(tables / "valid")
+        }
+        return LOGISTIC in self.references and self.references[LOGISTIC].parent in self.counted
 
     def _pack_best(self) -> Runs:
         """Pack the best of the race, if there was one."""
@@ -223,13 +231,12 @@ class Portfolio:
         if self.work.own_scores is not None:
             self.references[OWN_SCORES] = self.work.own_scores
         self.work.say(f"references: {', '.join(self.references)}")
-        finished: Runs = {}
 
         def receive(index: int, result: Any) -> None:
             if len(head_start) <= index < len(head_start) + len(runs):
                 path = list(runs)[index - len(head_start)]
-                finished[path] = parse_report(result)
-                self.work.ship_best({path: finished[path]})
+                self.counted[path] = parse_report(result)
+                self.work.ship_best({path: self.counted[path]})
 
         head_start = [
             Job(
@@ -240,7 +247,7 @@ class Portfolio:
             for path, config in first_student.items()
         ]
         self.work.executor.run([*head_start, *jobs], title="references", quiet=self.work.quiet, done=receive)
-        self.counted = {path: finished[path] for path in runs}
+        self.counted = {path: self.counted[path] for path in runs}  # In the same order each time.
         if deadline is not None and time.time() > deadline:
             self.work.give_up("training the references to their end")
         self.work.note_packing(self.counted)

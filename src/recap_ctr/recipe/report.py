@@ -7,11 +7,12 @@ from statistics import mean
 from typing import Any
 
 from recap_ctr.axes.logits import LogitTable, mean_logit
+from recap_ctr.data.levels import levels_of
 from recap_ctr.data.quality import field_quality, repeated_rows
 from recap_ctr.data.shards import PreparedData, held_out_shards
 from recap_ctr.diagnose import Cube, Curve, curve
-from recap_ctr.evaluation.calibrate import fitting
 from recap_ctr.evaluation.evaluate import Metrics, evaluate
+from recap_ctr.evaluation.levels import calibrated
 from recap_ctr.evaluation.sampling import negative_rate_shift, sampling_weights, undo_sampling
 from recap_ctr.recipe.choice import Choice
 from recap_ctr.recipe.config import RecipeConfig
@@ -140,14 +141,15 @@ def measure_ensembles(
 
 def measure_ensemble(config: RecipeConfig, data: PreparedData, tables: Sequence[Path]) -> EnsembleFigures:
     """Calibrate and measure the mean logit of several logit tables like a model; one may come more than once."""
-    calibrate, shards = fitting(config.calibration), held_out_shards(data)
+    shards = held_out_shards(data)
     predictions = {
         split: undo_sampling(
             mean_logit([LogitTable(path / split) for path in tables]), shard, config.negative_rate
         )
         for split, shard in shards.items()
     }
-    calibration = calibrate(data.valid.labels, *predictions["valid"])
+    levels = levels_of(data, [data.valid], config.negative_rate)
+    calibration = calibrated(config.calibration, levels, data.valid.labels, *predictions["valid"])
     figures = {
         split: evaluate(shards[split].labels, logits, calibration, weights=weights)
         for split, (logits, weights) in predictions.items()

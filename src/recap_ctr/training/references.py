@@ -12,9 +12,11 @@ import numpy.typing as npt
 
 from recap_ctr.axes.logits import BLOCK_ROWS, Estimator, LogitTable, LogitWriter, is_table
 from recap_ctr.config import TrainConfig
+from recap_ctr.data.levels import levels_of
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.evaluation import metrics
-from recap_ctr.evaluation.calibrate import Calibration, fitting
+from recap_ctr.evaluation.calibrate import Calibration
+from recap_ctr.evaluation.levels import calibrated
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.storage.files import make_directory, read_object, write_json
 from recap_ctr.training.config import LOGITS
@@ -79,7 +81,8 @@ def compare_with_reference(
     the reference's training early.
     """
     logits, weights = undo_sampling(reference["valid"], data.valid, negative_rate)
-    calibrate = fitting(calibration)(data.valid.labels, logits, weights)
+    levels = levels_of(data, [data.valid], negative_rate)
+    calibrate = calibrated(calibration, levels, data.valid.labels, logits, weights)
     compared = {
         split: _compare(model[split], reference[split], getattr(data, split), negative_rate, calibrate)
         for split in reference
