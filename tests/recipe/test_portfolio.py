@@ -1,5 +1,6 @@
 """The fit by portfolio: what races, who teaches, what ships, and that it can be interrupted anywhere."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any, ClassVar
@@ -180,6 +181,28 @@ class TestBudget:
         assert repeated and set(repeated) <= set(names)
         best = next(arm.name for arm in report.arms if " run " not in arm.name)
         assert best in repeated, "the best one has another seed first"
+
+    def test_time_that_students_leave_goes_to_models_that_may_ship(
+        self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They come too late to teach, and a second call finds the same teachers, students and choice."""
+
+        def spare(self: race.Race) -> float:
+            return 0.0 if self.after_students is None else 30.0
+
+        monkeypatch.setattr(race.Race, "_time_to_spare", spare)
+        monkeypatch.setattr(race.Race, "_affordable", lambda _: 0)
+        out = tmp_path / "fit"
+        report = portfolio(prepared, out, budget=5.0).run()
+        journal = json.loads(next(out.glob("race-*/journal.json")).read_text())
+        late = journal["standings"].keys() - set(journal["candidates"])
+        assert late and len(journal["further"]) == race.MAX_FURTHER
+        assert not late & {step.member for step in report.teaching}
+        assert late <= {arm.name for arm in report.arms}
+        late_runs = {path for path in report.teacher_runs if not path.startswith("lightgbm")}
+        assert len(late_runs) >= 2, "the best of them was packed, and may ship"
+        again = portfolio(prepared, out, budget=5.0).run()
+        assert again.model_copy(update={"date": report.date}) == report
 
     def test_a_close_run_ships_if_the_chosen_one_has_no_time_for_all_rows(
         self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

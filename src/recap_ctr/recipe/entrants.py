@@ -72,6 +72,8 @@ class Journal:
     """The name of the best entrant of the first round."""
     further: list[list[dict[str, Any]]] = field(default_factory=list)
     """The settings of the entrants of each round after the last planned one."""
+    candidates: list[str] | None = None
+    """The entrants among which the teachers were chosen; those that raced in time that students left came later."""
     given_up: list[str] = field(default_factory=list)
     epoch_seconds: float = 0.0
     """Seconds of an epoch of the first model, measured before the race."""

@@ -30,7 +30,7 @@ from recap_ctr.recipe.choice import Choice, choose_shipped, prefer_simple
 from recap_ctr.recipe.entrants import RACE, Entrant, Standing, time_epoch, train_slice
 from recap_ctr.recipe.pool import ScoredPool, scored_pool
 from recap_ctr.recipe.probe import three_digits
-from recap_ctr.recipe.race import HALF_DECADE, Race
+from recap_ctr.recipe.race import HALF_DECADE, Race, TimeAfterStudents
 from recap_ctr.recipe.refit import LastStage, RawRows
 from recap_ctr.recipe.report import portfolio_report
 from recap_ctr.recipe.selection import Selection, select_members
@@ -177,6 +177,8 @@ class Portfolio:
         teachers = self._pack_teachers(ensemble)
         self._add_a_network(teachers)
         students = self._train_students(ensemble)
+        teachers |= self._use_time_of_students(students)
+        self.race.give_up_unseen()
         return self._finish(students, teachers, ensemble)
 
     def _time_epoch(self) -> None:
@@ -327,7 +329,7 @@ class Portfolio:
             if not is_done and self.clock.until(1.0, self.work.reserve) < self.work.pack_seconds:
                 self.work.give_up("adding the best network to what counts")
                 return
-            self.with_network = self._add_up(config, name)
+            self.with_network |= self._add_up(config, name)
             self.work.ship_best(self.with_network)
 
     def _add_up(self, config: RunConfig, name: str) -> Runs:
@@ -362,7 +364,10 @@ class Portfolio:
             logits_N = np.asarray(LogitTable(table).logits_NM[:, 0], np.float64)
             return undo_sampling(logits_N, valid, rate)
 
-        tables = {name: self.race.entrants[name].path / RACE for name in self.journal.standings}
+        if self.journal.candidates is None:
+            self.journal.candidates = list(self.journal.standings)
+            self.work.record()
+        tables = {name: self.race.entrants[name].path / RACE for name in self.journal.candidates}
         tables |= {name: path / "valid" for name, path in self.references.items()}
         columns = {name: logits_of(table)[0] for name, table in tables.items()}
         weights = logits_of(tables[LOGISTIC])[1]
@@ -416,6 +421,30 @@ class Portfolio:
             deadline=self._student_deadline(configs),
             teach=False,
         )
+
+    def _use_time_of_students(self, students: Runs) -> Runs:
+        """Train further models in the time that students have left, but for what the shipped model will need.
+
+        Return the best of them.
+        """
+        if self.clock.is_limited:
+            shippable = [*students, *self.blend, *self.with_network]
+            kept = max((self._last_seconds(path) for path in shippable), default=0.0)
+            again = self._again if self.last.is_wanted else 0.0
+            self.race.use_time_of_students(TimeAfterStudents(self.work.student_reserve() + kept, again))
+        late = self.journal.standings.keys() - self.race.candidates()
+        if not late:
+            return {}
+        best = self._pack([self.race.best(late)])
+        self._add_a_network(best)
+        return best
+
+    def _last_seconds(self, path: Path) -> float:
+        """Return how long a run will take to learn from all rows, after its teachers if it has any."""
+        if not self.last.is_wanted:
+            return 0.0
+        teachers = self.last.teacher_seconds(self.last.teachers_of(path))
+        return self.last.seconds(self.last.runs_of(path)) + teachers
 
     def _student_deadline(self, configs: dict[Path, RunConfig]) -> float | None:
         """Return when students must be packed, so that there is time to train one again on all rows, if that pays.

@@ -5,7 +5,8 @@ An entrant is judged on all rows, as it is trained, at the length that the fit h
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -43,6 +44,16 @@ STUDENT_LENGTH, STUDENT_TWICE = 2.0, 5.0
 REPEAT_LENGTH = 1.5  # The same of a run from another seed.
 
 
+@dataclass(frozen=True)
+class TimeAfterStudents:
+    """How much time is kept for the model that ships, once students are trained."""
+
+    kept: float
+    """The seconds that the best of all runs so far needs to learn from all rows, and to be packed."""
+    again: float
+    """How much longer than a run takes to keep for training it again, should it ship."""
+
+
 class Race:
     """Models that are trained in slices, in four rounds."""
 
@@ -52,6 +63,8 @@ class Race:
         self.entrants: dict[str, Entrant] = {}
         self.refits = False
         """Whether the student will be trained again on all rows."""
+        self.after_students: TimeAfterStudents | None = None
+        """What students have left, once they are trained."""
 
     def plan(self) -> None:
         """Decide whether there is time for a race after the references; if not, a student starts at once."""
@@ -86,6 +99,16 @@ class Race:
             self._round(number, self._leaders(leaders), "race of the best")
         for further in range(MAX_FURTHER):
             self._use_time_left(further)
+
+    def use_time_of_students(self, time: TimeAfterStudents) -> None:
+        """Give the time that students have left to further models: one of them may ship, with what counts beside it."""
+        self.after_students = time
+        if self.journal.races:
+            for further in range(len(self.journal.further), MAX_FURTHER):
+                self._use_time_left(further)
+
+    def give_up_unseen(self) -> None:
+        """Note the models that were entered and never had time to race."""
         for name in self.entrants:
             if name not in self.journal.standings:
                 self.work.give_up(f"a look at {name}")
@@ -124,8 +147,16 @@ class Race:
         return max(finished, default=math.inf)
 
     def _time_to_spare(self) -> float:
-        """Return the seconds that students will not need: they stop by themselves, too, if the best one did."""
-        if not self.clock.is_limited or not self.journal.standings[self.best().name].finished:
+        """Return the seconds that students will not need: they stop by themselves, too, if the best one did.
+
+        After them, it is the time that is not needed for the model that ships.
+        """
+        if not self.clock.is_limited:
+            return 0.0
+        if self.after_students is not None:
+            trained_twice = self.clock.until(1.0, self.work.reserve) / (1 + self.after_students.again)
+            return min(self.clock.until(1.0, self.after_students.kept), trained_twice)
+        if not self.journal.standings[self.best().name].finished:
             return 0.0
         student = (STUDENT_TWICE if self.refits else STUDENT_LENGTH) * self._longest_finished()
         return self.clock.until(1.0, self.work.reserve + student)
@@ -233,10 +264,14 @@ class Race:
         ranked = sorted(self.journal.standings, key=lambda name: -self._outlook(name))
         return [self.entrants[name] for name in ranked[:count]]
 
-    def best(self) -> Entrant:
-        """Return the entrant with the best validation AUC so far."""
-        standings = self.journal.standings
-        return self.entrants[max(standings, key=lambda name: standings[name].auc)]
+    def candidates(self) -> list[str]:
+        """Return the entrants that have raced, without those that came after the teachers were chosen."""
+        return list(self.journal.standings) if self.journal.candidates is None else self.journal.candidates
+
+    def best(self, names: Iterable[str] | None = None) -> Entrant:
+        """Return the entrant with the best validation AUC so far, of all candidates or of those with these names."""
+        names = self.candidates() if names is None else names
+        return self.entrants[max(names, key=lambda name: self.journal.standings[name].auc)]
 
     def _until_end_of_round(self, number: int) -> float:
         """Return the seconds until a round must end; infinite without a budget."""
@@ -286,7 +321,7 @@ class Race:
         of_a_kind = [
             entrant
             for entrant in self.entrants.values()
-            if entrant.config.model == self.config.teacher_model and entrant.name in self.journal.standings
+            if entrant.config.model == self.config.teacher_model and entrant.name in self.candidates()
         ]
         if not of_a_kind:
             return self._untried_training()
