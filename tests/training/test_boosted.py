@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from recap_ctr.axes.predict import predict, to_inputs
+from recap_ctr.config import TrainConfig
 from recap_ctr.data.prepare import Preparation, write_prepared_data
 from recap_ctr.data.rates import NEUTRAL, encode_rates
 from recap_ctr.data.shards import PreparedData
@@ -23,12 +24,15 @@ from recap_ctr.inference.setting import Setting
 from recap_ctr.inference.torch_backend import PackedModel, TorchBackend
 from recap_ctr.jobs import progress
 from recap_ctr.models.boosted import MISSING, Boosted, BoostedConfig
+from recap_ctr.models.rates import Rates, RatesConfig
 from recap_ctr.nn.interface import Inputs
 from recap_ctr.schema import Field, Schema
 from recap_ctr.training import trees
+from recap_ctr.training.beside import blended
 from recap_ctr.training.boosted import MOST_RANKED, train_boosted, with_codes
 from recap_ctr.training.loop import Trained
-from recap_ctr.training.rates import count_rates
+from recap_ctr.training.rates import count_rates, train_rates
+from recap_ctr.training.report import PartGain
 from tests.support.preparing import EVERY_KIND, every_kind, prepared
 
 CPU = torch.device("cpu")
@@ -165,6 +169,68 @@ def test_trees_see_the_order_of_categories_that_are_numbers(tmp_path: Path) -> N
     assert metrics.logloss(data.valid.labels, logits) == pytest.approx(
         trained.history[0].valid_logloss, abs=1e-6
     ), "LightGBM has the same logits"
+
+
+@pytest.fixture(scope="module")
+def paired(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+    """Return rows that are clicked if a user and a shop suit each other, which neither says alone."""
+    rng = np.random.default_rng(0)
+    user, shop = rng.integers(0, 40, 12_000), rng.integers(0, 40, 12_000)
+    logits = np.where((user * 7 + shop * 3) % 5 < 2, 1.5, -1.5)
+    rows = pl.DataFrame(
+        {
+            "click": (rng.random(len(user)) < metrics.sigmoid(logits)).astype(int),
+            "user": [f"u{value}" for value in user],
+            "shop": [f"s{value}" for value in shop],
+        }
+    )
+    fields = tuple(Field(name=name, kind="categorical") for name in ("user", "shop"))
+    preparation = Preparation(Schema(label="click", fields=fields), {"all": FrameSource(rows)})
+    return write_prepared_data(preparation, tmp_path_factory.mktemp("paired") / "data", quiet=True)[0]
+
+
+def test_trees_see_what_pairs_of_values_did_before(paired: PreparedData) -> None:
+    trained = train(paired)
+    model = trained.model
+    assert isinstance(model, Boosted) and model.config.pairs == (("user", "shop"),)
+    logits = predict(model, paired.test, CPU)
+    assert metrics.auc(paired.test.labels, logits) > 0.75
+    valid = predict(model, paired.valid, CPU)
+    assert metrics.logloss(paired.valid.labels, valid) == pytest.approx(
+        trained.history[0].valid_logloss, abs=1e-3
+    ), "but for the few entries that found their bucket full"
+    rows = with_codes(model.config, paired)
+    assert metrics.auc(paired.train.labels, predict(model, rows, CPU)) < 0.9, "no row knows its own click"
+
+
+def test_with_a_network_on_rates_trees_look_at_its_table(paired: PreparedData, tmp_path: Path) -> None:
+    (tmp_path / "rates").mkdir()
+    training = TrainConfig(batch_size=256, max_epochs=2, l2=0.0)
+    rates = train_rates(
+        RatesConfig(units=(8,), heads=3, loss="members-bce"),
+        training,
+        paired,
+        tmp_path / "rates",
+        device=CPU,
+        quiet=True,
+    ).model
+    boosted = train(paired).model
+    expected = 0.5 * predict(rates, paired.test, CPU) + 2.0 * predict(boosted, paired.test, CPU) - 1.0
+    gain = PartGain(factors={"rates": 0.5, "trees": 2.0}, logloss=0.0, constant=-1.0)
+    blend = blended(gain, [rates, boosted], paired.layout)
+    ids = to_inputs(paired.test.batch(slice(None)), CPU).ids_BW
+    assert isinstance(rates, Rates) and isinstance(boosted, Boosted)
+    of_both = [codes.detach().float().numpy()[:, -2:] for codes in (rates.codes(ids), boosted.codes(ids))]
+    same = (of_both[0] == of_both[1]).all(axis=1)  # Few pairs find their bucket full in one of the tables.
+    assert same.mean() > 0.9
+    np.testing.assert_allclose(predict(blend, paired.test, CPU)[same], expected[same], atol=1e-5)
+    assert "rates.table.weight" in blend.state_dict()
+    assert "boosted.table.weight" not in blend.state_dict(), "one table is enough"
+    alone = blended(PartGain(factors={"trees": 2.0}, logloss=0.0, constant=0.0), [boosted], paired.layout)
+    assert "boosted.table.weight" in alone.state_dict()
+    np.testing.assert_allclose(
+        predict(alone, paired.test, CPU), predict(boosted, paired.test, CPU), rtol=1e-5
+    )
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ Shapes: N rows, P crosses (fields or pairs of fields), C candidates.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, TypeVar
 
@@ -138,6 +138,13 @@ class Entries:
         """Return the chosen entries."""
         return Entries(*(column[chosen] for column in vars(self).values()))
 
+    def only(self, wanted: Sequence[Cross], crosses: Sequence[Cross]) -> "Entries":
+        """Return the entries of the wanted crosses, numbered in their order; `crosses` are all that these are of."""
+        numbers = np.full(len(crosses), -1)
+        numbers[[crosses.index(cross) for cross in wanted]] = np.arange(len(wanted))
+        cross = numbers[self.cross]
+        return replace(self, cross=cross).take(cross >= 0)
+
     def plus(self, others: "Entries", most: int) -> "Entries":
         """Return the sums of both, of the `most` pairs with most rows."""
         keys = [
@@ -173,10 +180,13 @@ class Entries:
             codes = encode_rates(entries.clicks, entries.rows, self.rate)
             figures[field.offset + entries.left] = neutral_where_unseen(codes)
 
-    def table(self) -> npt.NDArray[np.int32]:
-        """Return the packed table, buckets × slots; where a bucket is full, the rarest are left out."""
+    def table(self, rate: float) -> npt.NDArray[np.int32]:
+        """Return the packed table, buckets × slots; where a bucket is full, the rarest are left out.
+
+        `rate` is the share of clicks in all rows.
+        """
         order = np.argsort(-self.rows.astype(np.int64), kind="stable")
-        codes = encode_rates(self.clicks, self.rows, self.rate).astype(np.int64)
+        codes = encode_rates(self.clicks, self.rows, rate).astype(np.int64)
         return pack_table(self.left[order], self.right[order], self.cross[order], codes[order])
 
 

@@ -44,7 +44,10 @@ class Parts(nn.Module):
         """Make the parts that the config asks for."""
         self.first_order = Wide(layout, bias=True) if config.first_order else None
         self.rates = Rates(config.rates, layout) if config.rates else None
-        self.boosted = Boosted(config.boosted, layout) if config.boosted else None
+        # The crosses of trees are among those of rates, whose table both look at.
+        self.boosted = (
+            Boosted(config.boosted, layout, has_table=self.rates is None) if config.boosted else None
+        )
         self._num_values = layout.num_values
 
     def apart(self, inputs: Inputs) -> tuple[Inputs, Tensor | None]:
@@ -57,12 +60,12 @@ class Parts(nn.Module):
     def beside_logit(self, inputs: Inputs, codes_BQ: Tensor | None = None) -> Tensor | None:
         """Return the sum of the parts' logits; None if there are none."""
         logits: list[Tensor] = []
+        if codes_BQ is None and self.rates is not None:
+            codes_BQ = self.rates.codes(inputs.ids_BW)
         if self.first_order is not None:
             logits.append(self.first_order(inputs))
-        if self.rates is not None:
-            logits.append(
-                self.rates.logit(inputs) if codes_BQ is None else self.rates.logit_of_codes(codes_BQ)
-            )
+        if self.rates is not None and codes_BQ is not None:
+            logits.append(self.rates.logit_of_codes(codes_BQ))
         if self.boosted is not None:
             logits.append(self.boosted.logit(inputs, self._codes_of_trees(codes_BQ)))
         return torch.stack(logits).sum(0) if logits else None
@@ -71,8 +74,9 @@ class Parts(nn.Module):
         """Return the codes that the trees look at; a network on rates may look at more."""
         if codes_BQ is None or self.rates is None or self.boosted is None:
             return codes_BQ
-        at = [self.rates.config.crosses.index(cross) for cross in self.boosted.config.crosses]
-        return codes_BQ.reshape(len(codes_BQ), -1, 2)[:, at].flatten(1)
+        crosses = self.rates.config.crosses
+        at = [crosses.index(cross) for cross in self.boosted.config.crosses]
+        return codes_BQ.reshape(-1, len(crosses), 2)[:, at].flatten(1)
 
 
 class NetworkConfig(Frozen):

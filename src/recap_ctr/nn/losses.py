@@ -63,6 +63,12 @@ def self_distillation(output: Output, target_B: Tensor, weight_B: Tensor | None)
     return sum(members, start=bce(output.logit_B, target_B, weight_B))
 
 
+def members_bce(output: Output, target_B: Tensor, weight_B: Tensor | None) -> Tensor:
+    """Return the mean of the members' own losses: trained each by itself they differ, so that their mean gains."""
+    losses = [bce(logit_B, target_B, weight_B) for logit_B in output.aux["members_KB"]]
+    return torch.stack(losses).mean()
+
+
 def distillation(name: str) -> "Loss":
     """Return the distillation loss (Eq. 14) for a model whose loss is `name`.
 
@@ -78,4 +84,5 @@ LOSSES: dict[str, Loss] = {
     "tri-bce-detached": tri_bce_detached,
     "depth-bce": depth_bce,
     "self-distillation": self_distillation,
+    "members-bce": members_bce,
 }

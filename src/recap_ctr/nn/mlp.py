@@ -1,9 +1,10 @@
 """Parts that most published models share: a multi-layer perceptron (MLP) and a wide (linear) part.
 
-Shapes: B batch, I inputs, U units of the last layer.
+Shapes: B batch, I inputs, U units of the last layer, K heads.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from pydantic import Field, PositiveInt
@@ -13,7 +14,7 @@ from recap_ctr.config import Frozen
 from recap_ctr.data.layout import Layout
 from recap_ctr.nn.dropout import Dropout
 from recap_ctr.nn.embedding import Embedding
-from recap_ctr.nn.initial import linear
+from recap_ctr.nn.initial import linear, xavier_normal_
 from recap_ctr.nn.interface import Inputs
 from recap_ctr.nn.norms import BatchNorm
 
@@ -63,6 +64,41 @@ class DeepHead(nn.Module):
         """Return one logit per row."""
         logit_B1: Tensor = self.head(self.hidden(x_BI))
         return logit_B1.squeeze(-1)
+
+
+class DeepHeads(nn.Module):
+    """Several MLPs side by side, each with a logit of its own; they share their input and nothing else."""
+
+    def __init__(self, count: int, width: int, units: Sequence[int]) -> None:
+        super().__init__()
+        widths = [width, *units]
+        self.hidden = nn.ModuleList(
+            _ParallelLinear(count, inputs, outputs) for inputs, outputs in pairwise(widths)
+        )
+        self.head = _ParallelLinear(count, widths[-1], 1)
+
+    def forward(self, x_BI: Tensor) -> Tensor:
+        """Return one logit per head and row, (K, B)."""
+        x_KBU = x_BI
+        for layer in self.hidden:
+            x_KBU = layer(x_KBU).relu()
+        logit_KB1: Tensor = self.head(x_KBU)
+        return logit_KB1.squeeze(-1)
+
+
+class _ParallelLinear(nn.Module):
+    """A linear map for each head."""
+
+    def __init__(self, count: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(count, inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(count, 1, outputs))
+        for weight_IU in self.weight:
+            xavier_normal_(weight_IU)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of each head, for inputs of its own or for those of all."""
+        return x @ self.weight + self.bias
 
 
 class Wide(nn.Module):

@@ -68,6 +68,7 @@ WORTH_OF_ROWS = 0.01
 """A student that may gain this much AUC by training longer does so, instead of learning from all rows."""
 ON_TOP_FACTOR = 0.1  # The best regulariser is multiplied by this: beside click rates little is left to learn.
 RATES_TRAINING = {"learning_rate": 2e-3, "l2": 0.0, "ema_epochs": (1.0,), "max_epochs": 40}
+RATES_HEADS = {"heads": 4, "loss": "members-bce"}
 RATES_BATCHES = (256, 1024)  # The smallest and largest, for few rows and for many.
 MAX_COUNTED_ROWS = 20_000_000  # With more training rows, click rates would not fit in memory.
 
@@ -264,7 +265,7 @@ class Portfolio:
         configs = [self.work.run_config("lr", {}, CONVERGED)]
         if len(self.data.train) <= MAX_COUNTED_ROWS:
             if crossable(self.data.layout):
-                configs.append(self.work.run_config(RATES, {}, self._rates_training()))
+                configs.append(self.work.run_config(RATES, RATES_HEADS, self._rates_training()))
             if trees.is_installed():
                 configs.append(self.work.run_config(BOOSTED, {}, self.work.training))
         return configs

@@ -162,7 +162,7 @@ class Retraining:
             return rows
         ids_NW = self.shipped_ids_G[np.asarray(rows.shard.ids)]
         with torch.inference_mode():
-            parts = [look_up(part).flatten(1) for part in torch.split(torch.from_numpy(ids_NW), 8192)]
+            parts = [look_up(part) for part in torch.split(torch.from_numpy(ids_NW), 8192)]
         return replace(rows, codes=torch.cat(parts).numpy().astype(np.uint8))
 
     @cached_property
@@ -368,15 +368,20 @@ class Retraining:
             return model
         config, weights = self.model_config, dict(model.state_dict())
         alone = isinstance(config, RatesConfig | BoostedConfig)
-        rates, boosted = (
-            config if isinstance(config, kind) else getattr(config, name, None)
-            for kind, name in ((RatesConfig, "rates"), (BoostedConfig, "boosted"))
-        )
+        rates = config if isinstance(config, RatesConfig) else getattr(config, "rates", None)
+        boosted = config if isinstance(config, BoostedConfig) else getattr(config, "boosted", None)
         if boosted is not None:
+            crosses, pairs = counted_crosses(config), boosted.pairs
             figures = weights["figures.weight" if alone else "boosted.figures.weight"].numpy()
-            self._entries.fill(figures[:, :2], boosted.crosses, counted_crosses(config), self.data.layout)
+            singles = [cross for cross in boosted.crosses if cross not in pairs]
+            self._entries.fill(figures[:, :2], singles, crosses, self.data.layout)
+            if pairs and rates is None:
+                table = torch.from_numpy(self._entries.only(pairs, crosses).table(self._entries.rate))
+                boosted = boosted.model_copy(update={"buckets": len(table)})
+                config = boosted if alone else config.model_copy(update={"boosted": boosted})
+                weights["table.weight" if alone else "boosted.table.weight"] = table
         if rates is not None:
-            table = torch.from_numpy(self._entries.table())
+            table = torch.from_numpy(self._entries.table(self._entries.rate))
             rates = rates.model_copy(update={"buckets": len(table)})
             config = rates if alone else config.model_copy(update={"rates": rates})
             weights["table.weight" if alone else "rates.table.weight"] = table
@@ -459,12 +464,8 @@ def _frozen(model: nn.Module) -> tuple[str, ...]:
 
 def _look_up_codes(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """Return what gives the codes of click rates for a batch of ids, if the model counts clicks."""
-    rates, boosted = (model.rates, model.boosted) if isinstance(model, Parts) else (model, model)
-    if isinstance(rates, Rates):
-        return rates.table
-    if not isinstance(boosted, Boosted):
-        return None
-    return lambda ids_BW: boosted.figures(ids_BW)[:, boosted.counted_P, :2]
+    parts = (model.rates, model.boosted) if isinstance(model, Parts) else (model,)
+    return next((part.codes for part in parts if isinstance(part, Rates | Boosted)), None)
 
 
 def _with_rank(config: Frozen, weights: Mapping[str, Array]) -> Frozen:

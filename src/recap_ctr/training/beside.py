@@ -27,7 +27,7 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.calibrate import fit_affine
 from recap_ctr.evaluation.levels import level, unusual_level
 from recap_ctr.inference.torch_backend import load_artifact
-from recap_ctr.models.blend import Blend, BlendConfig
+from recap_ctr.models.blend import Blend, BlendConfig, Parts
 from recap_ctr.models.boosted import Boosted
 from recap_ctr.models.catalogue import model_name
 from recap_ctr.models.lr import LR
@@ -151,7 +151,7 @@ def blended(gain: PartGain, parts: Sequence[torch.nn.Module], layout: Layout) ->
     """Return the model that consists of parts and of no towers, in the given proportions."""
     changes, weights = _scaled(parts, [gain.factors[name_of(part)] for part in parts])
     blend = Blend(BlendConfig.model_validate(changes), layout)
-    blend.load_state_dict({**weights, "constant": torch.tensor([gain.constant])})
+    _fill(blend, {**weights, "constant": torch.tensor([gain.constant])})
     return blend.eval()
 
 
@@ -286,7 +286,7 @@ def combined(model: Recap, gain: PartGain, parts: Sequence[torch.nn.Module], lay
             weights[name] = towers * weights[name]
     part_changes, part_weights = _scaled(parts, factors)
     whole = Recap(model.config.model_copy(update={**changes, **part_changes}), layout)
-    whole.load_state_dict({**weights, **part_weights})
+    _fill(whole, {**weights, **part_weights})
     return whole.to(next(model.parameters()).device).eval()
 
 
@@ -314,3 +314,10 @@ def _scaled(
             changes[name] = part.config
             weights |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
     return changes, weights
+
+
+def _fill(whole: Parts, weights: dict[str, torch.Tensor]) -> None:
+    """Load the weights of all parts; trees look at the rates of pairs in the table of the network on rates."""
+    if whole.rates is not None:
+        weights.pop("boosted.table.weight", None)
+    whole.load_state_dict(weights)

@@ -4,6 +4,7 @@ what our own layer runs."""
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import polars as pl
 import torch
 
 from recap_ctr.config import Frozen
-from recap_ctr.data.rates import Codes, Cross, crossable, neutral_where_unseen
+from recap_ctr.data.rates import Codes, Cross, choose_crosses, crossable, neutral_where_unseen
 from recap_ctr.data.shards import PreparedData, Shard
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation import metrics
@@ -65,16 +66,23 @@ def train_boosted(
     if not trees.is_installed():
         raise InputError("boosted trees need LightGBM", fix="pip install 'recap-ctr[train]'")
     started = time.monotonic()
-    columns = _Columns(data)
+    columns = _Columns(data, config.crosses)
     booster, train_loss, is_cut = _boost(
         columns, data, threads=threads, seed=seed, rounds=rounds, deadline=deadline, quiet=quiet
     )
     dump = booster.dump_model(num_iteration=booster.best_iteration or None)
     packed = pack_trees([tree["tree_structure"] for tree in dump["tree_info"]])
-    changes = {"crosses": columns.crosses, "orders": columns.orders, "trees": len(packed.leaf_TC)}
+    changes = {
+        "crosses": columns.crosses,
+        "buckets": len(columns.table) if columns.pairs else 1,
+        "orders": columns.orders,
+        "trees": len(packed.leaf_TC),
+    }
     model = Boosted(config.model_copy(update=changes), data.layout)
     with torch.no_grad():
         model.figures.weight.copy_(torch.from_numpy(columns.figures))
+        if model.table is not None:
+            model.table.weight.copy_(torch.from_numpy(columns.table))
     model.forest.fill(packed)
     logits = booster.predict(columns.of(data.valid), raw_score=True, num_threads=threads)
     epoch = Epoch(
@@ -100,8 +108,11 @@ def with_codes(config: BoostedConfig, data: PreparedData) -> Shard:
 class _Columns:
     """The columns that trees look at, of training rows and of others."""
 
-    def __init__(self, data: PreparedData) -> None:
-        """Count the rates of the fields that are not buckets, and look up the order of buckets and numbers."""
+    def __init__(self, data: PreparedData, crosses: Sequence[Cross] = ()) -> None:
+        """Count the rates of fields that are not buckets, and of pairs; look up the order of buckets and numbers.
+
+        `crosses` may name the pairs; else they are chosen as those of a network on click rates are.
+        """
         self._layout = data.layout
         self._buckets = _buckets(data)
         counted = [
@@ -109,7 +120,11 @@ class _Columns:
             for field in crossable(data.layout)
             if field.name not in self._buckets and not field.is_linear
         ]
-        self.crosses: tuple[Cross, ...] = tuple((field.name,) for field in counted)
+        singles: tuple[Cross, ...] = tuple((field.name,) for field in counted)
+        if not crosses:
+            crosses = choose_crosses(data.train, data.layout, by_time=data.is_in_time_order)
+        self.pairs: tuple[Cross, ...] = tuple(cross for cross in crosses if len(cross) > 1)
+        self.crosses = singles + self.pairs
         self._counted = counted
         self._rates = count_rates(data)
         ranks = _ranks(data, [field.name for field in counted])
@@ -117,14 +132,19 @@ class _Columns:
         self._ranked = [field for field in data.layout.fields if field.name in ranks]
         self.figures = np.zeros((data.layout.num_rows, 3 if ranks else 2), np.float32)
         """The figures of each value, as the model keeps them."""
-        if self.crosses:
-            entries = self._rates.entries(self.crosses)
-            entries.fill(self.figures[:, :2], self.crosses, self.crosses, data.layout)
+        if singles:
+            entries = self._rates.entries(singles)
+            entries.fill(self.figures[:, :2], singles, singles, data.layout)
         for field in self._ranked:
             self.figures[field.offset : field.offset + field.size, 2] = ranks[field.name]
         for field in data.layout.fields:
             if field.name in self._buckets:
                 self.figures[field.offset : field.offset + field.size, 0] = self._buckets[field.name]
+
+    @cached_property
+    def table(self) -> npt.NDArray[np.int32]:
+        """Return the packed table of the pairs' rates, as the model keeps it."""
+        return self._rates.entries(self.pairs).table(self._rates.rate)
 
     def of(self, shard: Shard, codes: Codes | None = None) -> Floats:
         """Return the matrix of a shard's rows, with their `codes` if they have any."""
@@ -132,6 +152,9 @@ class _Columns:
         if codes is None:
             starts = [field.start for field in self._counted]
             parts = [self.figures[ids[:, starts], :2].reshape(len(ids), -1)]
+            if self.pairs:
+                of_pairs = neutral_where_unseen(self._rates.measure(self.pairs, shard).later)
+                parts.append(of_pairs.astype(np.float32))
         else:
             parts = [codes.astype(np.float32)]
         for field in crossable(self._layout):

@@ -22,6 +22,7 @@ from recap_ctr.data.shards import PreparedData, held_out_shards
 from recap_ctr.data.whole import WholeLog
 from recap_ctr.evaluation import metrics
 from recap_ctr.inference.torch_backend import load_artifact
+from recap_ctr.models.boosted import BoostedConfig
 from recap_ctr.models.catalogue import build, parse_model
 from recap_ctr.models.rates import RatesConfig
 from recap_ctr.models.recap import Recap, RecapConfig
@@ -96,7 +97,7 @@ def config_of(config: RunConfig, directory: Path, rows: int, whole_rows: int) ->
     """
     training = config.train.model_copy(update={"l2": config.train.l2 * rows / whole_rows})
     settings: Frozen = config.model_config
-    if isinstance(settings, RecapConfig | RatesConfig):
+    if isinstance(settings, RecapConfig | RatesConfig | BoostedConfig):
         packed = load_artifact(directory / ARTIFACT).backbone
         if isinstance(packed, Recap):
             settings = settings.model_copy(update={"lora_rank": packed.exponential.bank.rank})
