@@ -217,7 +217,8 @@ class TestBudget:
 
         monkeypatch.setattr("recap_ctr.recipe.portfolio.choose_shipped", choose)
         monkeypatch.setattr("recap_ctr.recipe.portfolio.prefer_simple", lambda choice, *_: choice)
-        monkeypatch.setattr("recap_ctr.recipe.portfolio.WORTH_OF_ROWS", 1.0)
+        for module in ("portfolio", "students"):
+            monkeypatch.setattr(f"recap_ctr.recipe.{module}.WORTH_OF_ROWS", 1.0)
         monkeypatch.setattr(LastStage, "share_in_time", share)
         report = portfolio(prepared, out, budget=2.0).run()
         assert report.student is not None and not report.student.startswith("student")

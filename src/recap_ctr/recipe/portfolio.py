@@ -25,16 +25,14 @@ from recap_ctr.evaluation import metrics
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.jobs.executor import Job
 from recap_ctr.jobs.progress import brief, overall
-from recap_ctr.models.recap import RecapConfig
 from recap_ctr.recipe.choice import Choice, choose_shipped, prefer_simple
-from recap_ctr.recipe.entrants import RACE, Entrant, Standing, time_epoch, train_slice
-from recap_ctr.recipe.pool import ScoredPool, scored_pool
-from recap_ctr.recipe.probe import three_digits
-from recap_ctr.recipe.race import HALF_DECADE, Race, TimeAfterStudents
-from recap_ctr.recipe.refit import LastStage, RawRows
+from recap_ctr.recipe.entrants import RACE, Entrant, time_epoch, train_slice
+from recap_ctr.recipe.race import Race, TimeAfterStudents
+from recap_ctr.recipe.refit import WORTH_OF_ROWS, LastStage, RawRows
 from recap_ctr.recipe.report import portfolio_report
 from recap_ctr.recipe.selection import Selection, select_members
 from recap_ctr.recipe.ship import INTERRUPTED, ship
+from recap_ctr.recipe.students import Students
 from recap_ctr.recipe.work import Work
 from recap_ctr.storage.files import make_directory
 from recap_ctr.storage.locks import locked
@@ -42,7 +40,6 @@ from recap_ctr.training import trees
 from recap_ctr.training.beside import BLEND
 from recap_ctr.training.boosted import BOOSTED
 from recap_ctr.training.config import ARTIFACT, LOGITS, RunConfig
-from recap_ctr.training.loop import STATE, is_begun, trained_seconds
 from recap_ctr.training.parallel import Runs, packed_early, run_job, run_many
 from recap_ctr.training.rates import RATES
 from recap_ctr.training.references import CONVERGED, LOGISTIC, TREES, write_tree_logits
@@ -58,15 +55,6 @@ towers."""
 LARGEST_SHARE_BESIDE = 0.7  # Their largest share where a student is trained beside them from the start.
 SHARES_BESIDE = {"lr": 0.5, RATES: 0.75}
 """When the first references must have ended, as shares of the time for references; the trees come last."""
-MIN_STUDENT_EPOCHS = 1.5
-"""Fewest epochs, timed on the teachers' model: towers that have not seen all rows add nothing to what counts."""
-STUDENT = "the student"
-HEAD_START = 0.85  # Of the time that a student may take before it is trained again; packing takes some, too.
-AGAIN = 1.2  # How much longer than a run takes to keep for training it again, by the number of rows.
-TEACHERS_SHARE = 0.35  # Of the time left for students: so much may be kept for their teachers' last training.
-WORTH_OF_ROWS = 0.01
-"""A student that may gain this much AUC by training longer does so, instead of learning from all rows."""
-ON_TOP_FACTOR = 0.1  # The best regulariser is multiplied by this: beside click rates little is left to learn.
 RATES_TRAINING = {"learning_rate": 2e-3, "l2": 0.0, "ema_epochs": (1.0,), "max_epochs": 40}
 RATES_HEADS = {"heads": 4, "loss": "members-bce"}
 RATES_BATCHES = (256, 1024)  # The smallest and largest, for few rows and for many.
@@ -117,12 +105,7 @@ class Portfolio:
         self.with_network: Runs = {}
         """The run that adds up the same and the best network of the race."""
         self.references: dict[str, Path] = {}
-        self.students: dict[Path, RunConfig] = {}
-        """The runs of students that have begun."""
-        self.pool: ScoredPool | None = None
-        """The recombined rows that taught students learn from, too."""
-        self.teachers_seconds = 0.0
-        """How long it takes to train the students' teachers on all rows, too, and to let them score these."""
+        self.students = Students(work, self.race, self.last, self.configs)
         self.race.refits = self.last.is_wanted
 
     def run(self) -> FitReport:
@@ -141,7 +124,7 @@ class Portfolio:
     def _ship_what_is_there(self) -> None:
         """Ship the best model so far, which may be a half-trained student; the next call trains students further."""
         with packed_early(
-            self.students, self.data, executor=self.work.executor, quiet=self.work.quiet
+            self.students.begun, self.data, executor=self.work.executor, quiet=self.work.quiet
         ) as students:
             self._finish(students, self._pack_best(), None)
         self.work.say(f"{self.work.out / ARTIFACT} is the best so far")
@@ -177,7 +160,7 @@ class Portfolio:
         ensemble = self._select()
         teachers = self._pack_teachers(ensemble)
         self._add_a_network(teachers)
-        students = self._train_students(ensemble)
+        students = self.students.train(ensemble.members, self._tables_of(ensemble), self.counted)
         teachers |= self._use_time_of_students(students)
         self.race.give_up_unseen()
         return self._finish(students, teachers, ensemble)
@@ -204,7 +187,7 @@ class Portfolio:
         """Train the references and the models that count clicks; the best of them is the first to be shipped."""
         # References that a budget has cut must not be taken for those of a longer fit.
         suffix = "" if self.work.budget is None else f"-{self.work.budget:g}"
-        self.students = first_student = self._first_student()
+        self.students.begun = first_student = self.students.first()
         seconds = self._reference_seconds(beside=bool(first_student))
         deadline = self.clock.deadline(seconds)
         configs = self._counted_configs()
@@ -245,7 +228,7 @@ class Portfolio:
             Job(
                 path.name,
                 train_slice,
-                self.work.slice_of(path, config, None, min(seconds, self._head_start)),
+                self.work.slice_of(path, config, None, min(seconds, self.students.head_start)),
             )
             for path, config in first_student.items()
         ]
@@ -270,17 +253,6 @@ class Portfolio:
                 configs.append(self.work.run_config(BOOSTED, {}, self.work.training))
         return configs
 
-    def _first_student(self) -> dict[Path, RunConfig]:
-        """Return a student that need not wait for teachers, because there will be none; its training can start at
-        once."""
-        is_alone = self.journal.races is False and self.work.own_scores is None
-        if not is_alone or not self.clock.is_limited or self.work.executor.workers < 2:
-            return {}
-        if not self._has_time_for_a_student():
-            return {}
-        path, config = next(iter(self._student_runs(()).items()))
-        return {path: config}
-
     def _reference_seconds(self, *, beside: bool) -> float:
         """Return how many seconds the references may take: more if a student takes one of the workers (`beside`).
 
@@ -288,24 +260,14 @@ class Portfolio:
         """
         if not self.clock.is_limited:
             return math.inf
-        if not self._has_time_for_a_student():
+        if not self.students.has_time():
             return self.clock.until(1.0, self.work.reserve + self.work.student_reserve() / 2)
         total, workers = self.clock.seconds, self.work.executor.workers
         factor = workers / (workers - 1) if beside else 1.0
         largest = min(factor * LARGEST_SHARE, LARGEST_SHARE_BESIDE) if beside else LARGEST_SHARE
         wanted = max(REFERENCE_SHARE * total, min(factor * REFERENCE_SECONDS, largest * total))
-        last_stage = self._again * self._head_start if beside and self.last.is_wanted else 0.0
+        last_stage = self.students.again * self.students.head_start if beside and self.last.is_wanted else 0.0
         return min(wanted, self.clock.until(1.0, self.work.student_reserve() + last_stage))
-
-    @property
-    def _head_start(self) -> float:
-        """Return the seconds that the first student may be trained beside the references."""
-        return HEAD_START * self._first_part(0.0)
-
-    @property
-    def _again(self) -> float:
-        """Return how much longer than a run takes to keep for training it again on all rows."""
-        return AGAIN * self.last.num_rows / len(self.data.train)
 
     def _blend(self, suffix: str) -> None:
         """Add up the models that count clicks: with many rows and little time, there is nothing better."""
@@ -398,31 +360,6 @@ class Portfolio:
             self.references.get(name) or self.race.entrants[name].path / LOGITS for name in ensemble.members
         ]
 
-    def _train_students(self, ensemble: "Ensemble") -> Runs:
-        """Train students side by side; validation chooses among them, because the best differs between logs."""
-        networks = [self.race.entrants[name] for name in ensemble.members if name in self.race.entrants]
-        self.pool = scored_pool(self.work, networks)
-        configs = self._student_runs(tuple(path / "train" for path in self._tables_of(ensemble)))
-        if not self._has_time_for_a_student():
-            configs = {path: config for path, config in configs.items() if (path / STATE).is_file()}
-        if not configs:
-            self.work.give_up(STUDENT)
-            return {}
-        self.students = configs
-        self.configs |= configs
-        self.teachers_seconds = self.last.teacher_seconds([network.path for network in networks])
-        teachers = " + ".join(ensemble.members) or "labels alone"
-        self.work.say(f"student: {' and '.join(self.config.students)}, taught by {teachers}")
-        return run_many(
-            configs,
-            self.data,
-            title="student",
-            executor=self.work.executor,
-            quiet=self.work.quiet,
-            deadline=self._student_deadline(configs),
-            teach=False,
-        )
-
     def _use_time_of_students(self, students: Runs) -> Runs:
         """Train further models in the time that students have left, but for what the shipped model will need.
 
@@ -431,7 +368,7 @@ class Portfolio:
         if self.clock.is_limited:
             shippable = [*students, *self.blend, *self.with_network]
             kept = max((self._last_seconds(path) for path in shippable), default=0.0)
-            again = self._again if self.last.is_wanted else 0.0
+            again = self.students.again if self.last.is_wanted else 0.0
             self.race.use_time_of_students(TimeAfterStudents(self.work.student_reserve() + kept, again))
         late = self.journal.standings.keys() - self.race.candidates()
         if not late:
@@ -446,97 +383,6 @@ class Portfolio:
             return 0.0
         teachers = self.last.teacher_seconds(self.last.teachers_of(path))
         return self.last.seconds(self.last.runs_of(path)) + teachers
-
-    def _student_deadline(self, configs: dict[Path, RunConfig]) -> float | None:
-        """Return when students must be packed, so that there is time to train one again on all rows, if that pays.
-
-        They train until only that much time is left. A student that still learns much by then goes on with its own
-        rows.
-        """
-        left = self.clock.until(1.0, self.work.student_reserve())
-        if not (self.last.is_wanted and self.clock.is_limited) or self.journal.taken is not None:
-            return self.clock.deadline(left)
-        trained = max(trained_seconds(path) for path in configs)
-        seconds = self._first_part(trained)
-        jobs = [
-            Job(path.name, train_slice, self.work.slice_of(path, config, None if seconds else 0, seconds))
-            for path, config in configs.items()
-            if seconds or is_begun(path)
-        ]
-        if not jobs:
-            return self.clock.deadline(left)
-        results = self.work.executor.run(jobs, title="student", quiet=self.work.quiet)
-        standings = [Standing(**result) for result in results]
-        factor = (trained + left) / max(trained + seconds, 1e-9)
-        # A student that is behind now may have the best outlook.
-        outlook = max(standing.outlook(factor * standing.epochs) for standing in standings)
-        if outlook - max(standing.auc for standing in standings) < WORTH_OF_ROWS:
-            return time.time()
-        return self.clock.deadline(self.clock.until(1.0, self.work.student_reserve()))
-
-    def _first_part(self, trained: float) -> float:
-        """Return the seconds that a student may train, so that enough time is left to train it again.
-
-        It has been trained for `trained` seconds before. Without a budget, or if it won't be trained again, it may take
-        all of the time.
-        """
-        left = self.clock.until(1.0, self.work.student_reserve() + self.work.last_seconds)
-        if not self.last.is_wanted:
-            return left
-        if self.teachers_seconds <= TEACHERS_SHARE * left:
-            left -= self.teachers_seconds
-        longest = max((standing.seconds for standing in self.journal.standings.values()), default=0.0)
-        return max(min((left - self._again * trained) / (1 + self._again), left - self._again * longest), 0.0)
-
-    def _student_runs(self, teachers: tuple[Path, ...]) -> dict[Path, RunConfig]:
-        """Return the runs of all students, by their directories."""
-        return {
-            self.work.path_of(f"student-{student}", config): config
-            for student in self.config.students
-            for config in self._students(student, teachers)
-        }
-
-    def _students(self, student: str, teachers: tuple[Path, ...]) -> list[RunConfig]:
-        """Return the runs of a student, the most promising first, as many as there are workers for.
-
-        One student has a weaker regulariser than its teachers, because learning from teachers regularises, too. One
-        learns from labels alone, beside the click rates, what these don't explain. One has its teachers' regulariser.
-        """
-        chosen = self.config.model_settings if student == self.config.students[0] else {}
-        settings = self.work.settings_of(student, chosen)
-        like = self.race.best_training()
-
-        def config(factor: float, on_top: Path | None = None) -> RunConfig:
-            changes = {
-                "l2": three_digits(like.l2 * (factor if self.config.l2 is None else 1.0)),
-                "learning_rate": like.learning_rate,
-            }
-            base = self.work.run_config(
-                student, settings, self.work.student_training.model_copy(update=changes)
-            )
-            run = replace(base.with_seed(self.config.seed), teachers=() if on_top else teachers)
-            return replace(
-                run if self.pool is None else self.pool.taught(run),
-                routes=self.config.routes if isinstance(base.model_config, RecapConfig) else 1,
-                route_choice=self.config.route_choice,
-                beside=tuple(run for run in self.counted if on_top is None or run != on_top),
-                on_top=on_top,
-            )
-
-        runs = [config(1 / HALF_DECADE if teachers else 1.0)]
-        rates = [run for run, report in self.counted.items() if report.model.name == RATES]
-        if isinstance(runs[0].model_config, RecapConfig):
-            runs += [config(ON_TOP_FACTOR, on_top=run) for run in rates]
-        if self.config.l2 is None:
-            runs.append(config(1.0 if teachers else 1 / HALF_DECADE))
-        workers = len(runs) if self.work.budget is None else self.work.executor.workers
-        return runs[: max(workers // len(self.config.students), 1)]
-
-    def _has_time_for_a_student(self) -> bool:
-        if self.journal.taken is not None:
-            return STUDENT not in self.journal.given_up
-        needed = MIN_STUDENT_EPOCHS * max(self.race.epoch_seconds(), self.journal.epoch_seconds)
-        return self.clock.until(1.0, self.work.student_reserve()) > needed
 
     # What is shipped.
 

@@ -59,6 +59,8 @@ SLACK, PACK_SECONDS = (
 CALIBRATING = 1.5  # How much longer it takes to score all held-out rows at every setting than to pack a run.
 ONE_STRENGTH = 0.5  # The share of a regression's time that goes into its best strength, from the start.
 SMALLEST_SHARE = 0.7  # A network may be trained for so much of its length if the time is short, but no less.
+WORTH_OF_ROWS = 0.01
+"""What learning from all rows is taken to be worth, in AUC: a model that may gain more by training longer does so."""
 TOLERANCE = 1.005  # Of the logloss on the rows that were held out.
 
 
