@@ -12,6 +12,7 @@ from recap_ctr.data.shards import PreparedData
 from recap_ctr.inference.manifest import read_artifact_manifest
 from recap_ctr.inference.scorer import Scorer
 from recap_ctr.jobs.executor import InThisProcess, Job
+from recap_ctr.models.rates import RatesConfig
 from recap_ctr.recipe import race
 from recap_ctr.recipe.choice import Choice
 from recap_ctr.recipe.config import recipe_config
@@ -263,6 +264,15 @@ class TestBudget:
         assert "the student" in report.plan["given_up"]
         assert report.reference is not None and report.reference.keys() == {"logistic regression", "LightGBM"}
         assert all(split.cut for by_split in report.reference.values() for split in by_split.values())
+
+    @pytest.mark.parametrize(("budget", "heads"), [(None, 4), (10.0, 4), (1.0, 1)])
+    def test_click_rates_have_several_heads_where_there_is_time(
+        self, budget: float | None, heads: int, prepared: PreparedData, tmp_path: Path
+    ) -> None:
+        fit = portfolio(prepared, tmp_path / "fit", budget=budget)
+        fit.journal.epoch_seconds = 8.0
+        rates = next(config for config in fit._counted_configs() if config.model == "rates")
+        assert isinstance(rates.model_config, RatesConfig) and rates.model_config.heads == heads
 
     def test_without_a_race_the_first_student_does_not_wait_for_references(
         self, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

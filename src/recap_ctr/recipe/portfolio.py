@@ -56,7 +56,10 @@ LARGEST_SHARE_BESIDE = 0.7  # Their largest share where a student is trained bes
 SHARES_BESIDE = {"lr": 0.5, RATES: 0.75}
 """When the first references must have ended, as shares of the time for references; the trees come last."""
 RATES_TRAINING = {"learning_rate": 2e-3, "l2": 0.0, "ema_epochs": (1.0,), "max_epochs": 40}
-RATES_HEADS = {"heads": 4, "loss": "members-bce"}
+RATES_HEADS: dict[str, Any] = {"heads": 4, "loss": "members-bce"}
+HEADS_EPOCHS = (
+    7.0  # Four heads are trained in about the time of so many epochs of the first model; if not, one is.
+)
 RATES_BATCHES = (256, 1024)  # The smallest and largest, for few rows and for many.
 MAX_COUNTED_ROWS = 20_000_000  # With more training rows, click rates would not fit in memory.
 
@@ -248,10 +251,19 @@ class Portfolio:
         configs = [self.work.run_config("lr", {}, CONVERGED)]
         if len(self.data.train) <= MAX_COUNTED_ROWS:
             if crossable(self.data.layout):
-                configs.append(self.work.run_config(RATES, RATES_HEADS, self._rates_training()))
+                heads = RATES_HEADS if self._has_time_for_heads() else {}
+                configs.append(self.work.run_config(RATES, heads, self._rates_training()))
             if trees.is_installed():
                 configs.append(self.work.run_config(BOOSTED, {}, self.work.training))
         return configs
+
+    def _has_time_for_heads(self) -> bool:
+        """Return whether the network on click rates has time for several heads; the same for every call of a fit."""
+        if self.work.budget is None:
+            return True
+        seconds = 60 * self.work.budget
+        largest = max(REFERENCE_SHARE * seconds, min(REFERENCE_SECONDS, LARGEST_SHARE * seconds))
+        return HEADS_EPOCHS * self.journal.epoch_seconds <= SHARES_BESIDE[RATES] * largest
 
     def _reference_seconds(self, *, beside: bool) -> float:
         """Return how many seconds the references may take: more if a student takes one of the workers (`beside`).
