@@ -13,7 +13,7 @@ from torch import nn
 
 from recap_ctr.axes.predict import predict, predict_routes
 from recap_ctr.data.shards import Shard
-from recap_ctr.evaluation.calibrate import Calibration
+from recap_ctr.evaluation.calibrate import Calibration, level_shift, shifted
 from recap_ctr.evaluation.levels import Levels, calibrated
 from recap_ctr.evaluation.sampling import undo_sampling
 from recap_ctr.inference.setting import Setting, setting_quality
@@ -35,7 +35,7 @@ def measure_settings(
     """Return the manifest's entry for each setting, with its calibration and its quality on the validation rows.
 
     A setting in `calibrations` keeps its calibration; the others get one of `kind`, fitted on their own logits, as far
-    as the level of these rows lasts (`levels`).
+    as the level of these rows lasts (`levels`). A setting's quality is that at these rows' own level.
     Settings of the same depth must follow each other, so that their routes are scored in one pass.
     """
     entries = []
@@ -50,5 +50,11 @@ def measure_settings(
             calibration = calibrations.get(setting)
             if calibration is None:
                 calibration = calibrated(kind, levels, valid.labels, logits_N, weights_N)
-            entries.append(setting_quality(setting, calibration, valid.labels, logits_N, weights_N))
+            shown = calibration
+            if levels is not None:
+                shown = shifted(
+                    calibration, level_shift(valid.labels, calibration.apply(logits_N), weights_N)
+                )
+            entry = setting_quality(setting, shown, valid.labels, logits_N, weights_N)
+            entries.append({**entry, "calibration": calibration.to_dict()})
     return entries
