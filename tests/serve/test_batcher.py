@@ -12,7 +12,7 @@ from recap_ctr.data.encode import Encoded
 from recap_ctr.data.few_rows import Columns
 from recap_ctr.serve import batcher as batcher_module
 from recap_ctr.serve.batcher import Answer, Batcher, clock
-from recap_ctr.serve.codec import Table
+from recap_ctr.serve.columns import Table
 from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.problem import Problem
 from recap_ctr.serve.scheduler import Costs

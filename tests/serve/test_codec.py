@@ -20,7 +20,7 @@ from recap_ctr.data.few_rows import FewRows
 from recap_ctr.data.source import Block
 from recap_ctr.data.text import as_text
 from recap_ctr.schema import Field, Schema
-from recap_ctr.serve import arrow, codec
+from recap_ctr.serve import arrow, columns
 from recap_ctr.serve.codec import JSON, Codec
 from recap_ctr.serve.config import Limits
 from recap_ctr.serve.problem import Problem
@@ -293,12 +293,12 @@ def test_calls_into_polars_do_not_grow_with_the_rows(monkeypatch: pytest.MonkeyP
         calls.append(len(series))
         return as_text(series, missing)
 
-    monkeypatch.setattr(codec, "as_text", counted)
-    columns: list[list[Any]] = [[0.5] * 2, [[0.5], 0.5], [[0.5, 7.0, 1.5], [1e-7]]]
+    monkeypatch.setattr(columns, "as_text", counted)
+    lists: list[list[Any]] = [[0.5] * 2, [[0.5], 0.5], [[0.5, 7.0, 1.5], [1e-7]]]
     num_calls = []
     for times in (1, 5):
         calls.clear()
-        for tags in columns:
+        for tags in lists:
             CODEC.from_json(
                 json.dumps({"columns": {"site": [0.5] * 2 * times, "tags": tags * times}}).encode()
             )
@@ -327,7 +327,7 @@ def test_a_panic_while_a_column_is_read_is_a_400(monkeypatch: pytest.MonkeyPatch
     def panic(*_: object) -> None:
         raise pl.exceptions.PanicException("index out of bounds")
 
-    monkeypatch.setattr(codec, "as_text", panic)
+    monkeypatch.setattr(columns, "as_text", panic)
     body = arrow.write(pl.DataFrame({"site": [date(2026, 1, 1)]}), arrow.STREAM)
     with pytest.raises(Problem, match="column 'site', of type Date, holds values") as error:
         CODEC.from_arrow(body, arrow.STREAM)
@@ -464,7 +464,7 @@ class TestLongLists:
     ) -> None:
         rows = [{"site": "a", "tags": value}, {"tags": None}, {"tags": value}]
         expected = reference(rows)
-        monkeypatch.setattr(codec, "_LONG_COLUMN", 10)
+        monkeypatch.setattr(columns, "_LONG_COLUMN", 10)
         whole = Codec(ENCODER, Limits())
         if kind == JSON:
             table = whole.from_json(json.dumps({"rows": rows}).encode()).table

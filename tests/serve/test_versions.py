@@ -8,7 +8,7 @@ from recap_ctr.data.encode import Encoder, FittedField
 from recap_ctr.data.source import Block
 from recap_ctr.errors import InputError
 from recap_ctr.schema import Field, Schema
-from recap_ctr.serve.codec import Table
+from recap_ctr.serve.columns import Table
 from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.versions import (
     RECENT_BYTES,

@@ -20,7 +20,8 @@ from recap_ctr.data.encode import Encoded
 from recap_ctr.errors import InputError
 from recap_ctr.inference.engine import Floats, Scores
 from recap_ctr.inference.explain import contributions
-from recap_ctr.serve.codec import Table, slice_scores
+from recap_ctr.serve.codec import slice_scores
+from recap_ctr.serve.columns import Table
 from recap_ctr.serve.problem import Problem
 from recap_ctr.serve.scheduler import (
     ADMIT_SHARE,

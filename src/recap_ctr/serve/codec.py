@@ -9,50 +9,48 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import chain, islice
+from itertools import chain
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 import polars as pl
 from msgspec import UNSET, Meta, UnsetType
 
-from recap_ctr.data.encode import Encoder, as_numbers
+from recap_ctr.data.encode import Encoder
 from recap_ctr.data.source import Block
-from recap_ctr.data.text import NO_CATEGORIES, as_text, canonical, check_dates, missing_texts
 from recap_ctr.errors import InputError
 from recap_ctr.inference.engine import Floats, Scores
 from recap_ctr.inference.explain import Contribution, largest
 from recap_ctr.schema import Field
 from recap_ctr.serve import arrow
+from recap_ctr.serve.columns import (
+    ORIGIN,
+    Table,
+    Values,
+    as_list,
+    as_lists,
+    cells,
+    common_cell,
+    cut_long,
+    holds_lists,
+    length_of,
+    plain,
+    repeat,
+    spelled,
+    text_length,
+    uniform,
+)
 from recap_ctr.serve.config import Limits
 from recap_ctr.serve.problem import Problem
 
 JSON = "application/json"
-ORIGIN = "the request"
 MAX_COUNT = 1_000_000  # of routes, of steps, and of explained fields
 CONTRIBUTIONS = "contributions"
 MAX_KEPT = 16  # columns
-# Characters of a multi field's column, and of it for each value that the encoder takes, beyond which it is cut.
-_LONG_COLUMN, _LONG_VALUE = 1 << 20, 64
 _PATH = re.compile(r" - at `(\$.*)`$")
 _ROW = re.compile(r"^\$\.rows\[(\d+)\]\.?(.*)$")
 _ODD_QUOTES = (b'\\"', b'" ', b'"\t', b'"\r', b'"\n')
 _COLUMN = re.compile(r"^\$\.columns\.(.*?)(?:\[(\d+)\])?$")
-Values = Sequence[Any] | pl.Series
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """The rows of one request.
-
-    A column holds text (str), numbers (float) or, for a multi field, lists of text. None is a missing value; a field
-    without a column is missing in all rows.
-    """
-
-    height: int
-    columns: dict[str, Values]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +138,7 @@ class Codec:
             height = self._common_length(values_by_field)
         columns: dict[str, Values] = {}
         for (name, field), values in zip(self.columns.items(), values_by_field, strict=False):
-            if values is not None and (column := _uniform(field, _without_unset(values))) is not None:
+            if values is not None and (column := uniform(field, _without_unset(values))) is not None:
                 columns[name] = column
         if context is not None:
             self._add_context(_without_unset(others[-1]), columns, height)
@@ -167,7 +165,7 @@ class Codec:
             plain = pl.DataFrame([self._read(series) for series in frame])
             self._check(plain)
             columns: dict[str, Values] = {
-                series.name: _spelled(series) if self.columns[series.name].kind != "numeric" else series
+                series.name: spelled(series) if self.columns[series.name].kind != "numeric" else series
                 for series in plain
             }
         except InputError as error:
@@ -182,7 +180,7 @@ class Codec:
         # polars takes names such as ^x$ for patterns.
         plain = pl.DataFrame([series.alias(str(number)) for number, series in enumerate(frame)])
         lengths = [
-            length for name, kind in plain.schema.items() if (length := _length_of(name, kind)) is not None
+            length for name, kind in plain.schema.items() if (length := length_of(name, kind)) is not None
         ]
         if not lengths:
             return
@@ -199,7 +197,7 @@ class Codec:
 
     def _read(self, series: pl.Series) -> pl.Series:
         try:
-            return _plain(self.columns[series.name], series)
+            return plain(self.columns[series.name], series)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException):  # a panic is not an Exception
             raise InputError(
                 f"column {series.name!r}, of type {series.dtype}, holds values that can't be read",
@@ -214,7 +212,7 @@ class Codec:
         """Return the rows of all tables as plain columns, without those that are missing everywhere."""
         names = {name for table in tables for name in table.columns}
         return {
-            name: [*chain.from_iterable(_cells(table, self.columns[name]) for table in tables)]
+            name: [*chain.from_iterable(cells(table, self.columns[name]) for table in tables)]
             for name in names
         }
 
@@ -225,12 +223,12 @@ class Codec:
     def _join_column(self, field: Field, tables: Sequence[Table]) -> pl.Series:
         parts = [table.columns.get(field.name) for table in tables]
         kind = pl.Float64() if field.kind == "numeric" else pl.String()
-        if len(parts) == 1 and (cell := _common_cell(parts[0])) is not None:
-            return _repeat(field.name, cell, tables[0].height, kind)
+        if len(parts) == 1 and (cell := common_cell(parts[0])) is not None:
+            return repeat(field.name, cell, tables[0].height, kind)
         if field.kind == "multi":
-            parts = [part if part is None else _cut_long(field, part) for part in parts]
-        if field.kind == "multi" and any(_holds_lists(part) for part in parts):
-            series = [_as_lists(field, part, table.height) for part, table in zip(parts, tables, strict=True)]
+            parts = [part if part is None else cut_long(field, part) for part in parts]
+        if field.kind == "multi" and any(holds_lists(part) for part in parts):
+            series = [as_lists(field, part, table.height) for part, table in zip(parts, tables, strict=True)]
             return pl.concat(series)
         if any(isinstance(part, pl.Series) for part in parts):
             series = [
@@ -249,9 +247,9 @@ class Codec:
         """Give every row the values that were sent once for all of them."""
         spread: dict[str, Values] = {}
         for (name, field), value in zip(self.columns.items(), context, strict=True):
-            column = _uniform(field, [value])
+            column = uniform(field, [value])
             if field.kind == "multi" and column is not None:
-                column = [_as_list(field, column[0])]
+                column = [as_list(field, column[0])]
             if column is None:
                 continue
             if name in columns:
@@ -261,7 +259,7 @@ class Codec:
                     fix="send it in one of the two",
                 )
             spread[name] = column
-        if height * sum(_text_length(column[0]) for column in spread.values()) > self._limits.text_bytes:
+        if height * sum(text_length(column[0]) for column in spread.values()) > self._limits.text_bytes:
             limit = f"more than {self._limits.text_bytes:,} bytes of text"
             raise Problem(
                 413,
@@ -456,182 +454,6 @@ def _request_type(fields: Sequence[Field], limits: Limits) -> type[msgspec.Struc
         forbid_unknown_fields=True,
         gc=False,
     )
-
-
-def _uniform(field: Field, values: Sequence[Any]) -> Values | None:
-    """Return JSON values in the one type that a column has; None if all are missing."""
-    kinds = set(map(type, values))
-    kinds.discard(type(None))
-    if not kinds:
-        return None
-    if field.kind == "numeric":
-        if kinds == {float}:
-            return values
-        text = [repr(value) if type(value) is float else value for value in values]
-        block = Block(pl.DataFrame([pl.Series(field.name, text, dtype=pl.String)]), 1, ORIGIN)
-        try:
-            return as_numbers(block, field)
-        except InputError as error:
-            raise Problem(400, error.message, fix=error.fix) from None
-    if list not in kinds:
-        return values if kinds == {str} else _texts(values)
-    parts = [_cut(field, value) if type(value) is list else [value] for value in values]
-    texts = iter(_texts([*chain.from_iterable(parts)]))
-    text_parts = [list(islice(texts, len(part))) for part in parts]
-    # A value that is not a list is text joined by the field's separator, or missing.
-    joined = [part[0] for value, part in zip(values, text_parts, strict=True) if type(value) is not list]
-    split = iter(
-        as_text(pl.Series(joined, dtype=pl.String), field.missing).str.split(field.separator).to_list()
-    )
-    return [
-        part if type(value) is list else next(split) for value, part in zip(values, text_parts, strict=True)
-    ]
-
-
-def _cut(field: Field, values: list[Any]) -> list[Any]:
-    """Return the first `max_len` values of a list that are not missing: what the encoder takes of it.
-
-    A request may hold a thousand values for each of ten thousand rows, or once for all of them.
-    """
-    missing, numbers = missing_texts(field.missing), _missing_floats(field.missing)
-    kept: list[Any] = []
-    for value in values:
-        # Most missing values are spelled as usual, and a body may hold millions of them.
-        if value is None or value in (numbers if type(value) is float else missing):
-            continue
-        if type(value) is float or canonical(_text(value) or "") not in missing:
-            kept.append(value)
-            if len(kept) == field.max_len:
-                break
-    return kept
-
-
-@cache
-def _missing_floats(missing: tuple[str, ...]) -> frozenset[float]:
-    """Return the floats whose text means a missing value."""
-    texts = missing_texts(missing)
-    floats = pl.Series(sorted(texts), dtype=pl.String).cast(pl.Float64, strict=False).drop_nulls()
-    spelled = zip(floats, as_text(floats), strict=True)
-    return frozenset(number for number, text in spelled if text in texts)
-
-
-def _cut_long(field: Field, part: Values) -> Values:
-    """Return a column of a multi field without the values that the encoder would not take, if it holds many."""
-    if _count_characters(part) <= min(_LONG_COLUMN, _LONG_VALUE * field.max_len * len(part)):
-        return part
-    cells = part.to_list() if isinstance(part, pl.Series) else part
-    return [_as_list(field, cell) for cell in cells]
-
-
-def _count_characters(part: Values) -> int:
-    """Return about how much text a column holds; a value in a list has a separator, too."""
-    if not isinstance(part, pl.Series):
-        return sum(map(_text_length, part))
-    flat = part.explode() if part.dtype == pl.List else part
-    return len(flat) + int(flat.str.len_bytes().sum())
-
-
-def _as_list(field: Field, value: str | list[Any] | None) -> list[Any] | None:
-    """Return the values of one cell of a multi field, as many as the encoder takes; None if it is missing."""
-    if type(value) is str:
-        text = canonical(value)
-        value = None if text in missing_texts(field.missing) else text.split(field.separator)
-    return _cut(field, value) if type(value) is list else None
-
-
-def _plain(field: Field, series: pl.Series) -> pl.Series:
-    """Return an Arrow column as text, floats, or lists of text."""
-    kind = series.dtype
-    if field.kind == "numeric":
-        if kind.is_numeric() or kind in (pl.Boolean, pl.Null):
-            return series.cast(pl.Float64)
-        return as_numbers(Block(series.to_frame(), 1, ORIGIN), field).alias(field.name)
-    if field.kind == "multi" and isinstance(kind, pl.List):
-        if kind.inner == pl.String:
-            return series
-        check_dates(series.explode(), series.name)
-        return series.list.eval(pl.element().map_batches(as_text, return_dtype=pl.String))
-    if kind.is_float() or kind == pl.String:
-        return series
-    return as_text(series) if kind in NO_CATEGORIES or kind.is_temporal() else series.cast(pl.String)
-
-
-def _spelled(series: pl.Series) -> pl.Series:
-    return as_text(series) if series.dtype.is_float() else series
-
-
-def _texts(values: Sequence[Any]) -> list[str | None]:
-    """Return values as the encoder spells them; all floats in one call, since calls into polars are slow."""
-    floats = pl.Series([value for value in values if type(value) is float], dtype=pl.Float64)
-    spelled = iter(as_text(floats).to_list() if len(floats) else ())
-    return [next(spelled) if type(value) is float else _text(value) for value in values]
-
-
-def _text(value: str | int | None) -> str | None:
-    if value is None or type(value) is str:
-        return value
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
-
-
-def _text_length(value: object) -> int:
-    """Return the characters of a value, or of all values in a list."""
-    if type(value) is list:
-        return sum(map(_text_length, value))
-    return len(value) if type(value) is str else 0
-
-
-def _cells(table: Table, field: Field) -> Sequence[Any]:
-    """Return the values of one column as a plain sequence."""
-    values = table.columns.get(field.name)
-    if values is None:
-        return [None] * table.height
-    if field.kind == "multi":
-        values = _cut_long(field, values)
-    return values.to_list() if isinstance(values, pl.Series) else values
-
-
-def _holds_lists(part: Values | None) -> bool:
-    if isinstance(part, pl.Series):
-        return part.dtype == pl.List
-    return part is not None and any(type(value) is list for value in part)
-
-
-def _length_of(name: str, kind: pl.DataType) -> pl.Expr | None:
-    """Return the bytes of all text in a column; None if it holds none."""
-    column = pl.col(name)
-    if isinstance(kind, pl.List):
-        column, kind = column.explode(), kind.inner  # type: ignore[assignment]
-    if kind not in (pl.String, pl.Categorical, pl.Enum):
-        return None
-    return column.cast(pl.String).str.len_bytes().sum()
-
-
-def _common_cell(part: Values | None) -> Any:
-    """Return what every row of a column holds, if it is one object: the value of a context; otherwise None."""
-    if part is None or isinstance(part, pl.Series) or len(part) < 2:
-        return None
-    return part[0] if all(cell is part[0] for cell in part) else None
-
-
-def _repeat(name: str, cell: Any, height: int, kind: pl.DataType) -> pl.Series:
-    """Return a column with one value in all rows, whose text is in memory only once."""
-    if type(cell) is not list:
-        return pl.Series(name, [cell], dtype=kind).new_from_index(0, height)
-    if not cell:
-        return pl.Series(name, [cell], dtype=pl.List(kind)).new_from_index(0, height)
-    # A list that is repeated by `new_from_index` copies the text of its values.
-    places = np.tile(np.arange(len(cell), dtype=np.uint32), height)
-    flat = pl.Series(name, cell, dtype=kind).gather(places)
-    return flat.reshape((height, len(cell))).cast(pl.List(kind))
-
-
-def _as_lists(field: Field, part: Values | None, height: int) -> pl.Series:
-    if part is not None and _holds_lists(part):
-        return pl.Series(field.name, part, dtype=pl.List(pl.String))
-    text = pl.Series(field.name, [None] * height if part is None else part, dtype=pl.String)
-    return as_text(text, field.missing).str.split(field.separator)
 
 
 def _place(path: str) -> str:

@@ -22,7 +22,8 @@ from recap_ctr.inference.engine import Floats
 from recap_ctr.inference.setting import Setting
 from recap_ctr.inference.signing import check_signature, refuse_other_than
 from recap_ctr.plugins import resolve
-from recap_ctr.serve.codec import Codec, Table
+from recap_ctr.serve.codec import Codec
+from recap_ctr.serve.columns import Table
 from recap_ctr.serve.config import ServeConfig
 from recap_ctr.serve.interface import RowScorer
 from recap_ctr.serve.problem import Problem
