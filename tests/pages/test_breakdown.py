@@ -101,6 +101,11 @@ OVERLAPS = """[...document.querySelectorAll('figure > svg')].flatMap((svg) => {
     .map(([other]) => `${svg.getAttribute('aria-label')}: ${name} | ${other}`));
 })"""
 
+BESIDE = """[...document.querySelectorAll('figure > strong')].filter((title) =>
+  title.getBoundingClientRect().bottom > title.nextElementSibling.getBoundingClientRect().top + 1
+).map((title) => title.textContent)"""  # Titles that are not above their charts.
+UNFOLD = "document.querySelectorAll('details').forEach((part) => { part.open = true; })"
+
 
 @pytest.mark.slow
 @browser_needed
@@ -114,11 +119,13 @@ def test_no_value_is_off_screen_and_every_axis_has_ticks(
     try:
         browser.open(path.as_uri())
         browser.wait("document.readyState === 'complete' && document.querySelector('table.cards') !== null")
+        browser.evaluate(UNFOLD)
         assert browser.evaluate(OFF_SCREEN) == []
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
         ticks = browser.evaluate(AXES)
         assert len(ticks) == len(shown.charts)
         assert all(across >= 2 and up >= 2 for across, up in ticks), ticks
         assert browser.evaluate(OVERLAPS) == []
+        assert browser.evaluate(BESIDE) == []
     finally:
         browser.close()
