@@ -104,6 +104,8 @@ OVERLAPS = """[...document.querySelectorAll('figure > svg')].flatMap((svg) => {
 BESIDE = """[...document.querySelectorAll('figure > strong')].filter((title) =>
   title.getBoundingClientRect().bottom > title.nextElementSibling.getBoundingClientRect().top + 1
 ).map((title) => title.textContent)"""  # Titles that are not above their charts.
+SCROLLED = """[...document.querySelectorAll('.scroll, pre')].filter(
+  (box) => box.scrollWidth > box.clientWidth + 1).map((box) => box.textContent)"""  # Boxes that cut what they hold.
 UNFOLD = "document.querySelectorAll('details').forEach((part) => { part.open = true; })"
 
 
@@ -127,5 +129,6 @@ def test_no_value_is_off_screen_and_every_axis_has_ticks(
         assert all(across >= 2 and up >= 2 for across, up in ticks), ticks
         assert browser.evaluate(OVERLAPS) == []
         assert browser.evaluate(BESIDE) == []
+        assert browser.evaluate(SCROLLED) == []
     finally:
         browser.close()
