@@ -46,6 +46,24 @@ def test_unknown_values_are_told_apart_and_repeated_rows_counted() -> None:
     assert "<td>ad</td><td>30</td><td>3.00%</td><td>1.50%</td><td>0.50%</td>" in html
 
 
+def test_reasons_that_no_value_has_are_left_out() -> None:
+    values = fit_values()
+    for field in values["fields"]:
+        field |= {"unseen": {"test": 0.05}, "rare": {"test": 0.0}, "missing": {"test": 0.0}}
+    html = page(parse_report(values)).to_html()
+    assert "are unseen in the training rows (5.00 %), and share one embedding vector." in html
+
+
+def test_runs_are_named_as_readers_know_them() -> None:
+    values = fit_values()
+    first, second = values["teacher_runs"].values()
+    values["teacher_runs"] = {"fcn-0e1ffef52e": first, "fcn-8c73201544": second}
+    values["chosen_because"] = "blend (blend-10-3c0624c704) is better on validation rows"
+    results = page(parse_report(values)).sections[0]
+    assert [row[0] for row in results.tables[0].rows][2:4] == ["fcn 1", "fcn 2"]
+    assert results.text == "Shipped: blend (blend-10) is better on validation rows."
+
+
 def test_fields_without_unknown_values_are_not_blamed() -> None:
     values = fit_values()
     for field in values["fields"]:

@@ -84,6 +84,7 @@ def print_report(report: "RunReport") -> None:
 
 def print_fit(report: "FitReport") -> None:
     """Print the base rate, the references, the teachers, their ensemble and the shipped model of a fit."""
+    from recap_ctr.pages.race import run_names
     from recap_ctr.pages.references import calibrated_text, lead_text, reference_name
 
     split = report.metrics.split
@@ -106,8 +107,8 @@ def print_fit(report: "FitReport") -> None:
         figures = f"{100 * reference.auc:.3f}", f"{reference.logloss:.5f}", calibrated_text(reference)
         rows.append([reference_name(name, by_split), "", *figures, lead_text(reference)])
     teachers = [
-        cells(directory.rpartition("/")[2], teacher.parameters, teacher.metrics)
-        for directory, teacher in report.teacher_runs.items()
+        cells(name, teacher.parameters, teacher.metrics)
+        for name, teacher in zip(run_names(report.teacher_runs), report.teacher_runs.values(), strict=True)
     ]
     rows += teachers
     if report.ensembles and report.ensembles[-1].teachers > 1:

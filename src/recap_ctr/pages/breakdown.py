@@ -26,7 +26,7 @@ def _slices(breakdown: Breakdown) -> Section | None:
         return None
     text = (
         f"The same figures on parts of the {breakdown.rows:,} {breakdown.split} rows: by the most frequent values of"
-        " some fields, which `--set slices` chooses, and by ten equally long periods where the rows have times. A mean"
+        " some fields (--set slices chooses them), and by ten equally long periods where the rows have times. A mean"
         " score above the click rate means that scores are too high for these rows; below it, too low. Figures that"
         f" fewer than {FEWEST} clicks, or other rows, say nothing about are left out."
     )

@@ -11,7 +11,7 @@ from recap_ctr.pages.breakdown import breakdown_sections
 from recap_ctr.pages.charts import Chart, Kind, Series
 from recap_ctr.pages.diagnosis import decomposition_section, decompositions_of
 from recap_ctr.pages.page import Page, Section, Table
-from recap_ctr.pages.race import race_section
+from recap_ctr.pages.race import race_section, run_names, without_fingerprints
 from recap_ctr.pages.references import (
     calibrated_text,
     lead_text,
@@ -146,8 +146,7 @@ def _results(report: RunReport | FitReport) -> Section:
         rows.append((shown, "", f"{100 * reference.auc:.3f}", *losses, ""))
     if isinstance(report, FitReport):
         teachers = report.teacher_runs
-        for path, teacher in teachers.items():
-            name = path.rpartition("/")[2]
+        for name, teacher in zip(run_names(teachers), teachers.values(), strict=True):
             rows.append(figures_row(name, teacher.parameters, teacher.metrics.held_out))
         if report.ensembles and report.ensembles[-1].teachers > 1:
             size = sum(teacher.parameters for teacher in teachers.values())
@@ -162,7 +161,7 @@ def _results(report: RunReport | FitReport) -> Section:
     if report.reference and any(by_split[split].lead is not None for by_split in report.reference.values()):
         tables.append(_against_references(report.reference, split))
     text = (
-        f"Shipped: {report.chosen_because}."
+        f"Shipped: {without_fingerprints(report.chosen_because)}."
         if isinstance(report, FitReport) and report.chosen_because
         else ""
     )
@@ -268,8 +267,8 @@ def _theory(report: RunReport | FitReport) -> Section | None:
     points = [point for point in report.averaging.points if point.count > 1]
     last = points[-1]
     text = (
-        f"The mean of {last.count} teachers lowers logloss by {last.gain.value:.5f} compared with one of them; Eq. 6"
-        f" predicts {last.predicted.value:.5f} from their disagreement alone."
+        f"The mean of {last.count} teachers lowers logloss by {last.gain.value:.5f} compared with one of them. From"
+        f" their disagreement alone, the paper's Eq. 6 predicts {last.predicted.value:.5f}."
     )
     series = Series(
         "means of teachers",
@@ -364,7 +363,9 @@ def _unknown_values(fields: list[FieldQuality], split: str) -> str:
             "rare there": worst.rare,
             "missing": worst.missing,
         }
-        reasons = ", ".join(f"{name} ({100 * share[split]:.2f} %)" for name, share in shares.items())
+        reasons = ", ".join(
+            f"{name} ({100 * share[split]:.2f} %)" for name, share in shares.items() if share[split]
+        )
     return (
         f"The field {worst.name} has the most unknown values: {100 * worst.oov[split]:.2f} % of its values in {split}"
         f" rows are {reasons}, and share one embedding vector."
