@@ -8,7 +8,7 @@ from recap_ctr.data.quality import FieldQuality, describe_repeated
 from recap_ctr.evaluation.evaluate import Figures, SplitFigures
 from recap_ctr.evaluation.metrics import ReliabilityBin
 from recap_ctr.pages.breakdown import breakdown_sections
-from recap_ctr.pages.charts import Chart, Kind, Series
+from recap_ctr.pages.charts import Chart, Kind, Series, share_intervals
 from recap_ctr.pages.diagnosis import decomposition_section, decompositions_of
 from recap_ctr.pages.page import Page, Section, Table
 from recap_ctr.pages.race import race_section, run_names, without_fingerprints
@@ -38,7 +38,7 @@ def page(report: RunReport | FitReport, command: str = "", diagnosis: dict[str, 
     answer = [_results(report), _frontier(report), _reliability(report)]
     details = [
         race_section(report) if isinstance(report, FitReport) else None,
-        *(breakdown_sections(report.breakdown) if report.breakdown else ()),
+        *_breakdown(report),
         _theory(report),
         decomposition_section(decompositions_of(diagnosis)) if diagnosis else None,
         _training(report),
@@ -228,24 +228,47 @@ def frontier_chart(split: str, series: tuple[Series, ...]) -> Chart:
     )
 
 
-def reliability_series(name: str, bins: list[ReliabilityBin] | None) -> Series | None:
-    """Return the share of clicks against the mean score, by bin; None if the report has no bins with rows."""
+def reliability_series(
+    name: str, bins: list[ReliabilityBin] | None, *, with_intervals: bool = False
+) -> Series | None:
+    """Return the share of clicks against the mean score, by bin; None if the report has no bins with rows.
+
+    Intervals are for rows without weights.
+    """
     filled = [part for part in bins or () if part.rows]
     if not filled:
         return None
+    shares = tuple(part.mean_label for part in filled)
+    low, high = share_intervals(shares, [part.rows for part in filled]) if with_intervals else ((), ())
     return Series(
         name,
         tuple(part.mean_prediction for part in filled),
-        tuple(part.mean_label for part in filled),
+        shares,
+        low,
+        high,
         labels=tuple(f"{name}, {part.rows:,.0f} rows" for part in filled),
     )
 
 
+def _counts_rows(figures: SplitFigures) -> bool:
+    """Return whether the rows have no weights, as far as the report tells: its bins hold the rows' total weight."""
+    weight = sum(part.rows for part in figures.reliability or ())
+    return abs(weight - figures.rows) < 0.5
+
+
+def _breakdown(report: RunReport | FitReport) -> list[Section]:
+    if report.breakdown is None:
+        return []
+    figures = report.metrics.on(report.breakdown.split)
+    return breakdown_sections(report.breakdown, with_intervals=_counts_rows(figures))
+
+
 def _reliability(report: RunReport | FitReport) -> Section | None:
     figures = report.metrics.held_out
+    has_intervals = _counts_rows(figures)
     curves = (
         reliability_series("as trained", figures.reliability_raw),
-        reliability_series("calibrated", figures.reliability),
+        reliability_series("calibrated", figures.reliability, with_intervals=has_intervals),
     )
     series = tuple(curve for curve in curves if curve is not None)
     if not series:
@@ -256,7 +279,8 @@ def _reliability(report: RunReport | FitReport) -> Section | None:
         f" {_decimals(figures.calibrated.calibration_error)} after calibration."
     )
     title = "Reliability before and after calibration"
-    chart = Chart("reliability", title, "mean score", "share of clicks", series, diagonal=True)
+    note = "The band is the 95 % interval of the share of clicks, over rows." if has_intervals else ""
+    chart = Chart("reliability", title, "mean score", "share of clicks", series, note=note, diagonal=True)
     return Section("Reliability", text, charts=(chart,))
 
 
