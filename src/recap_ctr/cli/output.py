@@ -153,6 +153,12 @@ def _auc_error(figures: "SplitFigures") -> float:
     return float(figures.raw.auc_error or 0.0) if enough else 0.0
 
 
+def tell_unlabelled(quiet: bool, rows: int) -> None:
+    """Show how many rows were left out because they have no label, if any."""
+    if rows:
+        tell(quiet, f"{rows:,} rows without a label were dropped.")
+
+
 def tell_values(quiet: bool, tally: "Tally") -> None:
     """Show how many rows were scored, and how many of their values were unseen or missing."""
     tell(quiet, f"{tally.rows:,} rows.")
