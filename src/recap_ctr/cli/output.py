@@ -97,15 +97,16 @@ def print_fit(report: "FitReport") -> None:
             f"{100 * figures.raw.auc:.3f}",
             f"{figures.raw.logloss:.5f}",
             f"{figures.calibrated.logloss:.5f}",
+            "" if figures.raw.group_auc is None else f"{100 * figures.raw.group_auc.auc:.3f}",
             "",
         ]
 
     base_rate = f"{report.metrics.on(split).base_rate_logloss:.5f}"
-    rows = [["base rate", "", "50.000", base_rate, "", ""]]
+    rows = [["base rate", "", "50.000", base_rate, "", "", ""]]
     for name, by_split in (report.reference or {}).items():
         reference = by_split[split]
         figures = f"{100 * reference.auc:.3f}", f"{reference.logloss:.5f}", calibrated_text(reference)
-        rows.append([reference_name(name, by_split), "", *figures, lead_text(reference)])
+        rows.append([reference_name(name, by_split), "", *figures, "", lead_text(reference)])
     teachers = [
         cells(name, teacher.parameters, teacher.metrics)
         for name, teacher in zip(run_names(report.teacher_runs), report.teacher_runs.values(), strict=True)
@@ -116,7 +117,10 @@ def print_fit(report: "FitReport") -> None:
         ensemble = report.ensembles[-1]
         rows.append(cells(f"ensemble of {ensemble.teachers}", size, ensemble.metrics))
     rows.append(cells(f"shipped: {report.model.name}", report.parameters, report.metrics))
-    header = ["model", "parameters", f"{split} AUC", "logloss", "calibrated", "the shipped model's lead"]
+    header = ["model", "parameters", f"{split} AUC", "logloss", "calibrated"]
+    header += ["AUC per group", "the shipped model's lead"]
+    if report.metrics.on(split).raw.group_auc is None:
+        header, *rows = ([*row[:5], row[6]] for row in (header, *rows))
     print_table(header, rows)
 
 
