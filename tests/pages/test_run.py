@@ -1,6 +1,7 @@
 """The page of a run or a fit."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,30 @@ def test_a_single_epoch_has_no_curve() -> None:
     assert section.charts == () and section.text.startswith(
         "There was a single epoch. Its validation AUC is "
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "train", "shown"),
+    [
+        (
+            "lr",
+            {"update": "convex"},
+            ["training: update", "training: seed", "strength of the regulariser, l2 · rows"],
+        ),
+        ("boosted", {}, ["training: seed"]),
+        ("fcn", {}, ["training: batch_size", "training: learning_rate", "training: seed"]),
+    ],
+)
+def test_the_configuration_holds_what_the_training_looks_at(
+    model: str, train: dict[str, Any], shown: list[str]
+) -> None:
+    values = run_values() | {"model": {"name": model, "config": {}}, "train": train}
+    if model == "lr":
+        values["strength"] = 0.5
+    keys = [row[0] for row in page(parse_report(values)).sections[-1].tables[0].rows]
+    assert set(shown) <= set(keys)
+    if model != "fcn":
+        assert [key for key in keys if key.startswith(("training", "strength"))] == shown
 
 
 def test_page_of_a_run_without_teachers() -> None:

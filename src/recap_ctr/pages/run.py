@@ -432,13 +432,28 @@ def _groups(report: RunReport | FitReport) -> Section | None:
     return Section("Groups", text, tables=(Table(("figure", "value"), rows),))
 
 
+def _training_settings(report: RunReport | FitReport) -> dict[str, Any]:
+    """Return the settings that the training of this model looks at: a converged regression, or trees, take no steps."""
+    settings = report.train.model_dump(mode="json")
+    if report.train.update == "convex":
+        return {key: settings[key] for key in ("update", "seed")}
+    if report.model.name == "boosted":
+        return {"seed": settings["seed"]}
+    return settings
+
+
 def _configuration(report: RunReport | FitReport, command: str) -> Section:
     rows = (
         ("data", f"{report.data.name}, fingerprint {report.data.fingerprint}"),
         *((f"rows of {split}", f"{count.rows:,}") for split, count in report.data.splits.items()),
         *((("split", report.data.split),) if report.data.split else ()),
         *((f"model: {key}", str(value)) for key, value in report.model.config.items()),
-        *((f"training: {key}", str(value)) for key, value in report.train.model_dump(mode="json").items()),
+        *((f"training: {key}", str(value)) for key, value in _training_settings(report).items()),
+        *(
+            []
+            if report.strength is None
+            else [("strength of the regulariser, l2 · rows", f"{report.strength:g}")]
+        ),
         *((f"version of {key}", str(value)) for key, value in report.versions.items()),
         *((f"machine: {key}", str(value)) for key, value in report.machine.items()),
         *([] if report.route_gain is None else [("routes", report.route_gain.sentence)]),
