@@ -63,7 +63,18 @@ def model_name(report: RunReport | FitReport) -> str:
 
 def lead(report: RunReport | FitReport) -> str:
     """Return the answer with its numbers; first what the model is not ahead of, last what to know of the split."""
-    sentences = reference_sentence(report), _answer(report), _after_that(report), report.data.split_note
+    interrupted = (
+        "The fit was interrupted, and this is the best model so far."
+        if isinstance(report, FitReport) and report.interrupted
+        else ""
+    )
+    sentences = (
+        reference_sentence(report),
+        _answer(report),
+        interrupted,
+        _after_that(report),
+        report.data.split_note,
+    )
     return " ".join(filter(None, sentences))
 
 
@@ -182,7 +193,12 @@ def _against_references(references: dict[str, dict[str, Reference]], split: str)
 
 def _frontier(report: RunReport | FitReport) -> Section | None:
     """Return the chart of AUC against size, of the model and of ensembles of its teachers."""
-    if not isinstance(report, FitReport) or len(report.teacher_runs) < 2 or report.arms:
+    if (
+        not isinstance(report, FitReport)
+        or len(report.teacher_runs) < 2
+        or not report.ensembles
+        or report.arms
+    ):
         return None
     teacher_size = next(iter(report.teacher_runs.values())).parameters
     ensembles = auc_series(
