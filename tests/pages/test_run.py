@@ -114,6 +114,12 @@ def test_page_of_a_run_without_teachers() -> None:
     assert "calibrated, it lowers logloss by 40.0 %" in run_page.lead
 
 
+def test_a_model_that_is_worse_than_the_base_rate_raises_the_logloss() -> None:
+    values = run_values()
+    values["metrics"]["test"]["calibrated"]["logloss"] = 0.51
+    assert "calibrated, it RAISES logloss by 2.0 % compared" in page(parse_report(values)).lead
+
+
 def test_page_quotes_validation_rows_where_there_are_no_test_rows() -> None:
     values = run_values()
     del values["metrics"]["test"]

@@ -108,8 +108,9 @@ def _answer(report: RunReport | FitReport) -> str:
             f" all {len(report.teacher_runs)} gains {100 * (ensemble_auc - teacher_auc):+.2f}, with"
             f" {report.size_against_teacher:.2f} times the parameters of one teacher."
         )
-    gain = f"{100 * figures.explained:.1f} %"
-    return f"{start}; calibrated, it lowers logloss by {gain} compared with predicting the base rate for every row."
+    verb = "lowers" if figures.explained >= 0 else "RAISES"
+    gain = f"{abs(100 * figures.explained):.1f} %"
+    return f"{start}; calibrated, it {verb} logloss by {gain} compared with predicting the base rate for every row."
 
 
 def _interval(figures: Figures) -> str:
