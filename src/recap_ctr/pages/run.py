@@ -99,7 +99,7 @@ def _answer(report: RunReport | FitReport) -> str:
     auc = figures.raw.auc
     start = (
         f"{model_name(report)} ranks a clicked row above an unclicked one {100 * auc:.0f} times in 100"
-        f" (AUC {_interval(figures.raw)} on {figures.rows:,} {report.metrics.split} rows)"
+        f" (AUC {auc_text(figures.raw)} on {figures.rows:,} {report.metrics.split} rows)"
     )
     if isinstance(report, FitReport) and report.recovered is not None:
         teacher_auc, ensemble_auc = _teacher_auc(report), _ensemble_auc(report)
@@ -113,7 +113,8 @@ def _answer(report: RunReport | FitReport) -> str:
     return f"{start}; calibrated, it {verb} logloss by {gain} compared with predicting the base rate for every row."
 
 
-def _interval(figures: Figures) -> str:
+def auc_text(figures: Figures) -> str:
+    """Return an AUC in points, with half of its 95 % interval where that is known."""
     error = "" if figures.auc_error is None else f" ± {100 * Z * figures.auc_error:.2f}"
     return f"{100 * figures.auc:.2f}{error}"
 
