@@ -2,9 +2,11 @@
 
 import pytest
 
-from recap_ctr.cli.output import compare_with_training, print_table
+from recap_ctr.cli.output import compare_with_training, print_fit, print_table
 from recap_ctr.evaluation.evaluate import Figures, Metrics
 from recap_ctr.inference.scorer import RowsEvaluation, Tally
+from recap_ctr.training.report import FitReport, parse_report
+from tests.support.example_reports import fit_values
 
 
 def figures(
@@ -50,3 +52,26 @@ def test_nothing_is_said_of_chance_where_no_error_is_known(
 def test_a_table_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["name", "rows"], [["site", "5"], ["a", "1,000"]])
     assert capsys.readouterr().out == "name  rows\n----  -----\nsite  5\na     1,000\n\n"
+
+
+def test_a_fit_shows_the_auc_per_group_where_its_report_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    values = fit_values()
+    report = parse_report(values)
+    assert isinstance(report, FitReport)
+    print_fit(report)
+    header, _, *rows = capsys.readouterr().out.splitlines()
+    assert "AUC per group" not in header and rows[-2].split()[-1] == "0.30000"
+    teacher, _ = values["teacher_runs"].values()
+    for metrics, auc in ((values["metrics"], 0.651), (teacher["metrics"], 0.642)):
+        metrics["test"]["raw"] = {
+            **metrics["test"]["raw"],
+            "group_auc": {"auc": auc, "num_groups": 9, "num_one_class": 1},
+        }
+    report = parse_report(values)
+    assert isinstance(report, FitReport)
+    print_fit(report)
+    header, _, *rows = capsys.readouterr().out.splitlines()
+    place = header.index("AUC per group")
+    shown = {row.split("  ")[0]: row[place : place + 13].strip() for row in rows if row}
+    assert (shown["shipped: recap"], shown["teacher-1"], shown["teacher-2"]) == ("65.100", "64.200", "")
+    assert shown["base rate"] == shown["lr"] == ""

@@ -146,6 +146,29 @@ class TestEvaluate:
         click_log.head(5).drop("click").write_csv(raw / "unlabelled.csv")
         assert_refused(recap("evaluate", packed, raw / "unlabelled.csv"), "no column 'click' (label)")
 
+    def test_rows_without_a_label_are_dropped_on_request(
+        self, raw: Path, packed: Path, click_log: pl.DataFrame, recap: Recap
+    ) -> None:
+        unlabelled = pl.int_range(pl.len()) < 7
+        log = click_log.with_columns(pl.when(unlabelled).then(None).otherwise("click").alias("click"))
+        log.write_csv(raw / "partly.csv")
+        click_log.slice(7).write_csv(raw / "labelled.csv")
+        for command in (("evaluate",), ("explain", "--repeats", "1")):
+            assert_refused(recap(*command, packed, raw / "partly.csv"), "click")
+            done = recap(*command, packed, raw / "partly.csv", "--drop-unlabelled")
+            assert done.code == 0 and "7 rows without a label were dropped." in done.err
+            dropped, labelled = (
+                only_json(recap(*command, packed, raw / name, "--drop-unlabelled", "--json").out)
+                for name in ("partly.csv", "labelled.csv")
+            )
+            assert (dropped.pop("unlabelled"), labelled.pop("unlabelled")) == (7, 0)
+            assert dropped == labelled
+        log.head(5).write_csv(raw / "none.csv")
+        refused = recap("evaluate", packed, raw / "none.csv", "--drop-unlabelled")
+        assert_refused(refused, "no row has a label")
+        refused = recap("explain", packed, raw / "none.csv", "--drop-unlabelled")
+        assert_refused(refused, "there are no rows to explain")
+
 
 @pytest.mark.parametrize("name", BAD_LOGS)
 def test_a_bad_log_is_refused_and_nothing_is_left_behind(

@@ -758,6 +758,22 @@ class TestRefusalsWithAdvice:
         assert (verdict_, field) == ("left out: numbers with commas", None)
         assert "such as '" in reason and "write it with a point for decimals" in reason
 
+    @pytest.mark.parametrize(
+        "spelling", ["${}.30", "{},30 €", "-£1,2{}.50", "1.2{},50\xa0EUR", "usd {}", "{}.5%", "CHF 1'2{}.5"]
+    )
+    def test_prices_as_text_are_noticed(self, spelling: str) -> None:
+        values = [spelling.format(i % 90 + 10) for i in range(ROWS)]
+        values[::40] = ["NA"] * len(values[::40])
+        verdict_, reason, field = verdict(values)
+        assert (verdict_, field) == ("left out: numbers with signs", None)
+        assert "; such as " in reason and "write plain numbers, such as 12.30" in reason
+
+    @pytest.mark.parametrize(
+        "values", [["5%", "10%", "25%"], [f"eur{i}x" for i in range(50)], [f"${'$' * i}" for i in range(30)]]
+    )
+    def test_few_amounts_and_other_texts_are_categories(self, values: list[str]) -> None:
+        assert verdict((values * ROWS)[:ROWS])[0] == "categorical"
+
     @pytest.mark.parametrize("prefix", ["", "t"])
     def test_lists_are_still_lists(self, prefix: str) -> None:
         sizes = RNG.integers(1, 5, ROWS)

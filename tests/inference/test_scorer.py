@@ -346,7 +346,7 @@ class TestEvaluate:
 
         assert list(result) == [
             *("rows", "base_rate", "base_rate_logloss", "raw", "calibrated"),
-            *("reliability", "reliability_raw", "values"),
+            *("reliability", "reliability_raw", "values", "unlabelled"),
         ]
         assert result["raw"].keys() == {
             *("auc", "auc_error", "logloss", "normalised_entropy", "calibration_error", "mean_prediction"),

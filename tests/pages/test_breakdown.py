@@ -86,6 +86,21 @@ def test_the_frontier_has_intervals_where_the_report_has_errors() -> None:
     assert not any(series.low for series in older.series) and "95 %" not in older.note
 
 
+def test_click_rates_have_intervals_where_rows_have_no_weights(breakdown: Breakdown) -> None:
+    values = report_values(breakdown)
+    for weight, has_intervals in ((1.0, True), (3.0, False)):
+        for part in values["metrics"]["test"]["reliability"]:
+            part["rows"] *= weight
+        charts = {chart.name: chart for chart in page(parse_report(values)).charts}
+        for name, place in (("reliability", 1), ("periods", 0)):
+            series = charts[name].series[place]
+            assert ("95 % interval" in charts[name].note) == bool(series.low) == has_intervals
+            assert all(
+                low < y < high for low, y, high in zip(series.low, series.y, series.high, strict=False)
+            )
+        assert charts["periods"].note.startswith("The first period is from 2026-01-0")
+
+
 OFF_SCREEN = """[...document.querySelectorAll('td, th, text, pre, p, li, figcaption')].filter((node) => {
   const box = node.getBoundingClientRect();
   const frame = node.closest('svg')?.getBoundingClientRect() ?? { left: 0, right: innerWidth };
@@ -101,6 +116,13 @@ OVERLAPS = """[...document.querySelectorAll('figure > svg')].flatMap((svg) => {
     .map(([other]) => `${svg.getAttribute('aria-label')}: ${name} | ${other}`));
 })"""
 
+BESIDE = """[...document.querySelectorAll('figure > strong')].filter((title) =>
+  title.getBoundingClientRect().bottom > title.nextElementSibling.getBoundingClientRect().top + 1
+).map((title) => title.textContent)"""  # Titles that are not above their charts.
+SCROLLED = """[...document.querySelectorAll('.scroll, pre')].filter(
+  (box) => box.scrollWidth > box.clientWidth + 1).map((box) => box.textContent)"""  # Boxes that cut what they hold.
+UNFOLD = "document.querySelectorAll('details').forEach((part) => { part.open = true; })"
+
 
 @pytest.mark.slow
 @browser_needed
@@ -114,11 +136,14 @@ def test_no_value_is_off_screen_and_every_axis_has_ticks(
     try:
         browser.open(path.as_uri())
         browser.wait("document.readyState === 'complete' && document.querySelector('table.cards') !== null")
+        browser.evaluate(UNFOLD)
         assert browser.evaluate(OFF_SCREEN) == []
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
         ticks = browser.evaluate(AXES)
         assert len(ticks) == len(shown.charts)
         assert all(across >= 2 and up >= 2 for across, up in ticks), ticks
         assert browser.evaluate(OVERLAPS) == []
+        assert browser.evaluate(BESIDE) == []
+        assert browser.evaluate(SCROLLED) == []
     finally:
         browser.close()

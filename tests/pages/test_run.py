@@ -1,6 +1,7 @@
 """The page of a run or a fit."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,24 @@ def test_unknown_values_are_told_apart_and_repeated_rows_counted() -> None:
     assert "<td>ad</td><td>30</td><td>3.00%</td><td>1.50%</td><td>0.50%</td>" in html
 
 
+def test_reasons_that_no_value_has_are_left_out() -> None:
+    values = fit_values()
+    for field in values["fields"]:
+        field |= {"unseen": {"test": 0.05}, "rare": {"test": 0.0}, "missing": {"test": 0.0}}
+    html = page(parse_report(values)).to_html()
+    assert "are unseen in the training rows (5.00 %), and share one embedding vector." in html
+
+
+def test_runs_are_named_as_readers_know_them() -> None:
+    values = fit_values()
+    first, second = values["teacher_runs"].values()
+    values["teacher_runs"] = {"fcn-0e1ffef52e": first, "fcn-8c73201544": second}
+    values["chosen_because"] = "blend (blend-10-3c0624c704) is better on validation rows"
+    results = page(parse_report(values)).sections[0]
+    assert [row[0] for row in results.tables[0].rows][2:4] == ["fcn 1", "fcn 2"]
+    assert results.text == "Shipped: blend (blend-10) is better on validation rows."
+
+
 def test_fields_without_unknown_values_are_not_blamed() -> None:
     values = fit_values()
     for field in values["fields"]:
@@ -64,11 +83,41 @@ def test_a_single_epoch_has_no_curve() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("model", "train", "shown"),
+    [
+        (
+            "lr",
+            {"update": "convex"},
+            ["training: update", "training: seed", "strength of the regulariser, l2 · rows"],
+        ),
+        ("boosted", {}, ["training: seed"]),
+        ("fcn", {}, ["training: batch_size", "training: learning_rate", "training: seed"]),
+    ],
+)
+def test_the_configuration_holds_what_the_training_looks_at(
+    model: str, train: dict[str, Any], shown: list[str]
+) -> None:
+    values = run_values() | {"model": {"name": model, "config": {}}, "train": train}
+    if model == "lr":
+        values["strength"] = 0.5
+    keys = [row[0] for row in page(parse_report(values)).sections[-1].tables[0].rows]
+    assert set(shown) <= set(keys)
+    if model != "fcn":
+        assert [key for key in keys if key.startswith(("training", "strength"))] == shown
+
+
 def test_page_of_a_run_without_teachers() -> None:
     run_page = page(parse_report(run_values()))
     titles = [section.title for section in run_page.sections]
     assert titles == ["Results", "Reliability", "Training", "Configuration"]
     assert "calibrated, it lowers logloss by 40.0 %" in run_page.lead
+
+
+def test_a_model_that_is_worse_than_the_base_rate_raises_the_logloss() -> None:
+    values = run_values()
+    values["metrics"]["test"]["calibrated"]["logloss"] = 0.51
+    assert "calibrated, it RAISES logloss by 2.0 % compared" in page(parse_report(values)).lead
 
 
 def test_page_quotes_validation_rows_where_there_are_no_test_rows() -> None:

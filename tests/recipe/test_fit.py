@@ -56,6 +56,34 @@ def test_a_data_frame_is_fitted_once_and_quietly(
     assert capfd.readouterr() == ("", "")
 
 
+class InterruptedTrees(InThisProcess):
+    """An executor that is interrupted before it trains trees, when the regression is there."""
+
+    def run(self, jobs: Any, **arguments: Any) -> list[Any]:
+        named = list(jobs)
+        for at, job in enumerate(named):
+            if job.name.startswith("LightGBM"):
+                super().run(named[:at], **arguments)
+                raise KeyboardInterrupt
+        return super().run(named, **arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("teachers", [0, None])
+def test_an_interrupted_fit_has_a_page(prepared: PreparedData, tmp_path: Path, teachers: int | None) -> None:
+    out, kinds = tmp_path / "model", ("model_settings", "teacher_settings", "train")
+    settings = {kind: TINY[kind] for kind in kinds} | ({} if teachers is None else {"teachers": teachers})
+    options = {**CPU, "executor": InterruptedTrees(), "command": "recap fit data"}
+    with pytest.raises(KeyboardInterrupt):
+        fit(prepared, out=out, settings=settings, **options)
+    report = read_report(out)
+    assert isinstance(report, FitReport) and report.interrupted and report.command == "recap fit data"
+    html = (out / "report.html").read_text()
+    assert "The fit was interrupted, and this is the best model so far." in html
+    assert "recap fit data" in html and report.data.fingerprint in html
+    assert Scorer.load(out / "artifact")
+
+
 @pytest.mark.slow
 def test_a_file_is_fitted_by_its_path_with_a_config_file(
     click_log: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]

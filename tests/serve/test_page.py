@@ -18,6 +18,10 @@ from tests.support.running_server import Address, serve_in_thread
 TAB, ENTER = 9, 13
 TOKEN = "a-token-of-some-length"
 Open = Callable[..., Browser]
+CUT = """[...document.querySelectorAll('figure > svg text')].filter((text) => {
+  const box = text.getBoundingClientRect(), chart = text.ownerSVGElement.getBoundingClientRect();
+  return box.top < chart.top || box.bottom > chart.bottom || box.left < chart.left || box.right > chart.right;
+}).map((text) => text.textContent)"""
 
 
 @pytest.fixture
@@ -74,12 +78,16 @@ def test_a_row_is_scored_at_every_setting(server: Address, browse: Open, width: 
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
         "nothing sticks out on a phone"
     )
+    assert page.evaluate(
+        "document.getElementById('probability').getBoundingClientRect().bottom < innerHeight"
+    )
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(20, 23, 28)") == dark
     page.wait("document.querySelectorAll('#latency polyline').length === 2")  # two readings of the counters
     assert "rows scored in all" in page.evaluate("document.getElementById('now').textContent")
     assert page.evaluate("document.getElementById('card').textContent") == "# a card"
     assert page.smallest_letters() >= 11
+    assert page.evaluate(CUT) == []
     ticks = page.evaluate("[...document.querySelectorAll('#spread text')].map(t => t.textContent)")
     assert len(set(ticks)) == len(ticks)
     assert not page.console
@@ -105,6 +113,35 @@ def test_the_page_shows_what_each_field_adds(server: Address, browse: Open) -> N
     assert "not what causes a click" in page.evaluate("document.getElementById('why').textContent")
     page.evaluate("document.getElementById('clear').click(), score()")
     page.wait("document.getElementById('why').hidden")
+
+
+@pytest.mark.slow
+@browser_needed
+def test_a_lone_reading_of_the_counters_shows(server: Address, browse: Open) -> None:
+    page = browse()
+    page.open(server.url)
+    page.wait("document.getElementById('probability')?.textContent")
+    drawn = "chart(by('rate'), 'Rate', {labels}, [{{ name: 'rate', y: {values} }}], 1), by('rate').innerHTML"
+    for labels, values, dots in (
+        ("['1']", "[3]", 1),
+        ("['1', '2']", "[NaN, 3]", 1),
+        ("['1', '2']", "[3, 3]", 0),
+    ):
+        assert page.evaluate(drawn.format(labels=labels, values=values)).count("<circle") == dots
+
+
+@pytest.mark.slow
+@browser_needed
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_table_of_the_docs_is_cut(server: Address, browse: Open, width: int) -> None:
+    page = browse(width)
+    page.open(f"{server.url}/docs")
+    page.wait("document.querySelectorAll('.scroll').length > 10")
+    cut = page.evaluate(
+        "[...document.querySelectorAll('.scroll, pre')].filter((box) => box.scrollWidth > box.clientWidth + 1)"
+        ".map((box) => box.textContent)"
+    )
+    assert cut == []
 
 
 @pytest.mark.slow

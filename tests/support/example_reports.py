@@ -6,10 +6,19 @@ from typing import Any
 def metrics(auc: float) -> dict[str, Any]:
     """Return metrics on 1,000 validation and 2,000 test rows."""
     figures = {"auc": auc, "auc_error": 0.001, "logloss": 1 - auc, "calibration_error": 0.02}
-    bins = [
-        {"low": low, "high": low + 0.5, "rows": 500.0, "mean_prediction": low + 0.2, "mean_label": low + 0.3}
-        for low in (0.0, 0.5)
-    ]
+
+    def bins(rows: int) -> list[dict[str, float]]:
+        return [
+            {
+                "low": low,
+                "high": low + 0.5,
+                "rows": rows / 2,
+                "mean_prediction": low + 0.2,
+                "mean_label": low + 0.3,
+            }
+            for low in (0.0, 0.5)
+        ]
+
     return {
         split: {
             "rows": rows,
@@ -17,8 +26,8 @@ def metrics(auc: float) -> dict[str, Any]:
             "base_rate_logloss": 0.5,
             "raw": figures,
             "calibrated": {**figures, "logloss": 0.3},
-            "reliability": bins,
-            "reliability_raw": bins,
+            "reliability": bins(rows),
+            "reliability_raw": bins(rows),
         }
         for split, rows in (("valid", 1_000), ("test", 2_000))
     }

@@ -7,6 +7,7 @@ import typer
 from recap_ctr.cli.options import (
     ArtifactPath,
     Columns,
+    DropUnlabelled,
     Json,
     Quiet,
     Seed,
@@ -16,7 +17,7 @@ from recap_ctr.cli.options import (
     limit_threads,
     parse_map,
 )
-from recap_ctr.cli.output import print_json, print_table, tell
+from recap_ctr.cli.output import print_json, print_table, tell, tell_unlabelled
 
 if TYPE_CHECKING:
     from recap_ctr.inference.importance import Change, Importance
@@ -33,6 +34,7 @@ def explain(
     repeats: Annotated[int, typer.Option("--repeats", min=1, max=1000, help="Shuffles of each field.")] = 5,
     seed: Seed = 1,
     columns: Columns = None,
+    drop_unlabelled: DropUnlabelled = False,
     routes: UsedRoutes = None,
     depth: UsedDepth = None,
     threads: Threads = None,
@@ -50,7 +52,15 @@ def explain(
     from recap_ctr.inference.calls import load
 
     scorer = load(artifact, columns=parse_map(columns), routes=routes, depth=depth, threads=threads)
-    importance = explain_rows(scorer, rows, max_rows=max_rows, repeats=repeats, seed=seed, quiet=quiet)
+    importance = explain_rows(
+        scorer,
+        rows,
+        max_rows=max_rows,
+        repeats=repeats,
+        seed=seed,
+        drop_unlabelled=drop_unlabelled,
+        quiet=quiet,
+    )
     if as_json:
         print_json(importance.to_json())
         return
@@ -62,6 +72,7 @@ def explain(
             for field in importance.fields
         ],
     )
+    tell_unlabelled(quiet, importance.unlabelled)
     for sentence in sentences(importance):
         tell(quiet, sentence)
 

@@ -84,6 +84,7 @@ def print_report(report: "RunReport") -> None:
 
 def print_fit(report: "FitReport") -> None:
     """Print the base rate, the references, the teachers, their ensemble and the shipped model of a fit."""
+    from recap_ctr.pages.race import run_names
     from recap_ctr.pages.references import calibrated_text, lead_text, reference_name
 
     split = report.metrics.split
@@ -96,18 +97,19 @@ def print_fit(report: "FitReport") -> None:
             f"{100 * figures.raw.auc:.3f}",
             f"{figures.raw.logloss:.5f}",
             f"{figures.calibrated.logloss:.5f}",
+            "" if figures.raw.group_auc is None else f"{100 * figures.raw.group_auc.auc:.3f}",
             "",
         ]
 
     base_rate = f"{report.metrics.on(split).base_rate_logloss:.5f}"
-    rows = [["base rate", "", "50.000", base_rate, "", ""]]
+    rows = [["base rate", "", "50.000", base_rate, "", "", ""]]
     for name, by_split in (report.reference or {}).items():
         reference = by_split[split]
         figures = f"{100 * reference.auc:.3f}", f"{reference.logloss:.5f}", calibrated_text(reference)
-        rows.append([reference_name(name, by_split), "", *figures, lead_text(reference)])
+        rows.append([reference_name(name, by_split), "", *figures, "", lead_text(reference)])
     teachers = [
-        cells(directory.rpartition("/")[2], teacher.parameters, teacher.metrics)
-        for directory, teacher in report.teacher_runs.items()
+        cells(name, teacher.parameters, teacher.metrics)
+        for name, teacher in zip(run_names(report.teacher_runs), report.teacher_runs.values(), strict=True)
     ]
     rows += teachers
     if report.ensembles and report.ensembles[-1].teachers > 1:
@@ -115,7 +117,10 @@ def print_fit(report: "FitReport") -> None:
         ensemble = report.ensembles[-1]
         rows.append(cells(f"ensemble of {ensemble.teachers}", size, ensemble.metrics))
     rows.append(cells(f"shipped: {report.model.name}", report.parameters, report.metrics))
-    header = ["model", "parameters", f"{split} AUC", "logloss", "calibrated", "the shipped model's lead"]
+    header = ["model", "parameters", f"{split} AUC", "logloss", "calibrated"]
+    header += ["AUC per group", "the shipped model's lead"]
+    if report.metrics.on(split).raw.group_auc is None:
+        header, *rows = ([*row[:5], row[6]] for row in (header, *rows))
     print_table(header, rows)
 
 
@@ -150,6 +155,12 @@ def _auc_error(figures: "SplitFigures") -> float:
     rate = figures.base_rate or 0.0
     enough = figures.rows * min(rate, 1 - rate) >= FEWEST_OF_A_CLASS
     return float(figures.raw.auc_error or 0.0) if enough else 0.0
+
+
+def tell_unlabelled(quiet: bool, rows: int) -> None:
+    """Show how many rows were left out because they have no label, if any."""
+    if rows:
+        tell(quiet, f"{rows:,} rows without a label were dropped.")
 
 
 def tell_values(quiet: bool, tally: "Tally") -> None:

@@ -11,6 +11,7 @@ from recap_ctr.cli.errors import CommandError
 from recap_ctr.cli.options import (
     ArtifactPath,
     Columns,
+    DropUnlabelled,
     Force,
     Json,
     Quiet,
@@ -29,6 +30,7 @@ from recap_ctr.cli.output import (
     print_figures,
     print_json,
     tell,
+    tell_unlabelled,
     tell_up_to_date,
     tell_values,
 )
@@ -134,6 +136,7 @@ def evaluate(
     negative_rate: Annotated[
         float, typer.Option("--negative-rate", help="Share of negatives kept in these rows.")
     ] = 1.0,
+    drop_unlabelled: DropUnlabelled = False,
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -149,12 +152,15 @@ def evaluate(
 
     negative_rate_shift(negative_rate)  # It checks the range before any work is done.
     scorer = load(artifact, columns=parse_map(columns), routes=routes, depth=depth, threads=threads)
-    evaluation = evaluate_rows(scorer, rows, negative_rate=negative_rate, quiet=quiet)
+    evaluation = evaluate_rows(
+        scorer, rows, negative_rate=negative_rate, drop_unlabelled=drop_unlabelled, quiet=quiet
+    )
     if as_json:
         print_json(evaluation.to_json())
         return
     print_figures([("these rows", evaluation)])
     tell_values(quiet, evaluation.values)
+    tell_unlabelled(quiet, evaluation.unlabelled)
     for sentence in compare_with_training(evaluation, scorer.engine.artifact.metrics):
         tell(quiet, sentence)
 

@@ -47,6 +47,9 @@ NUMBERS_WITH_COMMAS = (
     "write it with a point for decimals and nothing for thousands; if it is a list, make it a multi field with"
     " separator ','"
 )
+NUMBERS_WITH_SIGNS = (
+    "write plain numbers, such as 12.30; if there are several currencies, name them in another column"
+)
 LISTS_AS_TEXT = "write the values as a|b for a multi field, or save real lists (Parquet, Arrow or JSON lines)"
 UNREAD_DATES = f"{LEFT_OUT}dates that can't be read"
 WRITE_DATES = "write it like 2026-01-31 23:59:00"
@@ -362,6 +365,8 @@ class _Rules:
             return _Choice(f"{LEFT_OUT}no values", "there is nothing to learn")
         if (value := column.comma_number) is not None:
             return _Choice(f"{LEFT_OUT}numbers with commas", f"such as {value!r}; {NUMBERS_WITH_COMMAS}")
+        if column.num_distinct > FEW_VALUES and (value := column.signed_number) is not None:
+            return _Choice(f"{LEFT_OUT}numbers with signs", f"such as {value!r}; {NUMBERS_WITH_SIGNS}")
         if (value := column.list_text) is not None:
             return _Choice(f"{LEFT_OUT}lists as text", f"such as {_shorten(value)!r}; {LISTS_AS_TEXT}")
         return None

@@ -65,6 +65,12 @@ NUMBER_WITH_COMMA = (
     r"^[+-]?(?:\d+|\d{1,3}(?:[. ]\d{3})+)(?:,\d+)?$"  # 1,5 and 1.234,5
     r"|^[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$"  # 1,234.5
 )
+_SIGN = r"(?:[\p{Sc}%]|USD|EUR|GBP|JPY|CNY|INR|CHF)"
+_DIGITS = r"(?:\d+(?:[.,]\d+)?|\d{1,3}(?:[.,\s']\d{3})+(?:[.,]\d+)?)"
+NUMBER_WITH_SIGN = (
+    rf"(?i)^[+-]?{_SIGN}\s*[+-]?{_DIGITS}$"  # $12.30, EUR 1.234,50
+    rf"|^[+-]?{_DIGITS}\s*{_SIGN}$"  # 12,30 €, 5%
+)
 LIST_AS_TEXT = r"^\s*\[.*\]\s*$"
 _MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 DATE_AS_TEXT = (
@@ -222,6 +228,16 @@ class ColumnSummary:
         if (has_comma & ~is_number).any() or not self._is_common(present, is_number):
             return None
         return next(iter(present["value"].filter(has_comma)), None)
+
+    @cached_property
+    def signed_number(self) -> str | None:
+        """Return a value such as $12.30 or 5%, if the column holds numbers with a sign of currency or a per cent."""
+        if self.kind != "text":
+            return None
+        values = pl.col("value").str.strip_chars()
+        present = self.counts.filter(~values.str.to_lowercase().is_in(MISSING_WORDS))
+        is_number = present.select(values.str.contains(NUMBER_WITH_SIGN))["value"]
+        return present["value"].filter(is_number)[0] if self._is_common(present, is_number) else None
 
     @cached_property
     def list_text(self) -> str | None:

@@ -105,14 +105,26 @@ def _warn(scorer: Scorer) -> None:
 
 
 def evaluate(
-    model: Model, rows: RawTable, *, negative_rate: float = 1.0, quiet: bool = True
+    model: Model,
+    rows: RawTable,
+    *,
+    negative_rate: float = 1.0,
+    drop_unlabelled: bool = False,
+    quiet: bool = True,
 ) -> RowsEvaluation:
     """Measure a model on raw labelled rows: AUC, logloss, calibration, and counts of missing and unseen values.
 
-    `model` and `rows` are as for `predict`. `negative_rate` is the share of negatives that these rows keep.
+    `model` and `rows` are as for `predict`. `negative_rate` is the share of negatives that these rows keep. Rows
+    without a label are an error unless `drop_unlabelled` leaves them out.
     """
     scorer = _scorer(model)
-    return evaluate_rows(scorer, scorer.source(rows), negative_rate=negative_rate, quiet=quiet)
+    return evaluate_rows(
+        scorer,
+        scorer.source(rows),
+        negative_rate=negative_rate,
+        labelled_only=drop_unlabelled,
+        quiet=quiet,
+    )
 
 
 def explain(
@@ -122,6 +134,7 @@ def explain(
     max_rows: int = 50_000,
     repeats: int = 5,
     seed: int = 1,
+    drop_unlabelled: bool = False,
     quiet: bool = True,
 ) -> Importance:
     """Measure how much a model relies on each field, by shuffling its values between labelled rows (permutation
@@ -129,10 +142,17 @@ def explain(
 
     `model` and `rows` are as for `predict`; if there are more than `max_rows` rows, that many are drawn at random. Each
     field is shuffled `repeats` times. The 95 % intervals are over rows (DeLong for the AUC) and over repeats.
+    Rows without a label are an error unless `drop_unlabelled` leaves them out.
     """
     scorer = _scorer(model)
     return explain_rows(
-        scorer, scorer.source(rows), max_rows=max_rows, repeats=repeats, seed=seed, quiet=quiet
+        scorer,
+        scorer.source(rows),
+        max_rows=max_rows,
+        repeats=repeats,
+        seed=seed,
+        labelled_only=drop_unlabelled,
+        quiet=quiet,
     )
 
 

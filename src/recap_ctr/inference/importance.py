@@ -12,7 +12,7 @@ import numpy.typing as npt
 from recap_ctr.config import Record
 from recap_ctr.data.encode import Encoded
 from recap_ctr.data.layout import FieldLayout
-from recap_ctr.data.roles import read_labels, read_weights
+from recap_ctr.data.roles import drop_unlabelled, read_labels, read_weights
 from recap_ctr.data.source import Source
 from recap_ctr.errors import InputError
 from recap_ctr.evaluation.metrics import Bools, Floats, auc, check_rows, delong, logloss, pairs_won, softplus
@@ -55,6 +55,8 @@ class Importance(Record):
     auc: float
     logloss: float
     fields: list[FieldImportance]
+    unlabelled: int = 0
+    """Rows without a label, which were left out."""
 
 
 def explain_rows(
@@ -64,13 +66,17 @@ def explain_rows(
     max_rows: int = 50_000,
     repeats: int = 5,
     seed: int = 1,
+    labelled_only: bool = False,
     quiet: bool = False,
 ) -> Importance:
-    """Return the permutation importance of each field on labelled rows, at most `max_rows` of them, drawn at random."""
+    """Return the permutation importance of each field on labelled rows, at most `max_rows` of them, drawn at random.
+
+    With `labelled_only` rows without a label are left out and counted; otherwise they are an error.
+    """
     if max_rows < 2 or repeats < 1:
         raise InputError(f"{max_rows} rows and {repeats} repeats: at least 2 rows and 1 repeat are needed")
     rng = np.random.default_rng(seed)
-    sample = _draw(scorer, source, max_rows, rng, quiet)
+    sample, unlabelled = _draw(scorer, source, max_rows, rng, labelled_only, quiet)
     clicks = int(sample.labels_N.sum())
     if min(clicks, len(sample.labels_N) - clicks) < 2:
         raise InputError(
@@ -94,6 +100,7 @@ def explain_rows(
         auc=shuffler.auc,
         logloss=shuffler.logloss,
         fields=sorted(importances, key=lambda entry: -entry.auc_drop.value),
+        unlabelled=unlabelled,
     )
 
 
@@ -118,17 +125,26 @@ class _Sample:
         return _Sample(encoded, labels_N, np.concatenate([self.weights_N, other.weights_N]))
 
 
-def _draw(scorer: Scorer, source: Source, count: int, rng: np.random.Generator, quiet: bool) -> _Sample:
-    """Return `count` rows drawn at random, or all if there are fewer; rows of weight 0 are not drawn.
+def _draw(
+    scorer: Scorer, source: Source, count: int, rng: np.random.Generator, labelled_only: bool, quiet: bool
+) -> tuple[_Sample, int]:
+    """Return `count` rows drawn at random, or all if there are fewer, and how many were left out without a label.
 
-    Every row gets a random key, and the rows with the smallest keys are kept, so that a pipe can be sampled, too.
+    Rows of weight 0 are not drawn. Every row gets a random key, and the rows with the smallest keys are kept, so that
+    a pipe can be sampled, too.
     """
     schema = scorer.engine.encoder.schema
     sample: _Sample | None = None
+    unlabelled = 0
     keys_N = np.empty(0)
     with meter("reading", source.total_bytes or None, "rows", quiet=quiet) as progress:
         for block, size in source.blocks():
-            renamed = scorer.renamed(block)
+            whole = scorer.renamed(block)
+            renamed = drop_unlabelled(whole, schema.label) if labelled_only else whole
+            unlabelled += whole.frame.height - renamed.frame.height
+            progress.advance(whole.frame.height, size)
+            if not renamed.frame.height:
+                continue
             has_weights = schema.weight is not None and schema.weight in renamed.frame.columns
             weights = read_weights(renamed, schema.weight) if schema.weight and has_weights else None
             labels = read_labels(renamed, schema.label, schema.positive, schema.negative)
@@ -141,10 +157,9 @@ def _draw(scorer: Scorer, source: Source, count: int, rng: np.random.Generator, 
             kept = np.argsort(keys_N, kind="stable")[:count]
             kept = np.sort(kept[np.isfinite(keys_N[kept])])
             sample, keys_N = sample.take(kept), keys_N[kept]
-            progress.advance(block.frame.height, size)
     if sample is None or not len(keys_N):
         raise InputError("there are no rows to explain")
-    return sample
+    return sample, unlabelled
 
 
 class _Shuffler:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from recap_ctr.data.encode import Encoded
-from recap_ctr.data.roles import read_groups, read_labels, read_weights
+from recap_ctr.data.roles import drop_unlabelled, read_groups, read_labels, read_weights
 from recap_ctr.data.sink import Sink
 from recap_ctr.data.source import Block, Source
 from recap_ctr.data.table import RawTable
@@ -46,6 +46,8 @@ class RowsEvaluation(SplitFigures):
     """Figures on raw labelled rows, with the counts of missing and unseen values in them."""
 
     values: Tally
+    unlabelled: int = 0
+    """Rows without a label, which were left out."""
 
 
 class Scorer:
@@ -179,18 +181,29 @@ def score(
 
 
 def evaluate_rows(
-    scorer: Scorer, source: Source, *, negative_rate: float = 1.0, quiet: bool = False
+    scorer: Scorer,
+    source: Source,
+    *,
+    negative_rate: float = 1.0,
+    labelled_only: bool = False,
+    quiet: bool = False,
 ) -> RowsEvaluation:
     """Return all figures on raw labelled rows, of which a share `negative_rate` of the negatives was kept.
 
-    Only labels, logits, weights and groups are held in memory.
+    With `labelled_only` rows without a label are left out and counted; otherwise they are an error. Only labels,
+    logits, weights and groups are held in memory.
     """
     schema = scorer.engine.encoder.schema
     label_parts, logit_parts = [], []
     weight_parts: list[npt.NDArray[np.float32]] = []
     group_parts: list[pl.Series] = []
+    unlabelled = 0
     scorer.reset_tally()
-    for _, block in _blocks(scorer, source, "evaluating", quiet):
+    for _, whole in _blocks(scorer, source, "evaluating", quiet):
+        block = drop_unlabelled(whole, schema.label) if labelled_only else whole
+        unlabelled += whole.frame.height - block.frame.height
+        if not block.frame.height:
+            continue
         label_parts.append(read_labels(block, schema.label, schema.positive, schema.negative))
         logit_parts.append(scorer.raw_logits(block))
         # Weights and groups may be absent from all files, but not from some only.
@@ -198,6 +211,8 @@ def evaluate_rows(
             weight_parts.append(read_weights(block, schema.weight))
         if schema.group and (group_parts or schema.group in block.frame.columns):
             group_parts.append(read_groups(block, schema.group).fill_null(""))
+    if not label_parts:
+        raise InputError("no row has a label", fix="evaluate on rows whose clicks are known")
     labels = np.concatenate(label_parts)
     if labels.min() == labels.max():
         raise InputError(
@@ -213,7 +228,7 @@ def evaluate_rows(
         groups=groups,
         reliability=True,
     )
-    return RowsEvaluation(**dict(figures), values=scorer.tally)
+    return RowsEvaluation(**dict(figures), values=scorer.tally, unlabelled=unlabelled)
 
 
 def _blocks(scorer: Scorer, source: Source, title: str, quiet: bool) -> Iterator[tuple[Block, Block]]:

@@ -1,7 +1,7 @@
 """Sections about slices of the held-out rows, and about what the scores are good for."""
 
 from recap_ctr.evaluation.slices import Breakdown, Slice
-from recap_ctr.pages.charts import Chart, Series
+from recap_ctr.pages.charts import Chart, Series, share_intervals
 from recap_ctr.pages.page import Section, Table
 
 Z = 1.96  # Half the width of a 95 % interval, in standard errors.
@@ -9,24 +9,28 @@ FEWEST = 10  # Clicks that a slice needs for an AUC and a ratio, and other rows 
 FIGURES = ("rows", "clicks", "AUC", "logloss", "mean score / click rate")
 
 
-def breakdown_sections(breakdown: Breakdown) -> list[Section]:
-    """Return the sections of a breakdown; those without figures are left out."""
-    sections = (_slices(breakdown), _ranking(breakdown), _scores(breakdown))
+def breakdown_sections(breakdown: Breakdown, *, with_intervals: bool = False) -> list[Section]:
+    """Return the sections of a breakdown; those without figures are left out.
+
+    Click rates have intervals on request: those of rows with weights are not known.
+    """
+    sections = (_slices(breakdown, with_intervals), _ranking(breakdown), _scores(breakdown))
     return [section for section in sections if section is not None]
 
 
-def _slices(breakdown: Breakdown) -> Section | None:
+def _slices(breakdown: Breakdown, with_intervals: bool) -> Section | None:
     """Return the tables of slices by field and by time, and the chart of AUC over time."""
     tables = [_table(entry.field, entry.slices) for entry in breakdown.fields]
     charts: tuple[Chart, ...] = ()
     if breakdown.periods:
         tables.append(_table("period", breakdown.periods))
-        charts = tuple(chart for chart in (_calibration_chart(breakdown.periods),) if chart is not None)
+        chart = _calibration_chart(breakdown.periods, with_intervals)
+        charts = () if chart is None else (chart,)
     if not tables:
         return None
     text = (
         f"The same figures on parts of the {breakdown.rows:,} {breakdown.split} rows: by the most frequent values of"
-        " some fields, which `--set slices` chooses, and by ten equally long periods where the rows have times. A mean"
+        " some fields (--set slices chooses them), and by ten equally long periods where the rows have times. A mean"
         " score above the click rate means that scores are too high for these rows; below it, too low. Figures that"
         f" fewer than {FEWEST} clicks, or other rows, say nothing about are left out."
     )
@@ -52,21 +56,27 @@ def _row(part: Slice) -> tuple[str, ...]:
     )
 
 
-def _calibration_chart(periods: list[Slice]) -> Chart | None:
+def _calibration_chart(periods: list[Slice], with_intervals: bool) -> Chart | None:
     """Return the chart of click rate and mean score over time; a single period needs none."""
     if len(periods) < 2:
         return None
     numbers = tuple(float(number) for number in range(1, len(periods) + 1))
     names = tuple(part.name for part in periods)
+    rates = tuple(part.base_rate for part in periods)
+    low, high = share_intervals(rates, [part.rows for part in periods]) if with_intervals else ((), ())
+    note = f"The first period is {names[0]}, the last {names[-1]}."
+    if with_intervals:
+        note += " The band is the 95 % interval of the click rate, over rows."
     return Chart(
         "periods",
         "Click rate and mean score over time",
         "period",
         "share",
         (
-            Series("click rate", numbers, tuple(part.base_rate for part in periods), labels=names),
+            Series("click rate", numbers, rates, low, high, labels=names),
             Series("mean score", numbers, tuple(part.mean_prediction for part in periods), labels=names),
         ),
+        note=note,
     )
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Kind = Literal["line", "points", "bars", "columns"]
+Z = 1.96  # Half the width of a 95 % interval, in standard errors.
 WIDTH, HEIGHT = 640, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 20, 34, 56
 # Units per character of text on a narrow screen, where the page's style makes letters larger, and per bar.
@@ -73,6 +74,25 @@ class Chart:
     """Draw y = x, where the theory or perfect calibration would put the points."""
     digits: int = 4
     """Decimals of y in the text that hovering shows."""
+
+
+def share_intervals(
+    shares: Sequence[float], counts: Sequence[float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the lower and the upper ends of the 95 % intervals (Wilson) of shares, each of a number of rows.
+
+    >>> low, high = share_intervals([0.0, 0.5], [20, 20])
+    >>> [round(end, 2) for end in (*low, *high)]
+    [0.0, 0.3, 0.16, 0.7]
+    """
+    lows, highs = [], []
+    for share, count in zip(shares, counts, strict=True):
+        extra = Z**2 / count
+        middle = (share + extra / 2) / (1 + extra)
+        half = Z / (1 + extra) * math.sqrt(share * (1 - share) / count + extra / (4 * count))
+        lows.append(max(middle - half, 0.0))
+        highs.append(min(middle + half, 1.0))
+    return tuple(lows), tuple(highs)
 
 
 def to_csv(chart: Chart) -> str:

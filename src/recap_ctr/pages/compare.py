@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from recap_ctr.errors import InputError
+from recap_ctr.evaluation.evaluate import Figures
 from recap_ctr.pages import run
 from recap_ctr.pages.charts import Chart
 from recap_ctr.pages.page import Page, Section, Table
@@ -33,22 +34,39 @@ def page(reports: Mapping[str, RunReport | FitReport]) -> Page:
                 ),
             ),
         ),
+        _configuration(ranked),
     )
     data = next(iter(reports.values())).data
     return Page(
         f"{len(reports)} runs on {data.name}",
-        _lead(list(ranked), aucs, split),
+        _lead({name: report.metrics.on(split).raw for name, report in ranked.items()}, split),
         tuple(section for section in sections if section is not None),
     )
 
 
-def _lead(names: list[str], aucs: Mapping[str, float], split: str) -> str:
-    """Return one sentence about the best run; `names` are in order, best first."""
-    best = aucs[names[0]]
-    lead = f"{names[0]} has the highest AUC of {len(names)} runs on the {split} rows: {100 * best:.2f} points"
+def _lead(figures: Mapping[str, Figures], split: str) -> str:
+    """Return one sentence about the best run; `figures` are in order, best first."""
+    names = list(figures)
+    best = figures[names[0]]
+    lead = f"{names[0]} has the highest AUC of {len(names)} runs on the {split} rows: {run.auc_text(best)} points"
     if len(names) > 1:
-        lead += f", {100 * (best - aucs[names[1]]):.2f} more than {names[1]}"
+        difference = best.auc - figures[names[1]].auc
+        lead += f", {100 * difference:.2f} more than {names[1]}"
+        if best.auc_error is not None and difference < run.Z * best.auc_error:
+            lead += ", which may be chance"
     return f"{lead}."
+
+
+def _configuration(reports: Mapping[str, RunReport | FitReport]) -> Section:
+    """Return what the runs have in common, and the command of each."""
+    data = next(iter(reports.values())).data
+    rows = (
+        ("data", f"{data.name}, fingerprint {data.fingerprint}"),
+        *((f"rows of {split}", f"{count.rows:,}") for split, count in data.splits.items()),
+        *((("split", data.split),) if data.split else ()),
+        *((f"command of {name}", report.command) for name, report in reports.items() if report.command),
+    )
+    return Section("Configuration", tables=(Table(("key", "value"), rows),), folded=True)
 
 
 def _results(reports: Mapping[str, RunReport | FitReport], split: str) -> Section:

@@ -1,5 +1,8 @@
 """The part of a fit's page that says what raced, who taught, and what there was no time for."""
 
+import re
+from collections.abc import Iterable
+
 from recap_ctr.pages.page import Section, Table
 from recap_ctr.training.report import ArmSummary, FitReport, TeachingStep
 
@@ -13,6 +16,28 @@ def race_section(report: FitReport) -> Section | None:
     if report.teaching:
         tables.append(_teaching_table(report.teaching))
     return Section("What was tried", " ".join(sentences), tables=tuple(tables))
+
+
+def without_fingerprints(text: str) -> str:
+    """Return `text` with the names of stages as readers know them, without the ends that tell settings apart.
+
+    >>> without_fingerprints("blend-10-3c0624c704 is ahead of it")
+    'blend-10 is ahead of it'
+    """
+    return re.sub(r"-[0-9a-f]{10}\b", "", text)
+
+
+def run_names(directories: Iterable[str]) -> list[str]:
+    """Return a short name for each directory of a run, numbered where several have the same.
+
+    >>> run_names(["fcn-0e1ffef52e", "fcn-8c73201544", "qnn-11163be4a7"])
+    ['fcn 1', 'fcn 2', 'qnn']
+    """
+    names = [without_fingerprints(directory.rpartition("/")[2]) for directory in directories]
+    return [
+        name if names.count(name) == 1 else f"{name} {names[: at + 1].count(name)}"
+        for at, name in enumerate(names)
+    ]
 
 
 def race_sentences(report: FitReport) -> list[str]:

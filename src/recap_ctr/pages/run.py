@@ -8,10 +8,10 @@ from recap_ctr.data.quality import FieldQuality, describe_repeated
 from recap_ctr.evaluation.evaluate import Figures, SplitFigures
 from recap_ctr.evaluation.metrics import ReliabilityBin
 from recap_ctr.pages.breakdown import breakdown_sections
-from recap_ctr.pages.charts import Chart, Kind, Series
+from recap_ctr.pages.charts import Chart, Kind, Series, share_intervals
 from recap_ctr.pages.diagnosis import decomposition_section, decompositions_of
 from recap_ctr.pages.page import Page, Section, Table
-from recap_ctr.pages.race import race_section
+from recap_ctr.pages.race import race_section, run_names, without_fingerprints
 from recap_ctr.pages.references import (
     calibrated_text,
     lead_text,
@@ -38,7 +38,7 @@ def page(report: RunReport | FitReport, command: str = "", diagnosis: dict[str, 
     answer = [_results(report), _frontier(report), _reliability(report)]
     details = [
         race_section(report) if isinstance(report, FitReport) else None,
-        *(breakdown_sections(report.breakdown) if report.breakdown else ()),
+        *_breakdown(report),
         _theory(report),
         decomposition_section(decompositions_of(diagnosis)) if diagnosis else None,
         _training(report),
@@ -63,7 +63,18 @@ def model_name(report: RunReport | FitReport) -> str:
 
 def lead(report: RunReport | FitReport) -> str:
     """Return the answer with its numbers; first what the model is not ahead of, last what to know of the split."""
-    sentences = reference_sentence(report), _answer(report), _after_that(report), report.data.split_note
+    interrupted = (
+        "The fit was interrupted, and this is the best model so far."
+        if isinstance(report, FitReport) and report.interrupted
+        else ""
+    )
+    sentences = (
+        reference_sentence(report),
+        _answer(report),
+        interrupted,
+        _after_that(report),
+        report.data.split_note,
+    )
     return " ".join(filter(None, sentences))
 
 
@@ -88,7 +99,7 @@ def _answer(report: RunReport | FitReport) -> str:
     auc = figures.raw.auc
     start = (
         f"{model_name(report)} ranks a clicked row above an unclicked one {100 * auc:.0f} times in 100"
-        f" (AUC {_interval(figures.raw)} on {figures.rows:,} {report.metrics.split} rows)"
+        f" (AUC {auc_text(figures.raw)} on {figures.rows:,} {report.metrics.split} rows)"
     )
     if isinstance(report, FitReport) and report.recovered is not None:
         teacher_auc, ensemble_auc = _teacher_auc(report), _ensemble_auc(report)
@@ -97,11 +108,13 @@ def _answer(report: RunReport | FitReport) -> str:
             f" all {len(report.teacher_runs)} gains {100 * (ensemble_auc - teacher_auc):+.2f}, with"
             f" {report.size_against_teacher:.2f} times the parameters of one teacher."
         )
-    gain = f"{100 * figures.explained:.1f} %"
-    return f"{start}; calibrated, it lowers logloss by {gain} compared with predicting the base rate for every row."
+    verb = "lowers" if figures.explained >= 0 else "RAISES"
+    gain = f"{abs(100 * figures.explained):.1f} %"
+    return f"{start}; calibrated, it {verb} logloss by {gain} compared with predicting the base rate for every row."
 
 
-def _interval(figures: Figures) -> str:
+def auc_text(figures: Figures) -> str:
+    """Return an AUC in points, with half of its 95 % interval where that is known."""
     error = "" if figures.auc_error is None else f" ± {100 * Z * figures.auc_error:.2f}"
     return f"{100 * figures.auc:.2f}{error}"
 
@@ -146,8 +159,7 @@ def _results(report: RunReport | FitReport) -> Section:
         rows.append((shown, "", f"{100 * reference.auc:.3f}", *losses, ""))
     if isinstance(report, FitReport):
         teachers = report.teacher_runs
-        for path, teacher in teachers.items():
-            name = path.rpartition("/")[2]
+        for name, teacher in zip(run_names(teachers), teachers.values(), strict=True):
             rows.append(figures_row(name, teacher.parameters, teacher.metrics.held_out))
         if report.ensembles and report.ensembles[-1].teachers > 1:
             size = sum(teacher.parameters for teacher in teachers.values())
@@ -162,7 +174,7 @@ def _results(report: RunReport | FitReport) -> Section:
     if report.reference and any(by_split[split].lead is not None for by_split in report.reference.values()):
         tables.append(_against_references(report.reference, split))
     text = (
-        f"Shipped: {report.chosen_because}."
+        f"Shipped: {without_fingerprints(report.chosen_because)}."
         if isinstance(report, FitReport) and report.chosen_because
         else ""
     )
@@ -183,7 +195,12 @@ def _against_references(references: dict[str, dict[str, Reference]], split: str)
 
 def _frontier(report: RunReport | FitReport) -> Section | None:
     """Return the chart of AUC against size, of the model and of ensembles of its teachers."""
-    if not isinstance(report, FitReport) or len(report.teacher_runs) < 2 or report.arms:
+    if (
+        not isinstance(report, FitReport)
+        or len(report.teacher_runs) < 2
+        or not report.ensembles
+        or report.arms
+    ):
         return None
     teacher_size = next(iter(report.teacher_runs.values())).parameters
     ensembles = auc_series(
@@ -229,24 +246,47 @@ def frontier_chart(split: str, series: tuple[Series, ...]) -> Chart:
     )
 
 
-def reliability_series(name: str, bins: list[ReliabilityBin] | None) -> Series | None:
-    """Return the share of clicks against the mean score, by bin; None if the report has no bins with rows."""
+def reliability_series(
+    name: str, bins: list[ReliabilityBin] | None, *, with_intervals: bool = False
+) -> Series | None:
+    """Return the share of clicks against the mean score, by bin; None if the report has no bins with rows.
+
+    Intervals are for rows without weights.
+    """
     filled = [part for part in bins or () if part.rows]
     if not filled:
         return None
+    shares = tuple(part.mean_label for part in filled)
+    low, high = share_intervals(shares, [part.rows for part in filled]) if with_intervals else ((), ())
     return Series(
         name,
         tuple(part.mean_prediction for part in filled),
-        tuple(part.mean_label for part in filled),
+        shares,
+        low,
+        high,
         labels=tuple(f"{name}, {part.rows:,.0f} rows" for part in filled),
     )
 
 
+def _counts_rows(figures: SplitFigures) -> bool:
+    """Return whether the rows have no weights, as far as the report tells: its bins hold the rows' total weight."""
+    weight = sum(part.rows for part in figures.reliability or ())
+    return abs(weight - figures.rows) < 0.5
+
+
+def _breakdown(report: RunReport | FitReport) -> list[Section]:
+    if report.breakdown is None:
+        return []
+    figures = report.metrics.on(report.breakdown.split)
+    return breakdown_sections(report.breakdown, with_intervals=_counts_rows(figures))
+
+
 def _reliability(report: RunReport | FitReport) -> Section | None:
     figures = report.metrics.held_out
+    has_intervals = _counts_rows(figures)
     curves = (
         reliability_series("as trained", figures.reliability_raw),
-        reliability_series("calibrated", figures.reliability),
+        reliability_series("calibrated", figures.reliability, with_intervals=has_intervals),
     )
     series = tuple(curve for curve in curves if curve is not None)
     if not series:
@@ -257,7 +297,8 @@ def _reliability(report: RunReport | FitReport) -> Section | None:
         f" {_decimals(figures.calibrated.calibration_error)} after calibration."
     )
     title = "Reliability before and after calibration"
-    chart = Chart("reliability", title, "mean score", "share of clicks", series, diagonal=True)
+    note = "The band is the 95 % interval of the share of clicks, over rows." if has_intervals else ""
+    chart = Chart("reliability", title, "mean score", "share of clicks", series, note=note, diagonal=True)
     return Section("Reliability", text, charts=(chart,))
 
 
@@ -268,8 +309,8 @@ def _theory(report: RunReport | FitReport) -> Section | None:
     points = [point for point in report.averaging.points if point.count > 1]
     last = points[-1]
     text = (
-        f"The mean of {last.count} teachers lowers logloss by {last.gain.value:.5f} compared with one of them; Eq. 6"
-        f" predicts {last.predicted.value:.5f} from their disagreement alone."
+        f"The mean of {last.count} teachers lowers logloss by {last.gain.value:.5f} compared with one of them. From"
+        f" their disagreement alone, the paper's Eq. 6 predicts {last.predicted.value:.5f}."
     )
     series = Series(
         "means of teachers",
@@ -364,7 +405,9 @@ def _unknown_values(fields: list[FieldQuality], split: str) -> str:
             "rare there": worst.rare,
             "missing": worst.missing,
         }
-        reasons = ", ".join(f"{name} ({100 * share[split]:.2f} %)" for name, share in shares.items())
+        reasons = ", ".join(
+            f"{name} ({100 * share[split]:.2f} %)" for name, share in shares.items() if share[split]
+        )
     return (
         f"The field {worst.name} has the most unknown values: {100 * worst.oov[split]:.2f} % of its values in {split}"
         f" rows are {reasons}, and share one embedding vector."
@@ -407,13 +450,28 @@ def _groups(report: RunReport | FitReport) -> Section | None:
     return Section("Groups", text, tables=(Table(("figure", "value"), rows),))
 
 
+def _training_settings(report: RunReport | FitReport) -> dict[str, Any]:
+    """Return the settings that the training of this model looks at: a converged regression, or trees, take no steps."""
+    settings = report.train.model_dump(mode="json")
+    if report.train.update == "convex":
+        return {key: settings[key] for key in ("update", "seed")}
+    if report.model.name == "boosted":
+        return {"seed": settings["seed"]}
+    return settings
+
+
 def _configuration(report: RunReport | FitReport, command: str) -> Section:
     rows = (
         ("data", f"{report.data.name}, fingerprint {report.data.fingerprint}"),
         *((f"rows of {split}", f"{count.rows:,}") for split, count in report.data.splits.items()),
         *((("split", report.data.split),) if report.data.split else ()),
         *((f"model: {key}", str(value)) for key, value in report.model.config.items()),
-        *((f"training: {key}", str(value)) for key, value in report.train.model_dump(mode="json").items()),
+        *((f"training: {key}", str(value)) for key, value in _training_settings(report).items()),
+        *(
+            []
+            if report.strength is None
+            else [("strength of the regulariser, l2 · rows", f"{report.strength:g}")]
+        ),
         *((f"version of {key}", str(value)) for key, value in report.versions.items()),
         *((f"machine: {key}", str(value)) for key, value in report.machine.items()),
         *([] if report.route_gain is None else [("routes", report.route_gain.sentence)]),

@@ -34,7 +34,7 @@ from recap_ctr.storage.files import atomic_file
 from recap_ctr.storage.places import has_directory, output_directory
 from recap_ctr.training.breakdown import check_slices
 from recap_ctr.training.config import ARTIFACT
-from recap_ctr.training.report import FitReport, record_command
+from recap_ctr.training.report import REPORT, FitReport, read_report, record_command
 from recap_ctr.training.trackers import Tracker
 from recap_ctr.training.tracking import check_tracker, tracked_by
 
@@ -106,8 +106,8 @@ def fit(
     {"max_epochs": 20}}; docs/reference/recipe.md has all keys. By default a portfolio of models races, and those whose
     mean is best teach the student; with a number of `teachers`, the fit follows the paper. `budget` is in minutes, from
     the first row read to the artifact. All stages, the report, a page and the artifact are in the directory `out`.
-    After an interruption, the best model so far is there, and the same call goes on. After a change of settings, only
-    the stages that depend on them are done again.
+    After an interruption, the best model so far is there with its page, and the same call goes on. After a change of
+    settings, only the stages that depend on them are done again.
 
     `threads` is the number of threads of one run. `device` is cpu, cuda or mps; the default is the first of cuda, mps
     and cpu that the machine has. `executor` runs the jobs. It is the name of an engine (local for processes of this
@@ -160,9 +160,12 @@ def fit(
             "started": started,
             "quiet": quiet,
         }
-        report = record_command(
-            directory, _train(recipe, prepared, directory, raw, own_scores, options), command
-        )
+        try:
+            report = _train(recipe, prepared, directory, raw, own_scores, options)
+        except KeyboardInterrupt:
+            _show_interrupted(recipe, prepared, directory, command, quiet=quiet)
+            raise
+        report = record_command(directory, report, command)
         write_about(directory, recipe.card, prepared)
         if keep_state:
             _keep_state(directory, report, prepared, quiet=quiet)
@@ -170,6 +173,22 @@ def fit(
         written, checked = shown.write(directory), check_forecast(directory, report)
         log_report(report)
         return FitResult(directory, prepared, report, written, shown.lead, checked)
+
+
+def _show_interrupted(
+    recipe: RecipeConfig, data: PreparedData, out: Path, command: str, *, quiet: bool
+) -> None:
+    """Write the page of what an interrupted fit of these data has shipped, if it has shipped anything."""
+    report = read_report(out) if (out / REPORT).is_file() else None
+    if not isinstance(report, FitReport) or report.data.fingerprint != data.fingerprint:
+        return
+    if not report.interrupted:  # That of the last fit that was finished stays, and so does its page.
+        return
+    report = record_command(out, report, command)
+    write_about(out, recipe.card, data)
+    written = page(report, command, read_diagnosis(out, data.fingerprint)).write(out)
+    if not quiet:
+        say(f"{written} tells how good it is")
 
 
 def _train(

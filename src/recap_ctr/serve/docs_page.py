@@ -8,7 +8,9 @@ from typing import Any
 
 from recap_ctr.serve.page import hash_source
 
-_STYLE = (files("recap_ctr.pages") / "style.css").read_text(encoding="utf-8")
+# These tables hold words, not numbers, and the schema of a parameter may be long.
+_TABLES = "th, td { text-align: left; white-space: normal; } td:last-child { overflow-wrap: anywhere; }\n"
+_STYLE = (files("recap_ctr.pages") / "style.css").read_text(encoding="utf-8") + _TABLES
 POLICY = (
     f"default-src 'none'; style-src {hash_source(_STYLE)}; img-src data:;"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -143,7 +143,7 @@ function show(answers) {
 function chart(figure, title, labels, series, digits) {
   // On a narrow screen letters are larger (.tick), so that fewer labels fit.
   const isNarrow = innerWidth <= 640;
-  const W = 640, H = 220, L = isNarrow ? 92 : 64, R = series[0].points ? 16 : 46, T = 12, B = 30;
+  const W = 640, H = 220, L = isNarrow ? 92 : 64, R = series[0].points ? 16 : 46, T = isNarrow ? 20 : 12, B = 30;
   const all = series.flatMap((s) => [...s.y, ...(s.low ?? []), ...(s.high ?? [])]).filter(Number.isFinite);
   if (!all.length) { figure.replaceChildren(); return; }
   let low = Math.min(...all), high = Math.max(...all);
@@ -179,8 +179,12 @@ function chart(figure, title, labels, series, digits) {
       });
       return;
     }
-    const path = s.y.map((value, at) => (Number.isFinite(value) ? `${x(at)},${y(value)}` : "")).filter(Boolean).join(" ");
-    svg.append(draw("polyline", { class: `line s${which}`, points: path }));
+    const path = s.y.map((value, at) => (Number.isFinite(value) ? `${x(at)},${y(value)}` : "")).filter(Boolean);
+    svg.append(draw("polyline", { class: `line s${which}`, points: path.join(" ") }));
+    if (path.length === 1) { // A line through a single point would not show.
+      const [cx, cy] = path[0].split(",");
+      svg.append(draw("circle", { class: `s${which}`, cx, cy, r: 4 }));
+    }
   });
   const legend = element("ul", "", { class: "legend" });
   if (series.length > 1) series.forEach((s, which) => {
