@@ -38,7 +38,7 @@ def test_a_mixture_keeps_the_level_of_the_rows_that_its_parts_know(prepared: Pre
     """On rows of a busy month its constant makes up for the month; how much of that lasts is not its business."""
     valid, rng = prepared.valid, np.random.default_rng(0)
     busy = metrics.logit(np.clip(np.mean(valid.labels), 0.01, 0.99))
-    parts = np.stack([np.asarray(valid.labels) + rng.normal(size=len(valid)) for _ in range(2)])
+    parts = np.stack([np.asarray(valid.labels, np.float64) + rng.normal(size=len(valid)) for _ in range(2)])
     parts += busy - 1.5 - parts.mean()  # They expect fewer clicks than these rows have.
     fitted = beside._choose(valid, parts, always=(0,)).mixture
     usual = beside._choose(valid, parts, always=(0,), usual=float(busy) - 1.0).mixture
