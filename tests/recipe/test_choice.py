@@ -113,7 +113,11 @@ class TestPreferSimple:
     ) -> None:
         choice = self.leads(prepared, report, tmp_path, 0.1)
         assert choice.path == tmp_path / "lr"
-        assert choice.reason is not None and "so a simpler model, lr, is shipped" in choice.reason
+        assert (
+            choice.reason is not None
+            and "compared with lr" in choice.reason
+            and "the simpler model is shipped" in choice.reason
+        )
 
     @pytest.mark.parametrize(("errors", "ships"), [(1.1, "student"), (0.9, "lr")])
     def test_one_standard_error_is_the_limit(
@@ -174,7 +178,7 @@ class TestPreferSimple:
         runs = [tmp_path / "lr", tmp_path / "blend"]
         choice = prefer_simple(Choice(tmp_path / "student", "why"), runs, prepared)
         assert choice.path == tmp_path / "blend"
-        assert choice.reason is not None and choice.reason.startswith("student is ahead of it")
+        assert choice.reason is not None and choice.reason.startswith("compared with blend, student")
 
     def test_nothing_is_simpler_than_the_simplest(self, prepared: PreparedData, tmp_path: Path) -> None:
         choice = Choice(tmp_path / "lr", None)

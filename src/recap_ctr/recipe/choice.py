@@ -76,9 +76,7 @@ def prefer_simple(choice: Choice, simpler: Sequence[Path], data: PreparedData) -
     for at, path in enumerate(simpler):
         leads = [_lead(rival, path, data) for rival in (*simpler[at + 1 :], choice.path)]
         if not any(lead.is_clear for lead in leads):
-            return Choice(
-                path, f"{leads[-1].sentence(choice.path)}, so a simpler model, {path.name}, is shipped"
-            )
+            return Choice(path, f"{leads[-1].sentence(choice.path, path)}, so the simpler model is shipped")
     return choice
 
 
@@ -94,11 +92,11 @@ class _Lead:
         """Return whether the logloss is lower by more than its standard error."""
         return self.logloss.difference > LEAD * self.logloss.standard_error
 
-    def sentence(self, path: Path) -> str:
-        """Return the figures in words."""
+    def sentence(self, path: Path, simple: Path) -> str:
+        """Return in words how far the run `path` is ahead of the simpler one, or behind it."""
         return (
-            f"{path.name} is ahead of it on validation rows by {100 * self.auc.difference:.3f} points of AUC and"
-            f" {self.logloss.difference:.5f} of logloss, with a standard error of"
+            f"compared with {simple.name}, {path.name} gains {100 * self.auc.difference:+.3f} points of AUC and"
+            f" {self.logloss.difference:+.5f} of logloss on validation rows, with a standard error of"
             f" {self.logloss.standard_error:.5f}"
         )
 

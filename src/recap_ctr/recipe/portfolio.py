@@ -448,8 +448,8 @@ class Portfolio:
         lead = 100 * (runs[choice.path].metrics.valid.raw.auc - runs[path].metrics.valid.raw.auc)
         return Choice(
             path,
-            f"{choice.path.name} is ahead of it on validation rows by {lead:.3f} points of AUC, but had no time left to"
-            f" learn from all rows, which is worth more; {path.name} had",
+            f"{choice.path.name} is ahead of {path.name} on validation rows by {lead:.3f} points of AUC, but had no"
+            " time left to learn from all rows, which is worth more",
         )
 
     def _closest_in_time(self, chosen: Path, runs: Runs) -> str | None:
