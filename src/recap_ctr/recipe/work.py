@@ -8,6 +8,7 @@ from typing import Any
 
 from recap_ctr.config import TrainConfig
 from recap_ctr.data.shards import PreparedData
+from recap_ctr.inference.manifest import MANIFEST
 from recap_ctr.jobs import machine
 from recap_ctr.jobs.engines import LOCAL, executor_for
 from recap_ctr.jobs.executor import Executor
@@ -21,7 +22,7 @@ from recap_ctr.recipe.ship import ship_best
 from recap_ctr.storage.files import make_directory, read_object, write_json
 from recap_ctr.storage.hashes import fingerprint
 from recap_ctr.training.breakdown import check_slices
-from recap_ctr.training.config import WIDE, RunConfig
+from recap_ctr.training.config import ARTIFACT, WIDE, RunConfig
 from recap_ctr.training.parallel import Runs, run_many
 
 JOURNAL = "journal.json"
@@ -182,8 +183,12 @@ class Work:
         return REPORT_SECONDS + FIELD_SECONDS * self.data.layout.num_fields
 
     def ship_best(self, runs: Runs) -> None:
-        """Ship the best of the runs on validation rows, unless a better model of the same data is shipped already."""
-        ship_best(runs, self.out, self.data)
+        """Ship the best of the runs on validation rows, unless a better model of the same data is shipped already.
+
+        What a finished fit has shipped stays: a simpler model may have been preferred to a better one.
+        """
+        if self.journal.taken is None or not (self.out / ARTIFACT / MANIFEST).is_file():
+            ship_best(runs, self.out, self.data)
 
     def give_up(self, what: str) -> None:
         """Note what there is no time for."""
